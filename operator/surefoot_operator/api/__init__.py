@@ -1,0 +1,1 @@
+"""The TrainingJob: `spec` and `status` as frozen dataclasses; `parse` turns YAML into them and back."""

@@ -1,0 +1,147 @@
+"""What a user asks for. Field names are those of the YAML in snake_case; docs/api.md lists them with their defaults.
+
+Pure values. Built by `api.parse`, which validates; every other room may rely on what stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+GROUP = "surefoot.dev"
+VERSION = "v1alpha1"
+KIND = "TrainingJob"
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPolicy:
+    """Which numbers of workers a world may have. Absent: exactly `replicas`."""
+
+    min_replicas: int
+    max_replicas: int
+    replica_increment_step: int = 1
+    """Worlds are min, min + step, …, max; exclusive with `replica_discrete_values`."""
+    replica_discrete_values: tuple[int, ...] = ()
+    faulty_scale_down_timeout_seconds: float = 0.0
+    """Wait this long for a replacement before shrinking."""
+    scale_up_snooze_seconds: float = 0.0
+    """Do not grow earlier than this after a change of the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPolicy:
+    backoff_limit: int = 6
+    """Restarts caused by the application before the job fails. Node faults do not count."""
+    active_deadline_seconds: float | None = None
+    startup_deadline_seconds: float = 600.0
+    """From an epoch's commit to its first step."""
+    ttl_seconds_after_finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """First match wins."""
+
+    name: str
+    action: Literal["FailJob", "Restart", "RestartAndIgnoreMaxRestarts"]
+    exit_codes: tuple[int, ...] = ()
+    operator: Literal["In", "NotIn"] = "In"
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    max_restarts: int | None = None
+    """Restarts of any cause within `eval_period_seconds` before the job fails; None: no limit."""
+    eval_period_seconds: float = 3600.0
+    max_no_progress_restarts: int = 3
+    """Consecutive application restarts without one new step before the job fails."""
+    rules: tuple[FailureRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    heartbeat_seconds: float = 0.5
+    heartbeat_timeout_seconds: float = 3.0
+    step_timeout_seconds: float = 600.0
+    """No step for so long, after an epoch's first, is a hang."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTier:
+    interval_steps: int = 10
+    replicas: int = 2
+    keep: int = 2
+    size_limit_bytes: int | None = None
+    """Per holder; enforced as Redis maxmemory. None: the fabric's default."""
+    topology_key: str = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentTier:
+    uri: str
+    """`file:///…` or `s3://bucket/prefix`."""
+    interval_steps: int = 100
+    """Rounded up to a multiple of the memory tier's interval."""
+    keep: int = 3
+    endpoint: str | None = None
+    region: str | None = None
+    secret_ref: str | None = None
+    """Name of a secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; None: the pod's own identity."""
+    ca_bundle: str | None = None
+    sse: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFrom:
+    """An older job's checkpoints, read-only."""
+
+    uid: str | None = None
+    uri: str | None = None
+    step: int | Literal["latest"] = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    memory: MemoryTier = field(default_factory=MemoryTier)
+    persistent: PersistentTier | None = None
+    drain_grace_seconds: float = 1.0
+    holder_return_seconds: float = 10.0
+    on_total_loss: Literal["Fail", "Restart"] = "Fail"
+    restore_from: RestoreFrom | None = None
+    expected_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The pod template as given, and what of it every fabric needs from its container `trainer`."""
+
+    command: tuple[str, ...]
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    working_dir: str | None = None
+    raw: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJobSpec:
+    template: Template
+    replicas: int = 1
+    nproc_per_node: int = 1
+    suspend: bool = False
+    elastic_policy: ElasticPolicy | None = None
+    run_policy: RunPolicy = field(default_factory=RunPolicy)
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    health_policy: HealthPolicy = field(default_factory=HealthPolicy)
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """One job as it stands in the API. `status` is beside it, in `Observed`."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: TrainingJobSpec
+    deleted: bool = False

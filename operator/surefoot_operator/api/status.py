@@ -1,0 +1,127 @@
+"""What the operator knows for good: everything here lives in the job's status, and nothing durable lives elsewhere.
+
+Pure values; `api.parse` turns them into JSON and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.lineage import Lineage
+
+Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Suspended", "Complete", "Failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker of a committed world: an agent of another incarnation is not it. `group_rank` is its place."""
+
+    index: int
+    attempt: int
+    incarnation: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The fence. Changed only by a patch that tests the old (epoch, state).
+
+    `size` counts ranks. While Claimed, members and parent are those of the previous committed epoch, which the claim
+    stands on; `reason` says why the world changes.
+    """
+
+    epoch: int
+    state: Literal["Claimed", "Committed"]
+    parent: Checkpoint | None = None
+    size: int = 0
+    members: tuple[Member, ...] = ()
+    token: str = ""
+    reason: str = ""
+    changed_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failure, from the first sign to the first new step. Unix seconds; None: not yet."""
+
+    kind: str
+    """node-lost, worker-silent, trainer-failed, agent-lost, hang, planned, unreadable…"""
+    reason: str
+    worker: int | None
+    node: str | None
+    epoch: int
+    """The epoch that it ended."""
+    detected_seconds: float
+    claimed_seconds: float | None = None
+    stopped_seconds: float | None = None
+    sealed_seconds: float | None = None
+    assigned_seconds: float | None = None
+    first_step_seconds: float | None = None
+    last_step: int = 0
+    """Last step known to be finished when it happened."""
+    parent_step: int | None = None
+    steps_lost: int | None = None
+    restored_from: str | None = None
+    world_before: int = 0
+    world_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One restart that a budget may count."""
+
+    at_seconds: float
+    application: bool
+    counted: bool
+    progressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+    last_transition_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedNode:
+    name: str
+    reason: str
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    phase: Phase = "Pending"
+    observed_generation: int = 0
+    world: World | None = None
+    lineage: Lineage = ()
+    floor: Checkpoint | None = None
+    """Newest lineage checkpoint complete in the persistent tier; only grows along the lineage."""
+    bad: tuple[Checkpoint, ...] = ()
+    next_attempt: int = 1
+    last_complete: Checkpoint | None = None
+    """A hint for people and for 'was anything ever recorded'."""
+    recorded: bool = False
+    """Some checkpoint was Full or complete in the persistent tier: from now on there is something to lose."""
+    named_holders: tuple[HolderEndpoint, ...] = ()
+    """Holders named to agents since the last Full checkpoint: while one is silent something may be unknown."""
+    given_up: tuple[str, ...] = ()
+    """Instances of holders that were waited for in vain."""
+    restarts: int = 0
+    restarts_counted: int = 0
+    recent_restarts: tuple[Restart, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    """At most ten, newest last."""
+    conditions: tuple[Condition, ...] = ()
+    excluded_nodes: tuple[ExcludedNode, ...] = ()
+    message: str = ""
+    start_seconds: float | None = None
+    completion_seconds: float | None = None
+    step: int = 0
+    progress_seconds: float | None = None
+    extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)

@@ -1,0 +1,29 @@
+"""The operator's error tree. Every message says what happened, to what, and what to do about it."""
+
+from __future__ import annotations
+
+
+class OperatorError(Exception):
+    """Anything the operator raises on purpose."""
+
+
+class SpecError(OperatorError):
+    """A TrainingJob that cannot be: names the path, the value and what is allowed."""
+
+    def __init__(self, path: str, value: object, allowed: str) -> None:
+        super().__init__(f"{path}: {value!r} is not allowed; {allowed}")
+        self.path = path
+        self.value = value
+        self.allowed = allowed
+
+
+class WorldMoved(OperatorError):
+    """The world changed under a patch that tested it: another leader was faster. Observe again."""
+
+
+class FabricError(OperatorError):
+    """The fabric could not do what was asked; planned again later."""
+
+
+class InvariantBroken(OperatorError):
+    """A plan or a record breaks an invariant: refuse, and say which. A bug, never an environment's fault."""

@@ -1,0 +1,144 @@
+"""The snapshot that plans are made from: everything known at one moment, as one frozen value.
+
+Built by `reconcile` from the fabric, the coordinator's sessions and the memory tier; read by `policy.plan`. What is
+not known is None or absent, never a guess. All times are Unix seconds of the same clock as `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.protocol.completeness import Covers
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A pod or process as its fabric shows it."""
+
+    index: int
+    attempt: int
+    name: str
+    uid: str
+    node: str | None
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+    exit_code: int | None = None
+    message: str = ""
+    created_seconds: float = 0.0
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    name: str
+    domain: str
+    ready: bool
+    """Alive as far as the fabric can tell; a frozen node may be ready for a while."""
+    schedulable: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSeen:
+    """The first failed trainer of a worker in `epoch`."""
+
+    epoch: int
+    rank: int
+    code: int
+    cause: str
+    secondary: bool
+    at_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSeen:
+    """What the coordinator heard of one agent; see coordinator.sessions for how it comes about."""
+
+    index: int
+    attempt: int
+    incarnation: str
+    node: str
+    connected: bool
+    since_seconds: float
+    """When it connected, or when its line broke."""
+    heard_seconds: float
+    """Last message of any kind."""
+    epoch: int = 0
+    stopped: int = 0
+    warm: bool = False
+    step: int = 0
+    step_at_seconds: float | None = None
+    """When `step` last grew within this epoch; None: no step yet in it."""
+    step_seconds: float | None = None
+    restored: bool = False
+    restored_from: str | None = None
+    pending: tuple[Checkpoint, ...] = ()
+    saved: Checkpoint | None = None
+    copies: int = 0
+    exit: ExitSeen | None = None
+    finished: int | None = None
+    """Exit code of Finished for `epoch`."""
+    finished_steps: int = 0
+    held: int | None = None
+    """Step at which it holds in `epoch`."""
+    unreadable: tuple[Checkpoint, bool, str] | None = None
+    """(checkpoint, absent, detail) reported in `epoch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderSeen:
+    """One instance of the memory tier, as the operator's own calls to it went."""
+
+    endpoint: HolderEndpoint
+    state: Literal["Ready", "Silent", "Gone"]
+    """Ready: provisioned for this job and answering. Silent: unknown. Gone: the fabric knows that it no longer is."""
+    since_seconds: float
+    fence: int | None = None
+    """Epoch that it was last sealed to by us or read to have; None: not known."""
+    read_epoch: int | None = None
+    """Claimed epoch for which `entries` were read *after* sealing; None: `entries` are not fit to decide."""
+    entries: tuple[RankManifest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentSeen:
+    """The persistent tier as one agent listed it. `read_epoch`: as for holders, and no holder was read later."""
+
+    read_epoch: int | None = None
+    entries: tuple[RankManifest, ...] | None = None
+    asked_seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSeen:
+    """A planned change under way: the step proposed to all, whether it was bound, or that it was refused."""
+
+    epoch: int
+    step: int
+    state: Literal["Proposed", "Bound", "Refused"]
+    asked_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    now: float
+    term_seconds: float
+    """When this operator's term began: silence is judged only of agents heard in it."""
+    job: TrainingJob
+    status: JobStatus
+    workers: tuple[WorkerSeen, ...] = ()
+    nodes: tuple[NodeSeen, ...] = ()
+    sessions: tuple[SessionSeen, ...] = ()
+    holders: tuple[HolderSeen, ...] = ()
+    persistent: PersistentSeen = field(default_factory=PersistentSeen)
+    hold: HoldSeen | None = None
+    covers: Covers = field(default_factory=dict)
+    promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    free_nodes: int | None = None
+    """Nodes that could take another worker now; None where only a scheduler knows."""

@@ -1,0 +1,123 @@
+"""What a plan may ask for. Each action is idempotent and prints as a sentence; `reconcile` carries them out in order.
+
+The order within a plan is the rule stated once here: patch of the world (the fence) first, then workers, then the
+memory tier, then talk. Telling agents of a world is no action: the coordinator says what status.world says, after
+the patch that changed it succeeded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot_operator.api.status import JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorker:
+    """Ask the fabric for worker `index`, attempt `attempt`; one that exists already is success."""
+
+    index: int
+    attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"create worker {self.index} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteWorker:
+    """Delete exactly this incarnation of a worker. `force` only when its node is unreachable: the fence makes it safe."""
+
+    name: str
+    uid: str
+    force: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'force-delete' if self.force else 'delete'} {self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RetireWorkers:
+    """Tell agents to flush and leave with `exit_code` (job over, or scaled down)."""
+
+    indexes: tuple[int, ...]
+    exit_code: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"retire workers {', '.join(map(str, self.indexes))}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class SealHolder:
+    """Seal this holder at the claimed epoch, then read its index."""
+
+    holder: HolderId
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"seal {self.holder} at epoch {self.epoch} and read its index"
+
+
+@dataclass(frozen=True, slots=True)
+class ListPersistentTier:
+    """Have one connected agent list the persistent tier, after the last index was read."""
+
+    epoch: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"list the persistent tier through worker {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeHold:
+    """Name a step ahead at which every rank saves and waits."""
+
+    epoch: int
+    step: int
+    verb: Literal["propose", "bind", "cancel"]
+
+    def __str__(self) -> str:
+        return f"{self.verb} a halt at step {self.step} of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanMemory:
+    """The job is over or gone: drop all it has on the holders, and its users."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"clean the memory tier: {self.reason}"
+
+
+Action = CreateWorker | DeleteWorker | RetireWorkers | SealHolder | ListPersistentTier | ProposeHold | CleanMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Told to people once, after the status write succeeded."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One decision. `status` is the whole new status; `tests_world` says that it changes the world, by compare-and-swap.
+
+    A plan whose status equals the observed one and that has no actions is a fixed point.
+    """
+
+    actions: tuple[Action, ...]
+    status: JobStatus
+    reason: str
+    events: tuple[Event, ...] = ()
+    wake_after_seconds: float | None = None
+    """Plan again after so long even if nothing changes; None: nothing is being waited for."""
+    pinned: Checkpoint | None = None

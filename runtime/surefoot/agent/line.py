@@ -1,0 +1,174 @@
+"""The conversation of a trainer and its agent, over a unix socket: one frozen dataclass a message.
+
+Both ends are of one installation, so there is one version. The arena's file descriptor travels beside `ArenaGiven`.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from surefoot.protocol.codec import Codec
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+
+# ---- trainer → agent ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First message: which rank of which epoch this is. A trainer of another epoch is refused."""
+
+    rank: int
+    epoch: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedArena:
+    """Ask for staging memory: two slots of at least `slot_bytes` each."""
+
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Slot `slot` is sealed: it holds the stream of `step`, and behind it the JSON of the plain values.
+
+    `layout_json` is sent with the first save of each layout. After this the trainer may die; the agent finishes.
+    """
+
+    slot: int
+    step: int
+    stream_bytes: int
+    values_bytes: int
+    layout: str
+    layout_json: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One finished step. `samples` are the positions [start, stop) of the global order that this rank consumed."""
+
+    step: int
+    loss: float | None
+    seconds: float
+    stall_seconds: float | None
+    samples: tuple[int, int] | None
+    skipped: bool
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReply:
+    step: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Waiting at `step`, its save staged."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreDone:
+    """The parent (or step 0) stands in this rank's tensors, verified."""
+
+    step: int
+    source: str
+    """memory, persistent, mixed, or none at step 0."""
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    checkpoint: Checkpoint
+    absent: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Something a person should hear of; becomes protocol.messages.Notice."""
+
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """`Checkpointer.close()`: the trainer is done with the agent; what is staged will be drained."""
+
+    step: int
+
+
+FromTrainer = Attach | NeedArena | Staged | Stepped | HoldReply | Holding | RestoreDone | RestoreFailed | Say | Closing
+
+# ---- agent → trainer ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Everything a rank must know of its epoch. Credentials and the persistent tier come by environment (settings)."""
+
+    job: str
+    epoch: int
+    world: int
+    rank: int
+    incarnation: str
+    parent: Checkpoint | None
+    lineage: tuple[tuple[int, Checkpoint | None, int], ...]
+    holders: tuple[HolderEndpoint, ...]
+    targets: tuple[HolderId, ...]
+    replicas: int
+    interval_steps: int
+    persistent_interval_steps: int | None
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaGiven:
+    """The mapped file has `slots` × `slot_bytes`; preparing (allocating, touching) it took `seconds`."""
+
+    slots: int
+    slot_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFreed:
+    """The save in this slot is on its holders, or was given up (`ok` false: refused, full, or away)."""
+
+    slot: int
+    step: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAt:
+    step: int
+    verb: Literal["propose", "bind", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelIs:
+    """Save no more often than every k·2^level steps."""
+
+    level: int
+
+
+ToTrainer = Attached | ArenaGiven | SlotFreed | HoldAt | LevelIs
+
+_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=1, oldest=1)
+
+
+def encode(message: FromTrainer | ToTrainer) -> bytes:
+    """One message, UTF-8 JSON; the socket's framing is the caller's (4-byte little-endian length before it)."""
+    return _CODEC.encode(message).encode()
+
+
+def decode(text: bytes) -> FromTrainer | ToTrainer:
+    return typing.cast(FromTrainer | ToTrainer, _CODEC.decode(text))

@@ -1,0 +1,47 @@
+"""The runtime's error tree. Every message says what happened, to what, and what to do about it."""
+
+from __future__ import annotations
+
+
+class SurefootError(Exception):
+    """Anything the runtime raises on purpose."""
+
+
+class ProtocolError(SurefootError):
+    """A message or record that this version cannot read, or that belongs to somebody else."""
+
+
+class Fenced(SurefootError):
+    """A holder or tier refused a write because a newer epoch rules the job. Final for this epoch: stop writing."""
+
+
+class TierError(SurefootError):
+    """A tier could not do what was asked (away, full, too slow). The save is lost, the training is not."""
+
+
+class TierUnavailable(TierError):
+    """The tier did not answer in time or its line broke. It is unknown, never empty."""
+
+
+class TierFull(TierError):
+    """The tier has no room left. Saving resumes when it has."""
+
+
+class ChunkMissing(TierError):
+    """The tier answered, and does not have what was asked for."""
+
+
+class Corrupt(SurefootError):
+    """Bytes do not match their digest. Names the chunk and the copy; another copy may be good."""
+
+
+class Unreadable(SurefootError):
+    """Every copy of a needed range answered and failed verification, or none has it."""
+
+
+class StateMismatch(SurefootError):
+    """The checkpoint and the program disagree about a name, a shape or a dtype: an application failure, not a fallback."""
+
+
+class ConfigurationError(SurefootError):
+    """A setting that cannot be: names the setting, its value and what is allowed."""

@@ -1,0 +1,111 @@
+"""Which checkpoints are complete, full, and where to restore from: pure, from what holders and S3 were read to have.
+
+Called by the operator when it changes the world, by whoever computes the watermark, and by library mode. A silent
+tier is unknown, never empty: callers say who answered, nothing here guesses.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.lineage import Lineage, newest, on_lineage
+from surefoot.protocol.records import RankManifest
+
+Covers = Mapping[frozenset[str], bool]
+"""For each set of layout digests that was checked: whether together they cover every tensor exactly once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierReading:
+    """What was read: index entries by sealed holder, and manifests in the persistent tier (None: not read, unknown)."""
+
+    holders: Mapping[HolderId, tuple[RankManifest, ...]]
+    persistent: tuple[RankManifest, ...] | None
+
+    def manifests(self) -> dict[Checkpoint, dict[int, list[RankManifest]]]:
+        """checkpoint → rank → every manifest seen for it, wherever."""
+        found: dict[Checkpoint, dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
+        sources: list[Iterable[RankManifest]] = [*self.holders.values(), self.persistent or ()]
+        for source in sources:
+            for manifest in source:
+                found[manifest.save.checkpoint][manifest.save.rank].append(manifest)
+        return {checkpoint: dict(ranks) for checkpoint, ranks in found.items()}
+
+
+def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
+    """Sets of layout digests of checkpoints that have all their ranks: whose coverage `Covers` must answer."""
+    wanted = set()
+    for ranks in reading.manifests().values():
+        world = next(iter(ranks.values()))[0].world
+        if all(rank in ranks for rank in range(world)):
+            wanted.add(frozenset(m.layout for copies in ranks.values() for m in copies))
+    return wanted
+
+
+def is_complete(ranks: Mapping[int, list[RankManifest]], covers: Covers) -> bool:
+    """Every rank of that epoch's world is there, all agree on the world, and the layouts cover each tensor once.
+
+    Two manifests of one rank that describe different bytes make the checkpoint incomplete: somebody wrote twice.
+    """
+    if not ranks:
+        return False
+    world = next(iter(ranks.values()))[0].world
+    if set(ranks) != set(range(world)):
+        return False
+    for copies in ranks.values():
+        if any(m.world != world or not m.same_bytes_as(copies[0]) for m in copies):
+            return False
+    return covers.get(frozenset(copies[0].layout for copies in ranks.values()), False)
+
+
+def complete(
+    reading: TierReading, lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
+) -> list[Checkpoint]:
+    """Complete checkpoints on the lineage of `epoch`, oldest first, none of `bad`."""
+    found = [
+        checkpoint
+        for checkpoint, ranks in reading.manifests().items()
+        if checkpoint not in bad and on_lineage(lineage, checkpoint, epoch) and is_complete(ranks, covers)
+    ]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[HolderId, str]) -> int:
+    """The least over ranks of the number of failure domains whose holders have that rank save; 0 if a rank has none."""
+    holders_of: dict[int, set[str]] = defaultdict(set)
+    world = 0
+    for holder, manifests in reading.holders.items():
+        for manifest in manifests:
+            if manifest.save.checkpoint == checkpoint:
+                holders_of[manifest.save.rank].add(domains.get(holder, holder.node))
+                world = max(world, manifest.world)
+    return min((len(holders_of.get(rank, ())) for rank in range(world)), default=0)
+
+
+def complete_persistent(
+    persistent: Iterable[RankManifest], lineage: Lineage, epoch: int, bad: frozenset[Checkpoint], covers: Covers
+) -> list[Checkpoint]:
+    """Checkpoints that the persistent tier alone completes, oldest first."""
+    return complete(TierReading({}, tuple(persistent)), lineage, epoch, bad, covers)
+
+
+def effective_replicas(replicas: int, live_domains: int) -> int:
+    """R_eff: as many copies as there are live failure domains, at most R, never less than one."""
+    return max(1, min(replicas, live_domains))
+
+
+def watermark(
+    reading: TierReading,
+    lineage: Lineage,
+    epoch: int,
+    bad: frozenset[Checkpoint],
+    covers: Covers,
+    domains: Mapping[HolderId, str],
+    replicas_effective: int,
+) -> Checkpoint | None:
+    """W: the newest Full checkpoint on the lineage, read from indexes. A fact about the holders, not a decision."""
+    candidates = complete(reading, lineage, epoch, bad, covers)
+    return newest(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)

@@ -1,0 +1,67 @@
+"""Who is who: checkpoints, rank saves, workers, holders. Used by every room of both packages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Checkpoint:
+    """All that one world saved at one step. `step` counts finished optimizer steps.
+
+    Ordering is by (epoch, step); along one lineage, steps alone decide, see `lineage.newest`.
+    """
+
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RankSave:
+    """What one rank saved at one step of one epoch."""
+
+    epoch: int
+    step: int
+    rank: int
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.epoch, self.step)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} at step {self.step} of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerId:
+    """A worker's place (`index`) and which of its replacements this is (`attempt`)."""
+
+    index: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"worker {self.index} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HolderId:
+    """One Redis of the memory tier. One that restarted is empty, and another holder: `instance` is its run id."""
+
+    node: str
+    instance: str
+
+    def __str__(self) -> str:
+        return f"holder {self.node}/{self.instance[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class HolderEndpoint:
+    """Where a holder answers, and what fails together with it (`domain`, a topology value)."""
+
+    holder: HolderId
+    host: str
+    port: int
+    domain: str

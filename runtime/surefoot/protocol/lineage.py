@@ -1,0 +1,85 @@
+"""The chain of epochs that led to the present one. A checkpoint counts only if it lies on it.
+
+Pure. Used to choose the restore point, to retain and drop, and to count samples along the history that was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LineageEntry:
+    """One epoch: the checkpoint it branched from (None: from step 0) and its world size in ranks."""
+
+    epoch: int
+    parent: Checkpoint | None
+    size: int
+
+
+Lineage = tuple[LineageEntry, ...]
+"""Entries in the order of their epochs; not every number need be there, a claim may be overtaken by another."""
+
+
+def entry_of(lineage: Lineage, epoch: int) -> LineageEntry | None:
+    """The entry of `epoch`, or None where that epoch was never committed."""
+    return next((entry for entry in reversed(lineage) if entry.epoch == epoch), None)
+
+
+def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
+    """Whether `checkpoint` is part of the history that `epoch` stands on.
+
+    It is if that epoch saved it, or branched from it, or if it lies on the parent's lineage no later than the
+    branching point. Saves of an overtaken world after the branching point are not: the world went another way.
+    """
+    entry = entry_of(lineage, epoch)
+    bound: int | None = None  # steps above this were cut off by a later branch
+    while entry is not None:
+        begin = entry.parent.step if entry.parent else 0
+        if checkpoint.epoch == entry.epoch:
+            return checkpoint.step > begin and (bound is None or checkpoint.step <= bound)
+        if entry.parent is None:
+            return False
+        bound = entry.parent.step if bound is None else min(bound, entry.parent.step)
+        entry = entry_of(lineage, entry.parent.epoch)
+    return False
+
+
+def newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """The newest of checkpoints that all lie on one lineage: the highest step, there is one of each."""
+    return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.epoch), default=None)
+
+
+def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
+    """Which epoch's execution of `step` (1 is the first) counts, seen from `epoch`; None if none has."""
+    entry = entry_of(lineage, epoch)
+    while entry is not None:
+        if entry.parent is None or step > entry.parent.step:
+            return entry.epoch
+        entry = entry_of(lineage, entry.parent.epoch)
+    return None
+
+
+def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Lineage:
+    """The lineage without entries that no retained checkpoint can need, so that status stays bounded.
+
+    Keeps every entry from `oldest_needed`'s epoch on that `epoch` descends from; with None keeps all.
+    """
+    if oldest_needed is None:
+        return lineage
+    chain: set[int] = set()
+    entry = entry_of(lineage, epoch)
+    while entry is not None:
+        chain.add(entry.epoch)
+        if entry.epoch <= oldest_needed.epoch or entry.parent is None:
+            break
+        entry = entry_of(lineage, entry.parent.epoch)
+    return tuple(entry for entry in lineage if entry.epoch in chain)
+
+
+def describe(lineage: Sequence[LineageEntry]) -> str:
+    """`1@0x3 > 2@40x2`: epoch, the step it branched from, its world."""
+    return " > ".join(f"{e.epoch}@{e.parent.step if e.parent else 0}x{e.size}" for e in lineage)

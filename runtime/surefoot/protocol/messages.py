@@ -1,0 +1,352 @@
+"""The conversation of agents and coordinator: one frozen dataclass a message, JSON on the wire.
+
+Both sides speak versions N and N−1 (`VERSION`, `OLDEST`). Decoding is strict: an unknown type, a missing or foreign
+field, or an older version is refused by name (`ProtocolError`), never guessed. `encode` and `decode` are the only
+ways in and out.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from surefoot.protocol.codec import Codec
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+
+VERSION = 1
+"""Version spoken by this code."""
+OLDEST = max(1, VERSION - 1)
+"""Oldest version still understood, so that an upgraded operator does not lose running agents."""
+
+
+# ---- agent → coordinator ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on every connection. `epoch` is the epoch whose trainers run here, 0 if none does."""
+
+    job: str
+    index: int
+    attempt: int
+    incarnation: str
+    node: str
+    token: str
+    epoch: int
+    stopped: int
+    """Every trainer of epochs below this is reaped."""
+    warm: bool
+    store: str | None = None
+    """host:port of the epoch's store, if this agent hosts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Every heartbeatSeconds, and at once when something changed. All figures are of the running epoch."""
+
+    epoch: int
+    stopped: int
+    warm: bool
+    step: int
+    """Last step that every local rank has finished."""
+    loss: float | None = None
+    step_seconds: float | None = None
+    restored: bool = False
+    pending: tuple[Checkpoint, ...] = ()
+    """Checkpoints staged here and not yet on all their holders."""
+    saved: Checkpoint | None = None
+    """Newest checkpoint all of whose local rank saves are committed."""
+    copies: int = 0
+    """On how many holders `saved` is."""
+    level: int = 0
+    """Saving has backed off to every k·2^level steps."""
+    stall_seconds: float | None = None
+    restored_from: str | None = None
+    """memory, persistent, staging or mixed; None before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A trainer ended with an error. Only the first of a node's is sent; the rest were killed by the agent."""
+
+    epoch: int
+    rank: int
+    code: int
+    """Exit code; −N for signal N."""
+    cause: str
+    """One line: exception or signal."""
+    secondary: bool
+    """The error is the echo of another rank's death (its connection broke)."""
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Every trainer of epochs below `epoch` is dead and reaped on this worker."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReady:
+    """The epoch's store answers at this host:port."""
+
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAnswer:
+    """Whether every local rank will hold at `step`: false if one is already there or beyond."""
+
+    epoch: int
+    step: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Every local rank has finished `step`, has staged its save of it, and waits."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableSave:
+    """Every copy of something rank `rank` needs of `checkpoint` answered and failed verification.
+
+    `absent` means instead that every holder answered and none has it any more: the holder restarted after being read.
+    """
+
+    epoch: int
+    checkpoint: Checkpoint
+    rank: int
+    absent: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every local rank of the epoch exited with 0 and everything staged has been drained."""
+
+    epoch: int
+    exit_code: int
+    steps: int
+    """Last finished step; 0 means that the program never called step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Answer to ListPersistent: every manifest found (JSON of `RankManifest`), and layout records by digest."""
+
+    request: int
+    manifests: tuple[str, ...] = ()
+    layouts: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Answer to RepairSave."""
+
+    request: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """Answer to PromoteSave, one a rank save."""
+
+    save: RankSave
+    error: str | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentDropped:
+    """Answer to DropPersistent."""
+
+    request: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should hear of: becomes an event. `reason` is CamelCase and stable."""
+
+    reason: str
+    text: str
+
+
+FromAgent = (
+    Hello
+    | Heartbeat
+    | Exited
+    | Stopped
+    | StoreReady
+    | HoldAnswer
+    | Held
+    | UnreadableSave
+    | Finished
+    | Listing
+    | Repaired
+    | Persisted
+    | PersistentDropped
+    | Notice
+)
+
+
+# ---- coordinator → agent ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The hello was accepted. `term` names this coordinator's life."""
+
+    term: str
+    heartbeat_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The connection is closed after this. With `retry` the agent tries again (no leader here, API away)."""
+
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop and reap every trainer of epochs below `epoch`; drains go on. Sent while `epoch` is Claimed."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The committed epoch, for one member. Trainers start at most once per epoch."""
+
+    epoch: int
+    world: int
+    """Ranks in all."""
+    first_rank: int
+    local_ranks: int
+    group_rank: int
+    group_size: int
+    restarts: int
+    parent: Checkpoint | None
+    lineage: tuple[tuple[int, Checkpoint | None, int], ...]
+    token: str
+    hosts_store: bool
+    store: str | None
+    """host:port once known; the trainers wait for it."""
+    holders: tuple[HolderEndpoint, ...]
+    """Every provisioned holder, for restoring."""
+    targets: tuple[HolderId, ...]
+    """Where this worker's saves go, the local one first."""
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The memory tier changed within an epoch: new `holders` and `targets` of an assignment."""
+
+    epoch: int
+    holders: tuple[HolderEndpoint, ...]
+    targets: tuple[HolderId, ...]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A planned change: save exactly at `step` and wait there.
+
+    `propose` asks; `bind` follows once all accepted; `cancel` lets a rank that waits at an unbound step go on.
+    """
+
+    epoch: int
+    step: int
+    verb: Literal["propose", "bind", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListPersistent:
+    """List the persistent tier now and answer with Listing."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairSave:
+    """Copy a rank save between holders: verify, write, commit with the writer's epoch `epoch`."""
+
+    request: int
+    epoch: int
+    save: RankSave
+    source: HolderId
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteSave:
+    """Upload these rank saves of a pinned checkpoint to the persistent tier."""
+
+    epoch: int
+    saves: tuple[RankSave, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropPersistent:
+    """Delete these checkpoints from the persistent tier, manifests first."""
+
+    request: int
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveLevel:
+    """The least level to save at: every k·2^level steps (seconds and `auto` become a level here)."""
+
+    epoch: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """This worker is not needed any more: stop trainers, flush, exit with `exit_code`."""
+
+    reason: str
+    exit_code: int
+
+
+ToAgent = (
+    Welcome
+    | Refused
+    | Stop
+    | Assign
+    | Holders
+    | Hold
+    | ListPersistent
+    | RepairSave
+    | PromoteSave
+    | DropPersistent
+    | SaveLevel
+    | Retire
+)
+Message = FromAgent | ToAgent
+
+_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST)
+
+
+def encode(message: Message) -> str:
+    """One message as JSON text."""
+    return _CODEC.encode(message)
+
+
+def decode(text: str | bytes) -> Message:
+    """The message in `text`; raises ProtocolError that names what is foreign about it."""
+    return typing.cast(Message, _CODEC.decode(text))

@@ -1,0 +1,185 @@
+"""The records that say what was saved: rank manifest, layout, index entry. JSON, versioned, never pickle.
+
+Pure. Written by the drain, read by the operator (to choose a restore point) and by every restoring rank.
+The exact JSON stands in docs/format.md; `FORMAT` grows with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.identities import RankSave
+
+FORMAT = 1
+"""Version of every record in this file."""
+
+CHUNK_BYTES = 4 * 1024 * 1024 - 64
+"""Largest chunk payload: with Redis' own header it fills one 4 MiB allocation (4 MiB exactly would take 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One box of a tensor as it lies in a rank's byte stream.
+
+    `offsets`/`lengths` place the box in the global tensor; `tile` is the block's shape (same number of dimensions):
+    blocks stand in row-major order of tiles, each block's elements row-major, tiles at the far edges clipped.
+    `stream_offset` is where the piece begins in the stream, in bytes. A 0-d tensor has empty tuples and one block.
+    """
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    tile: tuple[int, ...]
+    stream_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """One tensor in a rank's layout: its global shape, and the pieces of it this rank saves (may be none)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a rank's tensors lie in its stream, and how the stream is cut into chunks.
+
+    `chunk_starts[i]` is the stream offset of chunk i; no block straddles a chunk. The same for every step until the
+    program's structure changes: stored once per digest. Local tensors (different on each rank) carry the rank in
+    their name and cover themselves.
+    """
+
+    tensors: tuple[TensorLayout, ...]
+    chunk_starts: tuple[int, ...]
+    stream_bytes: int
+
+    def chunk_lengths(self) -> tuple[int, ...]:
+        """Length of each chunk in bytes; each ≤ CHUNK_BYTES."""
+        ends = (*self.chunk_starts[1:], self.stream_bytes)
+        return tuple(end - start for start, end in zip(self.chunk_starts, ends, strict=True))
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal layouts give equal text, so its digest names the layout."""
+        body = {
+            "format": FORMAT,
+            "tensors": [
+                [
+                    t.name,
+                    t.dtype,
+                    list(t.shape),
+                    [[list(p.offsets), list(p.lengths), list(p.tile), p.stream_offset] for p in t.pieces],
+                ]
+                for t in self.tensors
+            ],
+            "chunk_starts": list(self.chunk_starts),
+            "stream_bytes": self.stream_bytes,
+        }
+        return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Layout:
+        body = _body(text, "layout")
+        try:
+            tensors = tuple(
+                TensorLayout(
+                    name, dtype, tuple(shape), tuple(Piece(tuple(o), tuple(n), tuple(t), s) for o, n, t, s in pieces)
+                )
+                for name, dtype, shape, pieces in body["tensors"]
+            )
+            return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                f"a layout record cannot be read: {error!r}; the copy is damaged, another is needed"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RankManifest:
+    """What one rank saved at one step; as index entry on a holder it means *that holder has all of it*.
+
+    Digests are xxh3_64 as 16 hex digits. `layout` names the layout record. The digest table is the concatenation of
+    each block's xxh3_64 as 8 little-endian bytes, in stream order. `values` is the tagged JSON of plain values.
+    Manifests name no locations: where a copy lies is known by asking the holders.
+    """
+
+    save: RankSave
+    world: int
+    incarnation: str
+    layout: str
+    stream_bytes: int
+    chunks: int
+    digests_digest: str
+    digests_bytes: int
+    values_digest: str
+    values_bytes: int
+    saved_at: float
+    """Unix seconds; for people, never for decisions."""
+
+    def to_json(self) -> str:
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "epoch": self.save.epoch,
+            "step": self.save.step,
+            "rank": self.save.rank,
+            "world": self.world,
+            "incarnation": self.incarnation,
+            "layout": self.layout,
+            "stream_bytes": self.stream_bytes,
+            "chunks": self.chunks,
+            "digests": [self.digests_digest, self.digests_bytes],
+            "values": [self.values_digest, self.values_bytes],
+            "saved_at": self.saved_at,
+        }
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RankManifest:
+        body = _body(text, "rank manifest")
+        try:
+            return cls(
+                save=RankSave(int(body["epoch"]), int(body["step"]), int(body["rank"])),
+                world=int(body["world"]),
+                incarnation=str(body["incarnation"]),
+                layout=str(body["layout"]),
+                stream_bytes=int(body["stream_bytes"]),
+                chunks=int(body["chunks"]),
+                digests_digest=str(body["digests"][0]),
+                digests_bytes=int(body["digests"][1]),
+                values_digest=str(body["values"][0]),
+                values_bytes=int(body["values"][1]),
+                saved_at=float(body["saved_at"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ProtocolError(
+                f"a rank manifest cannot be read: {error!r}; the copy is damaged, another is needed"
+            ) from error
+
+    def same_bytes_as(self, other: RankManifest) -> bool:
+        """Whether both describe the very same saved bytes (the time of saving aside)."""
+        mine = (self.save, self.world, self.layout, self.digests_digest, self.values_digest, self.stream_bytes)
+        return mine == (
+            other.save,
+            other.world,
+            other.layout,
+            other.digests_digest,
+            other.values_digest,
+            other.stream_bytes,
+        )
+
+
+def _body(text: str | bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"a {what} is not JSON ({error}); the copy is damaged, another is needed") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        found = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise ProtocolError(
+            f"a {what} has format {found!r}, this version reads {FORMAT}: use the surefoot that wrote it"
+        )
+    return body

@@ -1,0 +1,131 @@
+"""What may be deleted, and when. Pure; the leader decides with it, and the lowest-index agent when the leader is away.
+
+Invariant 1: a complete checkpoint on the lineage goes only after a newer one on it is complete at full replication
+(as read from the holders) or complete in the persistent tier. Everything here returns what *may* go; whoever sends
+the drops names the holder instances that were read, and nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.lineage import Lineage, on_lineage
+from surefoot.protocol.records import RankManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Everything the rules need to know about the present, as one value.
+
+    `protected` is the newest checkpoint known to be safe: the watermark W, or a newer one complete in the persistent
+    tier; None while nothing is. `claimed` is true while a change of the world is under way: then nothing goes.
+    """
+
+    lineage: Lineage
+    epoch: int
+    claimed: bool
+    parent: Checkpoint | None
+    watermark: Checkpoint | None
+    persistent: Checkpoint | None
+    pinned: Checkpoint | None
+    bad: frozenset[Checkpoint]
+
+    @property
+    def protected_step(self) -> int:
+        """Steps below this are superseded; 0 while nothing is protected."""
+        return max((c.step for c in (self.watermark, self.persistent) if c is not None), default=0)
+
+
+def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int) -> list[RankSave]:
+    """Rank saves of one sealed holder that may go.
+
+    Of the lineage: those older than what is protected, beyond the newest `keep` (the protected one counts as one);
+    never the parent before W has passed it, never the pinned one. Off the lineage: those of older epochs. Nothing
+    while Claimed: the restore point is being chosen.
+    """
+    if standing.claimed:
+        return []
+    saves = [m.save for m in entries]
+    on = sorted(
+        {s.checkpoint for s in saves if on_lineage(standing.lineage, s.checkpoint, standing.epoch)},
+        key=lambda c: c.step,
+    )
+    superseded = [c for c in on if c.step < standing.protected_step and c not in standing.bad]
+    spared = max(0, keep - 1)
+    gone = set(superseded[: len(superseded) - spared] if spared else superseded)
+    gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
+    gone |= {s.checkpoint for s in saves if s.checkpoint not in on and s.epoch < standing.epoch}
+    gone -= {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
+    return sorted(s for s in saves if s.checkpoint in gone)
+
+
+def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
+    """The parent may go once what is protected is newer; the pinned one never."""
+    return checkpoint != standing.pinned and standing.protected_step > checkpoint.step
+
+
+def persistent_drops(
+    complete: Iterable[Checkpoint], seen: Iterable[Checkpoint], standing: Standing, keep: int
+) -> list[Checkpoint]:
+    """Checkpoints of the persistent tier that may go, oldest first.
+
+    `complete` lie on the lineage and are complete there; `seen` is everything found there. The newest `keep` complete
+    ones stay; parts of checkpoints that never became complete go once a newer one is complete, unless they are being
+    uploaded (pinned).
+    """
+    if standing.claimed:
+        return []
+    order = sorted(set(complete), key=lambda c: c.step)
+    if not order:
+        return []
+    stay = set(order[-max(1, keep) :]) | {
+        c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)
+    }
+    newest = order[-1]
+    return sorted(
+        (c for c in set(seen) | set(order) if c not in stay and (c.step < newest.step) and c.epoch <= standing.epoch),
+        key=lambda c: (c.step, c.epoch),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Copy one rank save from a holder that has it to one that does not."""
+
+    save: RankSave
+    source: HolderId
+    target: HolderId
+
+
+def repairs(
+    readings: dict[HolderId, tuple[RankManifest, ...]],
+    domains: dict[HolderId, str],
+    wanted: Checkpoint,
+    replicas_effective: int,
+) -> list[Repair]:
+    """What to copy so that every rank save of `wanted` has its copies, one new copy a rank at a time.
+
+    Targets are holders in failure domains that have none yet, the emptiest first, so that a returned node fills up.
+    """
+    planned: list[Repair] = []
+    load = {holder: sum(m.stream_bytes for m in entries) for holder, entries in readings.items()}
+    having: dict[RankSave, set[HolderId]] = {}
+    size: dict[RankSave, int] = {}
+    for holder, entries in readings.items():
+        for m in entries:
+            if m.save.checkpoint == wanted:
+                having.setdefault(m.save, set()).add(holder)
+                size[m.save] = m.stream_bytes
+    for save, holders in sorted(having.items()):
+        taken = {domains[h] for h in holders}
+        if len(taken) >= replicas_effective:
+            continue
+        free = [h for h in readings if domains[h] not in taken]
+        if not free:
+            continue
+        target = min(free, key=lambda h: (load[h], h))
+        load[target] += size[save]
+        planned.append(Repair(save, min(holders), target))
+    return planned

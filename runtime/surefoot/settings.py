@@ -1,0 +1,168 @@
+"""The runtime's configuration: read once from the environment at the edge, into documented frozen dataclasses.
+
+`SUREFOOT_*` is set by the fabric for the agent, and by the agent for its trainers. Secrets stay out of `repr`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from surefoot.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentSettings:
+    """The persistent tier. None of it is about the training; the secret is never printed."""
+
+    uri: str
+    """`file:///folder` or `s3://bucket/prefix`."""
+    interval_steps: int = 100
+    keep: int = 3
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    ca_bundle: str | None = None
+    sse: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What every process of a worker knows of its job (SUREFOOT_JOB_UID, _MEMORY_INTERVAL_STEPS, …)."""
+
+    job: str
+    interval_steps: int
+    replicas: int
+    keep: int
+    holder_user: str
+    holder_password: str = field(repr=False)
+    holder_call_seconds: float = 1.0
+    persistent: PersistentSettings | None = None
+    read_only_from: str | None = None
+    """Job uid whose checkpoints are the restore source at epoch 1 (`checkpoint.restoreFrom`)."""
+    verify_copies: bool = False
+    """SUREFOOT_VERIFY_COPIES=1: compare the whole lazy copy at each save."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """One agent's own: where it is, whom it calls, what it runs."""
+
+    job: JobSettings
+    index: int
+    attempt: int
+    node: str
+    coordinator_url: str
+    token: str = field(repr=False)
+    local_ranks: int = 1
+    run_folder: str = ""
+    """Scratch: unix socket, per-rank logs (`logs/worker-INDEX-ATTEMPT/epoch-E/rank-R.log`), ledgers."""
+    heartbeat_seconds: float = 0.5
+    step_timeout_seconds: float = 600.0
+    termination_grace_seconds: float = 30.0
+    host: str = "127.0.0.1"
+    """Address at which other workers reach what this one hosts (the epoch's store)."""
+
+
+def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
+    """Reads JobSettings; raises ConfigurationError that names the variable."""
+    persistent = None
+    if environment.get("SUREFOOT_PERSISTENT_URI"):
+        persistent = PersistentSettings(
+            uri=environment["SUREFOOT_PERSISTENT_URI"],
+            interval_steps=_whole(environment, "SUREFOOT_PERSISTENT_INTERVAL_STEPS", 100),
+            keep=_whole(environment, "SUREFOOT_PERSISTENT_KEEP", 3),
+            endpoint=environment.get("SUREFOOT_PERSISTENT_ENDPOINT"),
+            region=environment.get("SUREFOOT_PERSISTENT_REGION"),
+            access_key=environment.get("AWS_ACCESS_KEY_ID"),
+            secret_key=environment.get("AWS_SECRET_ACCESS_KEY"),
+            ca_bundle=environment.get("SUREFOOT_PERSISTENT_CA_BUNDLE"),
+            sse=environment.get("SUREFOOT_PERSISTENT_SSE"),
+        )
+    return JobSettings(
+        job=_text(environment, "SUREFOOT_JOB_UID"),
+        interval_steps=_whole(environment, "SUREFOOT_MEMORY_INTERVAL_STEPS", 10),
+        replicas=_whole(environment, "SUREFOOT_MEMORY_REPLICAS", 2),
+        keep=_whole(environment, "SUREFOOT_MEMORY_KEEP", 2),
+        holder_user=environment.get("SUREFOOT_HOLDER_USER", ""),
+        holder_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
+        holder_call_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
+        persistent=persistent,
+        read_only_from=environment.get("SUREFOOT_RESTORE_FROM_UID"),
+        verify_copies=environment.get("SUREFOOT_VERIFY_COPIES") == "1",
+    )
+
+
+def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings:
+    """Reads AgentSettings; raises ConfigurationError that names the variable."""
+    return AgentSettings(
+        job=job_settings(environment),
+        index=_whole(environment, "SUREFOOT_WORKER_INDEX"),
+        attempt=_whole(environment, "SUREFOOT_WORKER_ATTEMPT"),
+        node=_text(environment, "SUREFOOT_NODE"),
+        coordinator_url=_text(environment, "SUREFOOT_COORDINATOR_URL"),
+        token=environment.get("SUREFOOT_TOKEN", ""),
+        local_ranks=_whole(environment, "SUREFOOT_LOCAL_RANKS", 1),
+        run_folder=_text(environment, "SUREFOOT_RUN_FOLDER"),
+        heartbeat_seconds=_number(environment, "SUREFOOT_HEARTBEAT_SECONDS", 0.5),
+        step_timeout_seconds=_number(environment, "SUREFOOT_STEP_TIMEOUT_SECONDS", 600.0),
+        termination_grace_seconds=_number(environment, "SUREFOOT_TERMINATION_GRACE_SECONDS", 30.0),
+        host=environment.get("SUREFOOT_HOST", "127.0.0.1"),
+    )
+
+
+def job_environment(settings: JobSettings) -> dict[str, str]:
+    """The inverse of `job_settings`: what a fabric sets for a worker (secrets included: never log it)."""
+    values: dict[str, str | None] = {
+        "SUREFOOT_JOB_UID": settings.job,
+        "SUREFOOT_MEMORY_INTERVAL_STEPS": str(settings.interval_steps),
+        "SUREFOOT_MEMORY_REPLICAS": str(settings.replicas),
+        "SUREFOOT_MEMORY_KEEP": str(settings.keep),
+        "SUREFOOT_HOLDER_USER": settings.holder_user,
+        "SUREFOOT_HOLDER_PASSWORD": settings.holder_password,
+        "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.holder_call_seconds),
+        "SUREFOOT_RESTORE_FROM_UID": settings.read_only_from,
+    }
+    if settings.persistent is not None:
+        p = settings.persistent
+        values |= {
+            "SUREFOOT_PERSISTENT_URI": p.uri,
+            "SUREFOOT_PERSISTENT_INTERVAL_STEPS": str(p.interval_steps),
+            "SUREFOOT_PERSISTENT_KEEP": str(p.keep),
+            "SUREFOOT_PERSISTENT_ENDPOINT": p.endpoint,
+            "SUREFOOT_PERSISTENT_REGION": p.region,
+            "AWS_ACCESS_KEY_ID": p.access_key,
+            "AWS_SECRET_ACCESS_KEY": p.secret_key,
+            "SUREFOOT_PERSISTENT_CA_BUNDLE": p.ca_bundle,
+            "SUREFOOT_PERSISTENT_SSE": p.sse,
+        }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    if not value:
+        raise ConfigurationError(
+            f"{name} is not set: a surefoot fabric sets it for every worker; run the job with `surefoot local` or on a cluster"
+        )
+    return value
+
+
+def _whole(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = environment.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(_text(environment, name))
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is {value!r}: a whole number is allowed") from error
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    value = environment.get(name, str(default))
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is {value!r}: a number is allowed") from error

@@ -1,0 +1,65 @@
+"""The Tier protocol: what drain, promotion and restore need of a place that keeps rank saves.
+
+Synchronous and thread-compatible (one thread at a time per instance; open more for parallel streams). Every call has
+a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe it happened), TierFull, ChunkMissing
+(it answered: not there), Fenced (a newer epoch rules). Nothing here verifies digests; `restore.fetch` does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.records import RankManifest
+
+
+class Tier(Protocol):
+    """One place of one job."""
+
+    @property
+    def name(self) -> str:
+        """For messages and metrics: `memory:node-1`, `persistent`."""
+        ...
+
+    def put_layout(self, digest: str, text: str) -> None:
+        """Keeps a layout record; the same digest always has the same text."""
+        ...
+
+    def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
+        """Writes chunk `index` (≤ CHUNK_BYTES). Written again only with the same bytes."""
+        ...
+
+    def put_values(self, save: RankSave, data: bytes) -> None: ...
+
+    def put_digests(self, save: RankSave, data: bytes) -> None: ...
+
+    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
+        """Makes the rank save visible, if all of it is there. Repeating it with the same bytes is success.
+
+        Raises Fenced if `writer_epoch` is overtaken; ChunkMissing if a part is not there or has another length.
+        """
+        ...
+
+    def manifests(self) -> tuple[RankManifest, ...]:
+        """Every visible rank save of the job. A manifest that cannot be read is left out and counted in `damaged`."""
+        ...
+
+    def damaged(self) -> tuple[str, ...]:
+        """Names of index entries that the last `manifests()` could not read."""
+        ...
+
+    def read_layout(self, digest: str) -> str: ...
+
+    def read_values(self, save: RankSave) -> bytes: ...
+
+    def read_digests(self, save: RankSave, offset: int, length: int) -> bytes: ...
+
+    def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
+        """Exactly `length` bytes from `offset` of chunk `index`; fewer there is ChunkMissing."""
+        ...
+
+    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+        """Index entry first, then the data. Absent is success. Raises Fenced."""
+        ...
+
+    def close(self) -> None: ...
