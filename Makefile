@@ -19,3 +19,52 @@ $(VENV)/.ready: pyproject.toml
 
 .PHONY: setup
 setup: $(VENV)/.ready ## make .venv with everything the project needs
+
+.PHONY: demo
+demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
+	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=40,for=12' --compare --run-folder build/demo --report build/demo.json
+
+.PHONY: test
+test: lint test-pure test-simulation test-contract test-integration ## everything that continuous integration runs
+
+.PHONY: lint
+lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test-pure
+test-pure: $(VENV)/.ready ## decisions alone: tables and properties, seconds
+	$(BIN)/pytest tests/pure
+
+.PHONY: test-simulation
+test-simulation: $(VENV)/.ready ## real decisions against modelled faults, deterministic
+	$(BIN)/pytest tests/simulator
+
+.PHONY: test-contract
+test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each, on real servers
+	$(BIN)/pytest tests/contract
+
+.PHONY: test-integration
+test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
+	$(BIN)/pytest tests/integration
+
+SEEDS ?= 2000
+SEED ?=
+.PHONY: simulate
+simulate: $(VENV)/.ready ## SEEDS=2000 runs so many seeds; SEED=7 replays one with its trace
+	PYTHONPATH=tests $(BIN)/python -m simulator $(if $(SEED),--replay $(SEED),--seeds $(SEEDS))
+
+.PHONY: explore
+explore: $(VENV)/.ready ## every schedule of small scopes, to the end
+	PYTHONPATH=tests $(BIN)/python -m simulator --exhaustive
+
+.PHONY: format
+format: $(VENV)/.ready ## rewrite files as the formatter wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: clean
+clean: ## remove what was built here, the environment included
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
