@@ -1,0 +1,109 @@
+"""The Fabric protocol: what provides workers, nodes and holders, and keeps the job and its status.
+
+Touches nothing itself. Implemented by `fabric.processes` (one machine) and by the Kubernetes fabric; called by
+`reconcile` alone. A fabric decides nothing about the world: it shows, and it does as told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPlace:
+    """Where the memory tier runs one holder. Which instance answers there is found by asking it, not by the fabric.
+
+    `process` names one life of the server as far as the fabric can tell (pid and start time, container id): another
+    value means that whatever was held there before is lost. `running` False means known to be dead; a frozen or
+    unreachable one stays True. A place that is left out of `FabricSeen.holders` is unknown (silent), not gone.
+    """
+
+    node: str
+    domain: str
+    host: str
+    port: int
+    process: str
+    running: bool = True
+    admin_user: str = "default"
+    admin_password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSeen:
+    """One consistent look at everything a fabric knows of one job."""
+
+    job: TrainingJob
+    status: JobStatus
+    workers: tuple[WorkerSeen, ...] = ()
+    """Every worker that exists, finished ones included until they are deleted."""
+    nodes: tuple[NodeSeen, ...] = ()
+    holders: tuple[HolderPlace, ...] = ()
+    free_nodes: int | None = None
+    """Nodes that could take another worker now; None where only a scheduler knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What an agent must be told to find its job. Nothing of `secret` may be logged or stand on a command line.
+
+    The fabric adds what only the place knows: SUREFOOT_NODE, SUREFOOT_HOST, SUREFOOT_RUN_FOLDER, the template's own
+    env, and the persistent tier's credentials (`secret_ref`).
+    """
+
+    plain: Mapping[str, str]
+    secret: Mapping[str, str] = field(repr=False)
+
+
+class Fabric(Protocol):
+    """Every call returns within seconds or raises FabricError; all are safe to repeat."""
+
+    async def observe(self) -> FabricSeen:
+        """Looks now. Raises FabricError if it cannot: then nothing is planned, an empty answer is never invented."""
+        ...
+
+    async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
+        """Creates worker (index, attempt); one of this job that exists already is success. Raises FabricError.
+
+        Returns once the worker is recorded, not once it runs; it may stay Pending until a node is free.
+        `avoid_nodes` is a wish: a worker on an avoided node is better than none.
+        """
+        ...
+
+    async def delete_worker(self, worker: DeleteWorker) -> None:
+        """Deletes the worker of that name if its uid is still `uid`; one that is gone is success. Raises FabricError.
+
+        Gently by default (SIGTERM, the grace period, SIGKILL), without waiting for its end; `force` forgets it at
+        once and kills it if its node can be reached.
+        """
+        ...
+
+    async def patch_status(self, new: JobStatus, test_world: World | None) -> None:
+        """Writes the whole status if the stored world's (epoch, state) still is that of `test_world`.
+
+        None means that no world may be stored yet. Raises WorldMoved if the test fails (nothing is written), and
+        FabricError if it is unknown whether it was written. Every write tests, also those that leave the world
+        alone: a stale leader must not write its old world back.
+        """
+        ...
+
+    async def record(self, events: Sequence[Event]) -> None:
+        """Tells people, in order; called after the status write that they speak of. Raises FabricError."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yields whenever something that `observe` shows may have changed, many changes as one; ends on `close`.
+
+        One consumer. Yielding for nothing is allowed (it costs one observation), missing a change is not.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends `changes` and lets go of everything of the operator's own. Workers and holders stay as they are."""
+        ...
