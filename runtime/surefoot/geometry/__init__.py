@@ -1,1 +1,9 @@
+"""Where elements of tensors lie: boxes, blocks, chunks, shares. Pure arithmetic on whole numbers, no framework.
 
+Called by whatever cuts state into a stream (`format`, `state`) and by whatever plans reads from one (`restore`).
+"""
+
+from surefoot.geometry.box import Box as Box
+from surefoot.geometry.box import box_of as box_of
+from surefoot.geometry.tiling import Tiling as Tiling
+from surefoot.geometry.tiling import block_shape as block_shape
