@@ -1,0 +1,143 @@
+"""Which numbers a TrainingJob may hold, and which of them fit together. Pure; called by `reading` and `parse`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot_operator.api.spec import CheckpointPolicy, ElasticPolicy, TrainingJobSpec
+from surefoot_operator.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a number may be. `quantity`: bytes in Kubernetes' notation."""
+
+    least: float = 0
+    above: float | None = None
+    most: float | None = None
+    quantity: bool = False
+
+    def holds(self, value: float) -> bool:
+        if self.above is not None and not value > self.above:
+            return False
+        return value >= self.least and (self.most is None or value <= self.most)
+
+    def sentence(self) -> str:
+        low = f"above {self.above:g}" if self.above is not None else f"of at least {self.least:g}"
+        return low if self.most is None else f"{low} and at most {self.most:g}"
+
+
+_COUNT = Limit(least=1, most=100_000)
+_POSITIVE = Limit(above=0)
+_STEPS = Limit(least=1)
+_BYTES = Limit(quantity=True)
+
+LIMITS = {
+    ("TrainingJobSpec", "replicas"): _COUNT,
+    ("TrainingJobSpec", "nproc_per_node"): Limit(least=1, most=1024),
+    ("ElasticPolicy", "min_replicas"): _COUNT,
+    ("ElasticPolicy", "max_replicas"): _COUNT,
+    ("ElasticPolicy", "replica_increment_step"): _COUNT,
+    ("ElasticPolicy", "replica_discrete_values"): _COUNT,
+    ("RunPolicy", "active_deadline_seconds"): _POSITIVE,
+    ("RunPolicy", "startup_deadline_seconds"): _POSITIVE,
+    ("FailurePolicy", "eval_period_seconds"): _POSITIVE,
+    ("FailurePolicy", "max_no_progress_restarts"): _STEPS,
+    ("FailureRule", "exit_codes"): Limit(least=-64, most=255),
+    ("HealthPolicy", "heartbeat_seconds"): Limit(least=0.05, most=60),
+    ("HealthPolicy", "heartbeat_timeout_seconds"): _POSITIVE,
+    ("HealthPolicy", "step_timeout_seconds"): _POSITIVE,
+    ("MemoryTier", "interval_steps"): _STEPS,
+    ("MemoryTier", "replicas"): Limit(least=1, most=16),
+    ("MemoryTier", "keep"): Limit(least=1, most=1000),
+    ("MemoryTier", "size_limit_bytes"): _BYTES,
+    ("PersistentTier", "interval_steps"): _STEPS,
+    ("PersistentTier", "keep"): Limit(least=1),
+    ("CheckpointPolicy", "expected_bytes"): _BYTES,
+}
+"""Where a number may not be just anything from 0 up."""
+
+
+def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
+    """Numbers of workers that a world may have, ascending."""
+    policy = spec.elastic_policy
+    if policy is None:
+        return (spec.replicas,)
+    if policy.replica_discrete_values:
+        return tuple(sorted(set(policy.replica_discrete_values)))
+    return tuple(range(policy.min_replicas, policy.max_replicas + 1, policy.replica_increment_step))
+
+
+def check_spec(spec: TrainingJobSpec) -> None:
+    """Refuses what no world could satisfy, and numbers that contradict each other."""
+    if spec.elastic_policy is not None:
+        _check_sizes(spec, spec.elastic_policy)
+    health = spec.health_policy
+    if health.heartbeat_timeout_seconds < 2 * health.heartbeat_seconds:
+        raise SpecError(
+            "spec.healthPolicy.heartbeatTimeoutSeconds",
+            health.heartbeat_timeout_seconds,
+            f"at least two heartbeats, {2 * health.heartbeat_seconds:g} seconds, are allowed:"
+            " one late heartbeat is no silence",
+        )
+    names = [rule.name for rule in spec.failure_policy.rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError("spec.failurePolicy.rules", name, "each rule needs a name of its own")
+    _check_checkpoint(spec.checkpoint, min(allowed_sizes(spec)))
+
+
+def _check_sizes(spec: TrainingJobSpec, policy: ElasticPolicy) -> None:
+    path = "spec.elasticPolicy"
+    if policy.min_replicas > policy.max_replicas:
+        raise SpecError(f"{path}.minReplicas", policy.min_replicas, f"at most maxReplicas ({policy.max_replicas})")
+    if policy.replica_discrete_values and policy.replica_increment_step != 1:
+        raise SpecError(
+            f"{path}.replicaIncrementStep", policy.replica_increment_step, "leave it out beside replicaDiscreteValues"
+        )
+    for size in policy.replica_discrete_values:
+        if not policy.min_replicas <= size <= policy.max_replicas:
+            bounds = f"sizes from minReplicas ({policy.min_replicas}) to maxReplicas ({policy.max_replicas})"
+            raise SpecError(f"{path}.replicaDiscreteValues", size, f"{bounds} are allowed")
+    sizes = allowed_sizes(spec)
+    if spec.replicas not in sizes:
+        shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
+        raise SpecError("spec.replicas", spec.replicas, f"the elasticPolicy allows worlds of {shown} workers")
+
+
+def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
+    memory, persistent = policy.memory, policy.persistent
+    if memory.topology_key != "kubernetes.io/hostname":
+        raise SpecError(
+            "spec.checkpoint.memory.topologyKey",
+            memory.topology_key,
+            "only kubernetes.io/hostname is acted upon yet: copies lie on different nodes",
+        )
+    if persistent is not None:
+        _check_uri(persistent.uri, persistent.endpoint)
+    if policy.expected_bytes is not None and memory.size_limit_bytes is not None:
+        copies = min(memory.replicas, least_holders)
+        needed = -(-(memory.keep + 2) * copies * policy.expected_bytes // least_holders)
+        if needed > memory.size_limit_bytes:
+            raise SpecError(
+                "spec.checkpoint.memory.sizeLimit",
+                memory.size_limit_bytes,
+                f"at least {needed} bytes a node are needed at the smallest world ({least_holders} workers):"
+                f" {memory.keep} kept, one in flight and one pinned, {copies} copies of {policy.expected_bytes} bytes",
+            )
+
+
+def _check_uri(uri: str, endpoint: str | None) -> None:
+    path = "spec.checkpoint.persistent"
+    for name, value in (("uri", uri), ("endpoint", endpoint or "")):
+        if "@" in value.split("://", 1)[-1].split("/", 1)[0]:
+            # never repeat it: what stands before the @ is a password
+            raise SpecError(f"{path}.{name}", "(not shown)", "credentials are not allowed here; use secretRef")
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file" and rest.startswith("/") and len(rest) > 1:
+        if endpoint is not None:
+            raise SpecError(f"{path}.endpoint", endpoint, "leave it out: a folder has none")
+        return
+    if scheme == "s3" and rest.strip("/") and not rest.startswith("/"):
+        return
+    raise SpecError(f"{path}.uri", uri, "file:///absolute/folder or s3://bucket/prefix is allowed")

@@ -1,0 +1,66 @@
+"""How a field of a dataclass is called in YAML, and which fields of the API are known but not acted upon yet.
+
+Pure. Called by `reading` and `parse`, and by the test that holds docs/api.md equal to the dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from surefoot_operator.api import spec
+
+RENAMED = {
+    ("MemoryTier", "size_limit_bytes"): "sizeLimit",
+    ("FailureRule", "exit_codes"): "onExitCodes",
+    ("Template", "raw"): "",
+    ("FailureRule", "operator"): "",
+}
+"""Where YAML does not simply say the field in camelCase; empty: it is part of another field."""
+
+NOT_YET: dict[str, dict[str, str]] = {
+    "TrainingJobSpec": {
+        "spares": "the world shrinks and grows without them",
+        "managedBy": "only this operator manages jobs",
+        "nodeSelector": "put it into template.spec",
+    },
+    "ElasticPolicy": {"gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"},
+    "RunPolicy": {
+        "cleanPodPolicy": "workers leave when the job ends",
+        "schedulingPolicy": "put queue and priority into template",
+        "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
+        "ttlSecondsAfterFinished": "delete the job yourself",
+    },
+    "FailurePolicy": {
+        "restartStrategy": "trainers are always restarted in place where a worker lives",
+        "maxNumRepeatOffendersToAvoid": "nodes are avoided only for the replacement of what died there",
+    },
+    "FailureRule": {"onPodConditions": "rules match exit codes"},
+    "HealthPolicy": {"nodeSignals": "loss is judged from agents, workers and the nodes' readiness"},
+    "MemoryTier": {"intervalSeconds": "use intervalSteps"},
+    "PersistentTier": {"intervalSeconds": "use intervalSteps"},
+    "CheckpointPolicy": {"onEviction": "an agent that is told to end drains what is staged"},
+    "RestoreFrom": {"uri": "name the older job's uid", "step": "the newest checkpoint is taken"},
+}
+"""Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""
+
+
+def camel_case(name: str) -> str:
+    """`min_replicas` -> `minReplicas`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def yaml_name(cls: type[Any], field: str) -> str:
+    """The name of `cls.field` in YAML, or "" where it has none of its own."""
+    return RENAMED.get((cls.__name__, field), camel_case(field))
+
+
+def yaml_fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """YAML name -> field, without those that are refused for now."""
+    refused = NOT_YET.get(cls.__name__, {})
+    named = {yaml_name(cls, field.name): field for field in dataclasses.fields(cls)}
+    return {name: field for name, field in named.items() if name and name not in refused}
+
+
+API_VERSION = f"{spec.GROUP}/{spec.VERSION}"

@@ -1,0 +1,206 @@
+"""A TrainingJob that parses is sound; one that does not names the path, the value and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from surefoot_operator.api.parse import parse_job, parse_yaml
+from surefoot_operator.api.spec import HealthPolicy, MemoryTier
+from surefoot_operator.errors import SpecError
+
+SMALLEST: dict[str, Any] = {
+    "apiVersion": "surefoot.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "gpt"},
+    "spec": {
+        "replicas": 3,
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4},
+        "checkpoint": {"memory": {}, "persistent": {"uri": "s3://bucket/prefix"}},
+        "healthPolicy": {},
+        "runPolicy": {},
+        "failurePolicy": {"rules": [{"name": "data", "action": "FailJob", "onExitCodes": {"values": [42]}}]},
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "trainer", "command": ["python", "train.py"], "env": []}],
+            }
+        },
+    },
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The smallest job with one place changed; `...` removes it."""
+    body = copy.deepcopy(SMALLEST)
+    at: Any = body
+    *way, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    for part in way:
+        at = at[part]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return body
+
+
+TRAINER = "spec.template.spec.containers.0"
+
+BROKEN: list[tuple[str, object, str, str]] = [
+    ("apiVersion", "surefoot.dev/v2", "apiVersion", "surefoot.dev/v1alpha1"),
+    ("kind", "TrainJob", "kind", "TrainingJob"),
+    ("metadata.name", "Not_A_Name", "metadata.name", "a-z"),
+    ("metadata.generation", "x", "metadata.generation", "whole number"),
+    ("spec.replicas", 0, "spec.replicas", "at least 1"),
+    ("spec.replicas", "3", "spec.replicas", "whole number"),
+    ("spec.replicas", 3.0, "spec.replicas", "whole number"),
+    ("spec.replicas", True, "spec.replicas", "whole number"),
+    ("spec.replicas", 9, "spec.replicas", "2, 3, 4"),
+    ("spec.suspend", "yes", "spec.suspend", "true or false"),
+    ("spec.elasticPolicy.minReplica", 2, "spec.elasticPolicy", "did you mean minReplicas?"),
+    ("spec.elasticPolicy.minReplicas", 5, "spec.elasticPolicy.minReplicas", "at most maxReplicas (4)"),
+    ("spec.elasticPolicy.minReplicas", ..., "spec.elasticPolicy.minReplicas", "required"),
+    ("spec.elasticPolicy.replicaIncrementStep", 2, "spec.replicas", "worlds of 2, 4 workers"),
+    ("spec.elasticPolicy.replicaDiscreteValues", [2, 7], "spec.elasticPolicy.replicaDiscreteValues", "to maxReplicas"),
+    ("spec.elasticPolicy.replicaDiscreteValues", [2, 4], "spec.replicas", "worlds of 2, 4 workers"),
+    ("spec.elasticPolicy.scaleUpSnoozeSeconds", -1, "spec.elasticPolicy.scaleUpSnoozeSeconds", "at least 0"),
+    ("spec.healthPolicy.heartbeatSeconds", -0.5, "spec.healthPolicy.heartbeatSeconds", "at least 0.05"),
+    ("spec.healthPolicy.heartbeatTimeoutSeconds", 0.6, "spec.healthPolicy.heartbeatTimeoutSeconds", "two heartbeats"),
+    ("spec.healthPolicy.stepTimeoutSeconds", float("inf"), "spec.healthPolicy.stepTimeoutSeconds", "above 0"),
+    ("spec.checkpoint.memory.intervalSteps", -10, "spec.checkpoint.memory.intervalSteps", "at least 1"),
+    ("spec.checkpoint.memory.sizeLimit", "8GiB", "spec.checkpoint.memory.sizeLimit", "8Gi"),
+    ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
+    ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
+    ("spec.checkpoint.persistent.uri", "/tmp/x", "spec.checkpoint.persistent.uri", "file:///"),
+    ("spec.checkpoint.persistent.uri", ..., "spec.checkpoint.persistent.uri", "required"),
+    ("spec.failurePolicy.rules.0.action", "Pray", "spec.failurePolicy.rules[0].action", "FailJob"),
+    ("spec.failurePolicy.rules.0.onExitCodes", ..., "spec.failurePolicy.rules[0].onExitCodes", "mapping"),
+    (
+        "spec.failurePolicy.rules.0.onExitCodes.values",
+        [999],
+        "spec.failurePolicy.rules[0].onExitCodes.values[0]",
+        "255",
+    ),
+    ("spec.template.spec.restartPolicy", "OnFailure", "spec.template.spec.restartPolicy", "Never"),
+    (f"{TRAINER}.command", ..., "spec.template.spec.containers[0].command", "required"),
+    (f"{TRAINER}.command", "python train.py", "spec.template.spec.containers[0].command", "list"),
+    (f"{TRAINER}.args", [1], "spec.template.spec.containers[0].args[0]", "text"),
+    (f"{TRAINER}.name", "main", "spec.template.spec.containers", "named trainer"),
+    (
+        f"{TRAINER}.env",
+        [{"name": "SUREFOOT_JOB_UID", "value": "x"}],
+        "spec.template.spec.containers[0].env[0].name",
+        "",
+    ),
+    ("spec.template", ..., "spec.template", "mapping"),
+    ("spec", ..., "spec", "mapping"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "where", "allowed"), BROKEN)
+def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
+    path: str, value: object, where: str, allowed: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_job(changed(path, value))
+    assert caught.value.path == where
+    assert allowed in str(caught.value)
+    if value is not ... and not isinstance(value, list | dict) and "did you mean" not in allowed:
+        assert repr(value) in str(caught.value) or allowed.startswith("worlds") or "maxReplicas" in allowed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.spares",
+        "spec.managedBy",
+        "spec.elasticPolicy.gracefulShutdownTimeoutSeconds",
+        "spec.runPolicy.cleanPodPolicy",
+        "spec.runPolicy.schedulingPolicy",
+        "spec.failurePolicy.maxNumRepeatOffendersToAvoid",
+        "spec.healthPolicy.nodeSignals",
+        "spec.checkpoint.memory.intervalSeconds",
+        "spec.checkpoint.persistent.intervalSeconds",
+        "spec.checkpoint.onEviction",
+    ],
+)
+def test_a_field_that_is_not_acted_upon_yet_is_refused_by_name(path: str) -> None:
+    with pytest.raises(SpecError, match="not acted upon yet") as caught:
+        parse_job(changed(path, 1))
+    assert caught.value.path == path
+
+
+def test_what_is_left_out_has_the_documented_default() -> None:
+    spec = parse_job(SMALLEST).spec
+    assert spec.health_policy == HealthPolicy(0.5, 3.0, 600.0)
+    assert spec.checkpoint.memory == MemoryTier(interval_steps=10, replicas=2, keep=2)
+    assert spec.elastic_policy is not None
+    assert spec.elastic_policy.scale_up_snooze_seconds == spec.elastic_policy.faulty_scale_down_timeout_seconds == 0.0
+    assert (spec.checkpoint.drain_grace_seconds, spec.checkpoint.holder_return_seconds) == (1.0, 10.0)
+    assert spec.checkpoint.on_total_loss == "Fail"
+    assert spec.failure_policy.rules[0].exit_codes == (42,)
+
+
+def test_bytes_are_read_as_kubernetes_writes_them() -> None:
+    job = parse_job(changed("spec.checkpoint.memory.sizeLimit", "1.5Gi"))
+    assert job.spec.checkpoint.memory.size_limit_bytes == 3 * 2**29
+
+
+def test_a_memory_limit_that_the_smallest_world_cannot_keep_is_refused() -> None:
+    body = changed("spec.checkpoint.expectedBytes", "1Gi")
+    body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "3Gi"
+    with pytest.raises(SpecError, match="smallest world"):
+        parse_job(body)
+    body["spec"]["checkpoint"]["memory"]["sizeLimit"] = "4Gi"
+    parse_job(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        changed("spec.checkpoint.persistent.uri", "s3://key:hunter2@bucket/prefix"),
+        changed("spec.checkpoint.persistent.endpoint", "https://key:hunter2@s3.example"),
+        changed("spec.checkpoint.persistent.secretKey", "hunter2"),
+        changed(f"{TRAINER}.env", [{"name": "PASSWORD", "value": ["hunter2"]}]),
+        changed(f"{TRAINER}.env", "hunter2"),
+    ],
+)
+def test_a_refusal_does_not_repeat_a_secret(body: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_job(body)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("kind: [TrainingJob\npassword: hunter2", "line 2"),
+        ("kind: a\nkind: b", "'kind' is not allowed; each field may stand once"),
+        ("", "exactly one"),
+        ("a: 1\n---\na: 2", "exactly one"),
+        ("just words", "mapping"),
+        ("a: !!python/object/apply:os.system ['true']", "not YAML"),
+        ("a: \x00", "not YAML"),
+        ("a: &x [*x]", "allowed"),
+    ],
+)
+def test_yaml_that_is_none_says_where_and_shows_no_content(content: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_yaml(content)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_yaml_reads_as_its_mapping_does() -> None:
+    assert parse_yaml(yaml.safe_dump(SMALLEST)) == parse_job(SMALLEST)
+
+
+def test_an_alias_that_contains_itself_is_refused() -> None:
+    body = copy.deepcopy(SMALLEST)
+    body["spec"]["template"]["metadata"] = loop = {}
+    loop["again"] = loop
+    with pytest.raises(SpecError, match="JSON"):
+        parse_job(body)
