@@ -2,6 +2,10 @@
 
 Pure. A message carries its version and its type; whatever is unknown, missing, foreign or of another type is refused
 by name, because a guessed field is how an old world's word ends up believed.
+
+How a version grows: a field that version N adds has `field(default=…, metadata={"since": N})` (`since(N, default)`),
+a whole message type has `SINCE: ClassVar[int] = N`. Towards an older peer such fields are left out and such messages
+are refused; from an older peer the fields take their defaults.
 """
 
 from __future__ import annotations
@@ -16,6 +20,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from surefoot.errors import ProtocolError
 
 
+def since(version: int, default: Any) -> Any:
+    """A dataclass field that `version` added; peers of older versions neither send nor get it."""
+    return dataclasses.field(default=default, metadata={"since": version})
+
+
 class Codec:
     """Encodes and decodes a closed set of message types, speaking versions `oldest` to `version`."""
 
@@ -24,63 +33,102 @@ class Codec:
         self._version = version
         self._oldest = oldest
 
-    def encode(self, message: Any) -> str:
-        """JSON text of one message."""
-        body = {"v": self._version, "type": type(message).__name__, **dataclasses.asdict(message)}
-        return json.dumps(body, separators=(",", ":"))
+    def encode(self, message: Any, version: int | None = None) -> str:
+        """JSON text of one message as `version` of the protocol writes it (None: the newest).
+
+        Raises ProtocolError for a message that this version does not have: the caller asks first, or does without.
+        """
+        version = self._version if version is None else version
+        cls = type(message)
+        self._check_version(version, cls.__name__)
+        if _since(cls) > version:
+            raise ProtocolError(f"{cls.__name__} came with version {_since(cls)}, this peer speaks {version}")
+        return json.dumps({"v": version, "type": cls.__name__, **_fields(message, version)}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
         """The message in `text`; raises ProtocolError that names what is foreign about it."""
+        return self.decode_versioned(text)[0]
+
+    def decode_versioned(self, text: str | bytes) -> tuple[Any, int]:
+        """The message in `text` and the version it speaks; raises ProtocolError as `decode` does."""
         try:
             body = json.loads(text)
-        except (ValueError, UnicodeDecodeError) as error:
+        except (ValueError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a message is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise ProtocolError(f"a message is a JSON {type(body).__name__}, not an object")
         version, name = body.pop("v", None), body.pop("type", None)
-        if not isinstance(version, int) or not self._oldest <= version <= self._version:
+        if type(version) is not int:
+            raise ProtocolError(f"message {name!r} has version {version!r}, which is not a whole number")
+        self._check_version(version, name)
+        cls = self._types.get(name) if isinstance(name, str) else None
+        if cls is None or _since(cls) > version:
+            raise ProtocolError(f"no message of version {version} is called {name!r}")
+        return _build(cls, body, str(name), version), version
+
+    def _check_version(self, version: int, name: object) -> None:
+        if not self._oldest <= version <= self._version:
             spoken = f"{self._oldest} to {self._version}"
             raise ProtocolError(
                 f"message {name!r} speaks version {version!r}, this side {spoken}: upgrade the older one"
             )
-        cls = self._types.get(name) if isinstance(name, str) else None
-        if cls is None:
-            raise ProtocolError(f"no message is called {name!r}")
-        return _build(cls, body, str(name))
+
+
+def _since(cls: type[Any]) -> int:
+    return int(getattr(cls, "SINCE", 1))
+
+
+def _fields(value: Any, version: int) -> dict[str, Any]:
+    return {
+        f.name: _plain(getattr(value, f.name), version)
+        for f in dataclasses.fields(value)
+        if f.metadata.get("since", 1) <= version
+    }
+
+
+def _plain(value: Any, version: int) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _fields(value, version)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, version) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, version) for key, item in value.items()}
+    return value
 
 
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
-def _build(cls: type[Any], body: dict[str, Any], path: str) -> Any:
+def _build(cls: type[Any], body: dict[str, Any], path: str, version: int) -> Any:
     hints = _HINTS.get(cls)
     if hints is None:
         hints = _HINTS[cls] = typing.get_type_hints(cls)
-    foreign = sorted(set(body) - set(hints))
+    spoken = {f.name for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= version}
+    foreign = sorted(set(body) - spoken)
     if foreign:
-        raise ProtocolError(f"{path} has no field {foreign[0]!r}")
+        raise ProtocolError(f"{path} has no field {foreign[0]!r} in version {version}")
     try:
-        return cls(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in body.items()})
+        return cls(**{name: _value(hints[name], value, f"{path}.{name}", version) for name, value in body.items()})
     except TypeError as error:
         raise ProtocolError(f"{path} is incomplete: {error}") from error
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _value(hint: Any, value: Any, path: str, version: int) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _value(next(a for a in arguments if a is not type(None)), value, path)
+        return _value(next(a for a in arguments if a is not type(None)), value, path, version)
     if origin is Literal:
         if value not in arguments:
             raise ProtocolError(f"{path} is {value!r}, not one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
-        return _tuple(arguments, value, path)
+        return _tuple(arguments, value, path, version)
     if origin is dict and isinstance(value, dict):
-        return {str(k): _value(arguments[1], v, f"{path}[{k!r}]") for k, v in value.items()}
+        return {str(k): _value(arguments[1], v, f"{path}[{k!r}]", version) for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _build(typing.cast(type[Any], hint), value, path)
+        return _build(typing.cast(type[Any], hint), value, path, version)
     if hint is float and type(value) in (int, float):
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:
@@ -88,11 +136,12 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     raise ProtocolError(f"{path} is {value!r}, which is not of type {getattr(hint, '__name__', hint)}")
 
 
-def _tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+def _tuple(arguments: tuple[Any, ...], value: Any, path: str, version: int) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise ProtocolError(f"{path} is {value!r}, not a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_value(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(_value(arguments[0], item, f"{path}[{i}]", version) for i, item in enumerate(value))
     if len(value) != len(arguments):
         raise ProtocolError(f"{path} has {len(value)} entries, not {len(arguments)}")
-    return tuple(_value(a, item, f"{path}[{i}]") for i, (a, item) in enumerate(zip(arguments, value, strict=True)))
+    pairs = enumerate(zip(arguments, value, strict=True))
+    return tuple(_value(a, item, f"{path}[{i}]", version) for i, (a, item) in pairs)

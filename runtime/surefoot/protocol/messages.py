@@ -3,6 +3,10 @@
 Both sides speak versions N and N−1 (`VERSION`, `OLDEST`). Decoding is strict: an unknown type, a missing or foreign
 field, or an older version is refused by name (`ProtocolError`), never guessed. `encode` and `decode` are the only
 ways in and out.
+
+Which version a line speaks is settled before its first message, as the WebSocket's subprotocol: the agent offers
+`SUBPROTOCOLS`, the coordinator picks the newest that it has, and both encode for `version_of(picked)`. A line without
+one speaks the version of its Hello.
 """
 
 from __future__ import annotations
@@ -265,7 +269,9 @@ class Holders:
 class Hold:
     """A planned change: save exactly at `step` and wait there.
 
-    `propose` asks; `bind` follows once all accepted; `cancel` lets a rank that waits at an unbound step go on.
+    `propose` asks; `bind` follows once all accepted; `cancel` lets a rank that waits at an unbound step go on. Said
+    again on a new connection: the agent answers again, HoldAnswer to a proposal, Held if it already holds there.
+    `cancel` with step 0 cancels whatever hold the agent knows of (a coordinator that returned knows of none).
     """
 
     epoch: int
@@ -342,11 +348,26 @@ Message = FromAgent | ToAgent
 _CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST)
 
 
-def encode(message: Message) -> str:
-    """One message as JSON text."""
-    return _CODEC.encode(message)
+SUBPROTOCOLS = tuple(f"surefoot.v{n}" for n in range(VERSION, OLDEST - 1, -1))
+"""What is offered and picked when the WebSocket opens, the newest first."""
+
+
+def version_of(subprotocol: str | None) -> int | None:
+    """The protocol version that a picked subprotocol means; None if none of ours was picked."""
+    return int(subprotocol.removeprefix("surefoot.v")) if subprotocol in SUBPROTOCOLS else None
+
+
+def encode(message: Message, version: int | None = None) -> str:
+    """One message as JSON text of `version` (None: ours). Raises ProtocolError if that version does not have it."""
+    return _CODEC.encode(message, version)
 
 
 def decode(text: str | bytes) -> Message:
     """The message in `text`; raises ProtocolError that names what is foreign about it."""
-    return typing.cast(Message, _CODEC.decode(text))
+    return decode_versioned(text)[0]
+
+
+def decode_versioned(text: str | bytes) -> tuple[Message, int]:
+    """The message in `text` and the version it speaks; raises ProtocolError as `decode` does."""
+    message, version = _CODEC.decode_versioned(text)
+    return typing.cast(Message, message), version

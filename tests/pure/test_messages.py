@@ -1,0 +1,168 @@
+"""The agents' line on the wire: every message round-trips, whatever is foreign is refused by name, versions meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol import messages
+from surefoot.protocol.codec import Codec, since
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped, decode, decode_versioned, encode
+
+EVERY_TYPE = (*get_args(messages.FromAgent), *get_args(messages.ToAgent))
+
+
+@given(st.one_of([st.from_type(t) for t in EVERY_TYPE]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_message_comes_back_as_it_was_sent(message: messages.Message) -> None:
+    text = encode(message)
+    assert encode(decode(text)) == text
+
+
+def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
+    sent = Heartbeat(epoch=2, stopped=2, warm=True, step=7, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4))
+    assert decode_versioned(encode(sent)) == (sent, messages.VERSION)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "JSON list"),
+        ('{"type":"Stopped","epoch":1}', "version None"),
+        ('{"v":true,"type":"Stopped","epoch":1}', "version True"),
+        ('{"v":0,"type":"Stopped","epoch":1}', "upgrade the older one"),
+        (f'{{"v":{messages.VERSION + 1},"type":"Stopped","epoch":1}}', "upgrade the older one"),
+        ('{"v":1,"type":"Stapped","epoch":1}', "'Stapped'"),
+        ('{"v":1,"type":["Stopped"],"epoch":1}', "no message"),
+        ('{"v":1,"type":"Stopped","epoch":1,"colour":"red"}', "'colour'"),
+        ('{"v":1,"type":"Stopped"}', "epoch"),
+        ('{"v":1,"type":"Stopped","epoch":"1"}', "Stopped.epoch"),
+        ('{"v":1,"type":"Stopped","epoch":true}', "Stopped.epoch"),
+        ('{"v":1,"type":"Hold","epoch":1,"step":2,"verb":"maybe"}', "Hold.verb"),
+        (
+            '{"v":1,"type":"PersistentDropped","request":1,"error":{"a":1}}',
+            "PersistentDropped.error",
+        ),
+    ],
+)
+def test_what_is_foreign_is_refused_and_named(text: str, named: str) -> None:
+    with pytest.raises(ProtocolError, match=named.replace("[", "\\[")):
+        decode(text)
+
+
+def test_a_member_of_a_list_is_named_by_its_place() -> None:
+    body = json.loads(encode(Heartbeat(epoch=1, stopped=1, warm=True, step=1, pending=(Checkpoint(1, 1),))))
+    body["pending"][0]["step"] = "one"
+    with pytest.raises(ProtocolError, match=r"Heartbeat\.pending\[0\]\.step"):
+        decode(json.dumps(body))
+
+
+def test_this_side_offers_its_versions_newest_first() -> None:
+    assert messages.SUBPROTOCOLS[0] == f"surefoot.v{messages.VERSION}"
+    assert [messages.version_of(name) for name in messages.SUBPROTOCOLS] == list(
+        range(messages.VERSION, messages.OLDEST - 1, -1)
+    )
+    assert messages.version_of(None) is None
+    assert messages.version_of("chat") is None
+    assert messages.version_of("surefoot.v99") is None
+
+
+# ---- a synthetic version 2, as the next release will be ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    a: int
+    b: str = since(2, "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    step: int
+    parts: tuple[Inner, ...] = ()
+    colour: str = since(2, "grey")
+
+
+@dataclass(frozen=True, slots=True)
+class Novelty:
+    SINCE: ClassVar[int] = 2
+    text: str
+
+
+NEW = Codec((Report, Novelty), version=2, oldest=1)
+
+
+def test_a_newer_side_leaves_out_what_an_older_one_would_refuse() -> None:
+    full = Report(3, (Inner(1, "x"),), "red")
+    assert json.loads(NEW.encode(full, 1)) == {"v": 1, "type": "Report", "step": 3, "parts": [{"a": 1}]}
+    assert NEW.decode(NEW.encode(full)) == full
+
+
+def test_a_newer_side_fills_in_what_an_older_one_did_not_say() -> None:
+    text = '{"v":1,"type":"Report","step":3,"parts":[{"a":1}]}'
+    assert NEW.decode_versioned(text) == (Report(3, (Inner(1, "unknown"),), "grey"), 1)
+
+
+def test_an_older_message_with_a_newer_field_is_foreign() -> None:
+    with pytest.raises(ProtocolError, match="'colour' in version 1"):
+        NEW.decode('{"v":1,"type":"Report","step":3,"colour":"red"}')
+
+
+def test_a_message_that_the_peer_does_not_know_is_not_sent_to_it() -> None:
+    with pytest.raises(ProtocolError, match="came with version 2, this peer speaks 1"):
+        NEW.encode(Novelty("x"), 1)
+    with pytest.raises(ProtocolError, match="no message of version 1 is called 'Novelty'"):
+        NEW.decode('{"v":1,"type":"Novelty","text":"x"}')
+
+
+def test_an_older_and_a_newer_side_understand_each_other_in_the_older_version() -> None:
+    @dataclass(frozen=True, slots=True)
+    class OldReport:
+        step: int
+
+    OldReport.__name__ = "Report"
+    old = Codec((OldReport,), version=1, oldest=1)
+    assert old.decode(NEW.encode(Report(4, (), "red"), 1).replace(',"parts":[]', "")) == OldReport(4)
+    assert NEW.decode(old.encode(OldReport(5))) == Report(5)
+
+
+def test_a_version_that_is_too_old_is_refused() -> None:
+    third = Codec((Report,), version=3, oldest=2)
+    with pytest.raises(ProtocolError, match="this side 2 to 3"):
+        third.decode('{"v":1,"type":"Report","step":3}')
+    with pytest.raises(ProtocolError, match="this side 2 to 3"):
+        third.encode(Report(1), 1)
+
+
+def test_plain_dictionaries_and_tuples_of_tuples_survive() -> None:
+    assign = Assign(
+        epoch=3,
+        world=2,
+        first_rank=0,
+        local_ranks=1,
+        group_rank=0,
+        group_size=2,
+        restarts=1,
+        parent=Checkpoint(2, 10),
+        lineage=((1, None, 3), (2, Checkpoint(1, 4), 2)),
+        token="t",
+        hosts_store=True,
+        store=None,
+        holders=(),
+        targets=(),
+        replicas=2,
+    )
+    assert decode(encode(assign)) == assign
+    listing = messages.Listing(request=1, layouts={"d": "{}"})
+    assert decode(encode(listing)) == listing
+    assert decode(encode(Hold(1, 2, "bind"))) == Hold(1, 2, "bind")
+    assert decode(encode(Stopped(4)).encode()) == Stopped(4)
