@@ -1,1 +1,63 @@
-"""..."""
+"""When to save. Pure: a step's number, the rank's own level and the coordinator's decide, and nothing else.
+
+A step is due iff it is a multiple of interval·2^level. Levels only ever halve the set of due steps, so the sets that
+different ranks save nest, and ranks that back off differently still meet at every step that the slowest one saves.
+Called by `checkpointer`, once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+HIGHEST_LEVEL = 10
+"""Backing off ends at every 1,024th interval."""
+
+LOWER_AFTER = 8
+"""A rank that raised its own level lowers it by one after so many saves in a row for which a slot was free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A rank's own level and how many due saves in a row it could stage since it last changed."""
+
+    level: int = 0
+    streak: int = 0
+
+    def skipped(self) -> Backoff:
+        """A due save had no free slot: half as many saves from here on."""
+        return Backoff(min(self.level + 1, HIGHEST_LEVEL), 0)
+
+    def staged(self) -> Backoff:
+        """A due save was staged; after a streak of them the level comes down again."""
+        if self.level == 0:
+            return self
+        if self.streak + 1 >= LOWER_AFTER:
+            return Backoff(self.level - 1, 0)
+        return replace(self, streak=self.streak + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The job's intervals in steps; the persistent one counts only where there is a persistent tier."""
+
+    interval_steps: int
+    persistent_interval_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval_steps < 1 or (self.persistent_interval_steps or 1) < 1:
+            raise ValueError(
+                f"intervals of {self.interval_steps} and {self.persistent_interval_steps} steps: each must be at least 1"
+            )
+
+    def due(self, step: int, level: int) -> bool:
+        """Whether `step` is to be saved at `level`; steps meant for the persistent tier are due at every level."""
+        if step < 1:
+            return False
+        return step % (self.interval_steps << min(level, HIGHEST_LEVEL)) == 0 or self.persistent_due(step)
+
+    def persistent_due(self, step: int) -> bool:
+        """Whether the save of `step` is promoted: every persistent interval, rounded up to whole memory intervals."""
+        if self.persistent_interval_steps is None or step < 1:
+            return False
+        intervals = -(-self.persistent_interval_steps // self.interval_steps)
+        return step % (intervals * self.interval_steps) == 0

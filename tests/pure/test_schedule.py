@@ -1,0 +1,69 @@
+"""When to save: the sets of due steps nest, and ranks that back off meet again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.schedule import HIGHEST_LEVEL, LOWER_AFTER, Backoff, Schedule
+
+schedules = st.builds(Schedule, st.integers(1, 50), st.none() | st.integers(1, 500))
+
+
+@given(schedules, st.integers(0, 100_000), st.integers(0, HIGHEST_LEVEL - 1))
+def test_what_a_higher_level_saves_a_lower_one_saves_too(schedule: Schedule, step: int, level: int) -> None:
+    if schedule.due(step, level + 1):
+        assert schedule.due(step, level)
+
+
+@given(st.integers(1, 50), st.integers(1, 10_000), st.integers(0, HIGHEST_LEVEL))
+def test_a_step_is_due_iff_it_is_a_multiple_of_the_interval_doubled_level_times(k: int, step: int, level: int) -> None:
+    assert Schedule(k).due(step, level) == (step % (k * 2**level) == 0)
+
+
+@given(st.integers(1, 50), st.integers(1, 500), st.integers(1, 10_000), st.integers(0, HIGHEST_LEVEL))
+def test_steps_for_the_persistent_tier_depend_on_the_step_alone(k: int, wanted: int, step: int, level: int) -> None:
+    schedule = Schedule(k, wanted)
+    if schedule.persistent_due(step):
+        assert schedule.due(step, level)
+        assert step % k == 0
+    else:
+        assert schedule.due(step, level) == Schedule(k).due(step, level)
+
+
+def test_the_persistent_interval_is_rounded_up_to_whole_memory_intervals() -> None:
+    schedule = Schedule(10, 25)
+    assert [step for step in range(100) if schedule.persistent_due(step)] == [30, 60, 90]
+
+
+def test_step_nought_is_never_due() -> None:
+    assert not Schedule(1, 1).due(0, 0)
+
+
+def test_a_skip_raises_the_level_and_a_streak_lowers_it_by_one() -> None:
+    backoff = Backoff().skipped().skipped()
+    assert backoff == Backoff(2, 0)
+    for _ in range(LOWER_AFTER - 1):
+        backoff = backoff.staged()
+    assert backoff.level == 2
+    assert backoff.staged() == Backoff(1, 0)
+
+
+def test_a_skip_ends_the_streak() -> None:
+    backoff = Backoff(1, LOWER_AFTER - 1).skipped()
+    assert backoff == Backoff(2, 0)
+
+
+def test_the_level_stays_between_nought_and_the_highest() -> None:
+    backoff = Backoff()
+    for _ in range(HIGHEST_LEVEL + 5):
+        backoff = backoff.skipped()
+    assert backoff.level == HIGHEST_LEVEL
+    assert Backoff().staged() == Backoff()
+
+
+@pytest.mark.parametrize(("interval", "persistent"), [(0, None), (-1, None), (1, -5)])
+def test_an_interval_below_one_step_is_refused(interval: int, persistent: int | None) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Schedule(interval, persistent)
