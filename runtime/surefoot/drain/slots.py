@@ -1,0 +1,257 @@
+"""The words of `transitions`: what a slot can be, what can happen to it, and what is to be done. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+
+Phase = Literal["writing", "committing", "resting", "stopping", "done", "refused", "lost"]
+RUNNING: frozenset[Phase] = frozenset({"writing", "committing", "stopping"})
+"""Phases in which a thread may be reading the slot's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSave:
+    """What lies in a sealed slot: a stream of `stream_bytes`, and behind it the JSON of the plain values."""
+
+    save: RankSave
+    world: int
+    incarnation: str
+    layout: str
+    stream_bytes: int
+    values_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """The way of one save to one target."""
+
+    target: HolderId
+    phase: Phase = "writing"
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The trainer may write here, or is writing: nothing of it is known before it is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Staged, and no target is known to write it to."""
+
+    sealed: SealedSave
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """On its way, a leg a target."""
+
+    sealed: SealedSave
+    since: float
+    legs: tuple[Leg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Decided (`ok` unless it was refused or given up), and waiting for the last reader to leave the memory."""
+
+    sealed: SealedSave
+    ok: bool
+    legs: tuple[Leg, ...]
+
+
+Slot = Free | Sealed | Draining | Committed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to try again and when to give up."""
+
+    attempts: int = 5
+    """Tries of one leg. A target that used them all up gets one try a save until it takes one again."""
+    retry_seconds: float = 0.1
+    """Wait before the second try; doubles each time, ±50 % by the event's `spread`."""
+    homeless_seconds: float = 30.0
+    """How long a save waits while no target is named at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainState:
+    """One arena. `targets`: where saves go, the local one first. `holders`: all whose copies count (⊇ targets)."""
+
+    slots: tuple[Slot, ...]
+    incarnation: str
+    targets: tuple[HolderId, ...] = ()
+    holders: frozenset[HolderId] = frozenset()
+    replicas: int = 1
+    away: frozenset[HolderId] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def replicas_effective(self) -> int:
+        """Acknowledgements that free a slot: as many as there are targets, at most R, never none."""
+        return max(1, min(self.replicas, len(self.targets)))
+
+    def pending(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints staged here and not yet decided, oldest first."""
+        found = {s.sealed.save.checkpoint for s in self.slots if isinstance(s, Sealed | Draining)}
+        return tuple(sorted(found))
+
+    def busy(self) -> bool:
+        return any(not isinstance(slot, Free) for slot in self.slots)
+
+    def next_tick(self) -> float | None:
+        """The earliest time at which a Tick would do something."""
+        times = []
+        for slot in self.slots:
+            legs = slot.legs if isinstance(slot, Draining) else ()
+            times += [leg.retry_at for leg in legs if leg.phase == "resting"]
+            if isinstance(slot, Sealed | Draining) and not self.targets:
+                times.append(slot.since + self.limits.homeless_seconds)
+        return min(times, default=None)
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    slot: int
+    sealed: SealedSave
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWritten:
+    """Every part of the save is on `target`; only the index entry is missing. Answers WriteTo."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """`target` has the index entry. Answers CommitOn."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`target` is fenced: a newer epoch rules. Answers WriteTo or CommitOn."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFailed:
+    """`target` did not take it: away, full, or (missing) restarted meanwhile. Answers WriteTo or CommitOn."""
+
+    slot: int
+    target: HolderId
+    cause: Literal["unavailable", "full", "missing"]
+    now: float
+    spread: float = 0.5
+    """Jitter in [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The leg left the memory without finishing. Answers Stop (as does any other answer of that leg)."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class Retargeted:
+    """An epoch was committed, or holders came or went."""
+
+    targets: tuple[HolderId, ...]
+    holders: frozenset[HolderId]
+    replicas: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainersGone:
+    """Trainers died or were reaped. What they sealed is drained all the same; what they did not is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The worker must go: what is not yet there is given up."""
+
+
+Event = Staged | SaveWritten | Acknowledged | Refused | TargetFailed | Ended | Retargeted | Tick | TrainersGone | Closed
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTo:
+    """Write every part of the slot's save to `target`, again from its beginning."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOn:
+    """Commit on `target` with the epoch of the slot's save as the writer's."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the slot's memory; answer when out of it."""
+
+    slot: int
+    target: HolderId
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    slot: int
+    save: RankSave
+    ok: bool
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The save is on `copies` holders, one more than before."""
+
+    save: RankSave
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    save: RankSave
+    target: HolderId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complain:
+    """Something was staged that may not be."""
+
+    text: str
+
+
+Command = WriteTo | CommitOn | Stop | FreeSlot | Report | GaveUp | Complain

@@ -1,0 +1,220 @@
+"""What becomes of staged saves: pure transitions of one arena's slots. `engine.Drain` carries the commands out.
+
+`step(state, event) -> (state, commands)`; time and chance are fields of events, so the simulator and the property
+tests run exactly this. The rules are the protocol's:
+
+* a slot is drained only once sealed, and only if this incarnation sealed it;
+* the writer's epoch is the slot's own, whatever epoch was heard of since, so a drain goes on when trainers die or a
+  newer epoch is claimed, until a holder refuses it;
+* the slot is free after R_eff acknowledgements, after a refusal, or when no target is left that could take it; then
+  it says how many copies there truly are;
+* memory is never handed back while anything still reads it (`Committed` waits for stragglers to leave).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from surefoot.drain.slots import RUNNING as RUNNING
+from surefoot.drain.slots import Acknowledged as Acknowledged
+from surefoot.drain.slots import Closed as Closed
+from surefoot.drain.slots import Command as Command
+from surefoot.drain.slots import CommitOn as CommitOn
+from surefoot.drain.slots import Committed as Committed
+from surefoot.drain.slots import Complain as Complain
+from surefoot.drain.slots import Draining as Draining
+from surefoot.drain.slots import DrainState as DrainState
+from surefoot.drain.slots import Ended as Ended
+from surefoot.drain.slots import Event as Event
+from surefoot.drain.slots import Free as Free
+from surefoot.drain.slots import FreeSlot as FreeSlot
+from surefoot.drain.slots import GaveUp as GaveUp
+from surefoot.drain.slots import Leg as Leg
+from surefoot.drain.slots import Limits as Limits
+from surefoot.drain.slots import Refused as Refused
+from surefoot.drain.slots import Report as Report
+from surefoot.drain.slots import Retargeted as Retargeted
+from surefoot.drain.slots import SaveWritten as SaveWritten
+from surefoot.drain.slots import Sealed as Sealed
+from surefoot.drain.slots import SealedSave as SealedSave
+from surefoot.drain.slots import Slot as Slot
+from surefoot.drain.slots import Staged as Staged
+from surefoot.drain.slots import Stop as Stop
+from surefoot.drain.slots import TargetFailed as TargetFailed
+from surefoot.drain.slots import Tick as Tick
+from surefoot.drain.slots import TrainersGone as TrainersGone
+from surefoot.drain.slots import WriteTo as WriteTo
+from surefoot.protocol.identities import HolderId
+
+
+def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ...]]:
+    """The next state and what to do. Events that no longer fit (a late answer) change nothing."""
+    commands: list[Command] = []
+    now: float | None = None
+    match event:
+        case Staged(now=now):
+            state = _staged(state, event, commands)
+        case SaveWritten() | Acknowledged() | Refused() | TargetFailed() | Ended():
+            state = _answered(state, event, commands)
+        case Retargeted(targets, holders, replicas, now):
+            state = replace(state, targets=targets, holders=holders | set(targets), replicas=replicas)
+            state = replace(state, away=state.away & state.holders)
+        case Tick(now):
+            state = _woken(state, now, commands)
+        case Closed():
+            for index, slot in enumerate(state.slots):
+                state = _put(state, index, _given_up(index, slot, commands))
+        case TrainersGone():
+            pass
+    for index in range(len(state.slots)):
+        state = _settled(state, index, now, commands)
+    return state, tuple(commands)
+
+
+def _staged(state: DrainState, event: Staged, commands: list[Command]) -> DrainState:
+    save = event.sealed.save
+    if not isinstance(state.slots[event.slot], Free):
+        commands.append(Complain(f"{save} was staged into slot {event.slot}, which is still draining: ignored"))
+        return state
+    if event.sealed.incarnation != state.incarnation:
+        commands.append(Complain(f"{save} was staged by another incarnation ({event.sealed.incarnation}): not drained"))
+        commands.append(FreeSlot(event.slot, save, False, 0))
+        return state
+    return _put(state, event.slot, Sealed(event.sealed, event.now))
+
+
+Answer = SaveWritten | Acknowledged | Refused | TargetFailed | Ended
+
+
+def _answered(state: DrainState, event: Answer, commands: list[Command]) -> DrainState:
+    slot = state.slots[event.slot]
+    if not isinstance(slot, Draining | Committed):
+        return state
+    leg = next((leg for leg in slot.legs if leg.target == event.target and leg.phase in RUNNING), None)
+    if leg is None:
+        return state
+    if leg.phase == "stopping" and isinstance(event, SaveWritten | TargetFailed | Ended):
+        # It left without a result: forgotten, so that the target may be tried anew if it is named again.
+        return _put(state, event.slot, replace(slot, legs=tuple(kept for kept in slot.legs if kept is not leg)))
+    match event:
+        case SaveWritten() if leg.phase == "writing":
+            leg = replace(leg, phase="committing")
+            commands.append(CommitOn(event.slot, event.target))
+        case SaveWritten() | Ended():
+            leg = replace(leg, phase="lost")
+        case Acknowledged():
+            leg = replace(leg, phase="done")
+            state = replace(state, away=state.away - {leg.target})
+        case Refused():
+            leg = replace(leg, phase="refused")
+        case TargetFailed():
+            state, leg = _failed(state, slot, leg, event, commands)
+    slot = replace(slot, legs=_with(slot.legs, leg))
+    if leg.phase == "done":
+        commands.append(Report(slot.sealed.save, _copies(state, slot.legs)))
+    return _put(state, event.slot, slot)
+
+
+def _failed(
+    state: DrainState, slot: Draining | Committed, leg: Leg, event: TargetFailed, commands: list[Command]
+) -> tuple[DrainState, Leg]:
+    """Another try later, or none: after all its tries, or after one if it was away before."""
+    failures = leg.failures + 1
+    if failures < (1 if leg.target in state.away else state.limits.attempts):
+        wait = state.limits.retry_seconds * 2 ** (failures - 1) * (0.5 + event.spread)
+        return state, replace(leg, phase="resting", failures=failures, retry_at=event.now + wait)
+    commands.append(GaveUp(slot.sealed.save, leg.target, event.cause))
+    return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", failures=failures)
+
+
+def _woken(state: DrainState, now: float, commands: list[Command]) -> DrainState:
+    for index, slot in enumerate(state.slots):
+        if not isinstance(slot, Draining):
+            continue
+        legs = []
+        for leg in slot.legs:
+            if leg.phase == "resting" and leg.retry_at <= now:
+                commands.append(WriteTo(index, leg.target))
+                legs.append(replace(leg, phase="writing"))
+            else:
+                legs.append(leg)
+        state = _put(state, index, replace(slot, legs=tuple(legs)))
+    return state
+
+
+def _settled(state: DrainState, index: int, now: float | None, commands: list[Command]) -> DrainState:
+    """What follows for one slot from how things stand: legs that begin or end, a decision, freedom."""
+    slot = state.slots[index]
+    if isinstance(slot, Sealed) and state.targets:
+        slot = Draining(slot.sealed, slot.since, ())
+    elif isinstance(slot, Sealed) and _homeless(state, slot, now):
+        slot = Committed(slot.sealed, False, ())
+    if isinstance(slot, Draining):
+        slot = _decided(state, index, slot, now, commands)
+    if isinstance(slot, Committed) and not any(leg.phase in RUNNING for leg in slot.legs):
+        copies = _copies(state, slot.legs)
+        commands.append(FreeSlot(index, slot.sealed.save, slot.ok and copies > 0, copies))
+        slot = Free()
+    return _put(state, index, slot)
+
+
+def _homeless(state: DrainState, slot: Sealed | Draining, now: float | None) -> bool:
+    return now is not None and now >= slot.since + state.limits.homeless_seconds
+
+
+def _decided(
+    state: DrainState, index: int, slot: Draining, now: float | None, commands: list[Command]
+) -> Draining | Committed:
+    dropped = [leg for leg in slot.legs if leg.target not in state.targets]
+    legs = _stopped(index, slot.legs, [leg.target for leg in dropped], commands)
+    copies = _copies(state, legs)
+    if any(leg.phase == "refused" for leg in legs):
+        return Committed(slot.sealed, False, _stopped(index, legs, state.targets, commands))
+    if copies >= state.replicas_effective:
+        return Committed(slot.sealed, True, _stopped(index, legs, state.targets, commands))
+    used = {leg.target for leg in legs}
+    hoped = copies + sum(leg.phase in ("writing", "committing", "resting") for leg in legs)
+    for target in [t for t in state.targets if t not in used][: state.replicas_effective - hoped]:
+        legs = (*legs, Leg(target))
+        commands.append(WriteTo(index, target))
+    if any(leg.phase in RUNNING or leg.phase == "resting" for leg in legs):
+        return replace(slot, legs=legs)
+    if not state.targets and not copies and not _homeless(state, slot, now):
+        return replace(slot, legs=legs)
+    return Committed(slot.sealed, copies > 0, legs)
+
+
+def _given_up(index: int, slot: Slot, commands: list[Command]) -> Slot:
+    match slot:
+        case Sealed(sealed):
+            return Committed(sealed, False, ())
+        case Draining(sealed, _, legs):
+            return Committed(sealed, True, _stopped(index, legs, [leg.target for leg in legs], commands))
+        case _:
+            return slot
+
+
+def _stopped(index: int, legs: Iterable[Leg], targets: Iterable[HolderId], commands: list[Command]) -> tuple[Leg, ...]:
+    """The legs, those to `targets` told to end: forgotten if they rest, else once they have left the memory."""
+    kept = []
+    for leg in legs:
+        if leg.target in targets and leg.phase in ("writing", "committing"):
+            commands.append(Stop(index, leg.target))
+            kept.append(replace(leg, phase="stopping"))
+        elif leg.target not in targets or leg.phase != "resting":
+            kept.append(leg)
+    return tuple(kept)
+
+
+def _copies(state: DrainState, legs: Iterable[Leg]) -> int:
+    """True copies: acknowledged by holders that still count."""
+    return sum(leg.phase == "done" and leg.target in state.holders for leg in legs)
+
+
+def _with(legs: Iterable[Leg], changed: Leg) -> tuple[Leg, ...]:
+    return tuple(changed if leg.target == changed.target and leg.phase in RUNNING else leg for leg in legs)
+
+
+def _put(state: DrainState, index: int, slot: Slot) -> DrainState:
+    return replace(state, slots=(*state.slots[:index], slot, *state.slots[index + 1 :]))

@@ -1,0 +1,277 @@
+"""The drain's decisions, alone and against an environment that answers, fails, refuses and renames targets at will."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot.drain.transitions import (
+    Acknowledged,
+    Closed,
+    Command,
+    CommitOn,
+    Complain,
+    DrainState,
+    Ended,
+    Event,
+    Free,
+    FreeSlot,
+    GaveUp,
+    Limits,
+    Refused,
+    Report,
+    Retargeted,
+    SaveWritten,
+    Sealed,
+    SealedSave,
+    Staged,
+    Stop,
+    TargetFailed,
+    Tick,
+    TrainersGone,
+    WriteTo,
+    step,
+)
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+
+A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")
+
+
+def sealed(number: int = 10, epoch: int = 3, incarnation: str = "me") -> SealedSave:
+    return SealedSave(RankSave(epoch, number, 0), 1, incarnation, "layout", 100, 10)
+
+
+def state(*targets: HolderId, replicas: int = 2, attempts: int = 3) -> DrainState:
+    return DrainState(
+        (Free(), Free()), "me", targets, frozenset(targets), replicas, limits=Limits(attempts, 0.1, homeless_seconds=5)
+    )
+
+
+def play(begin: DrainState, *events: Event) -> tuple[DrainState, list[Command]]:
+    commands: list[Command] = []
+    for event in events:
+        begin, more = step(begin, event)
+        commands += more
+    return begin, commands
+
+
+def test_a_save_is_written_to_every_target_and_its_slot_is_freed_by_the_last_acknowledgement() -> None:
+    now, commands = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), SaveWritten(0, B), Acknowledged(0, A))
+    save = sealed().save
+    assert commands == [WriteTo(0, A), WriteTo(0, B), CommitOn(0, A), CommitOn(0, B), Report(save, 1)]
+    assert now.pending() == (Checkpoint(3, 10),)
+    now, commands = play(now, Acknowledged(0, B))
+    assert commands == [Report(save, 2), FreeSlot(0, save, True, 2)]
+    assert now.pending() == ()
+
+
+def test_a_refusal_ends_the_save_but_the_slot_waits_for_the_other_writer() -> None:
+    now, commands = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Refused(0, A))
+    assert commands[-1] == Stop(0, B)
+    now, commands = play(now, Ended(0, B))
+    assert commands == [FreeSlot(0, sealed().save, False, 0)]
+
+
+def test_a_target_that_stays_away_is_given_up_and_the_true_copies_are_told() -> None:
+    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    seen: list[Command] = []
+    for attempt in range(3):
+        now, commands = play(now, TargetFailed(0, B, "unavailable", float(attempt)), Tick(attempt + 0.9))
+        seen += commands
+    assert seen == [
+        WriteTo(0, B),
+        WriteTo(0, B),
+        GaveUp(sealed().save, B, "unavailable"),
+        FreeSlot(0, sealed().save, True, 1),
+    ]
+    assert now.away == {B}
+
+
+def test_a_target_known_to_be_away_gets_one_try_and_all_of_them_again_after_it_took_one() -> None:
+    away = replace(state(A, B), away=frozenset({B}))
+    now, commands = play(away, Staged(0, sealed(), 0), TargetFailed(0, B, "full", 0))
+    assert GaveUp(sealed().save, B, "full") in commands
+    now, _ = play(now, SaveWritten(0, A), Acknowledged(0, A))
+    now, _ = play(now, Staged(1, sealed(20), 1), SaveWritten(1, B), Acknowledged(1, B))
+    assert now.away == frozenset()
+
+
+def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
+    now, _ = play(state(A), Staged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, spread=0.0))
+    assert now.next_tick() == pytest.approx(10.05)
+    now, commands = play(now, Tick(10.04))
+    assert commands == []
+    now, commands = play(now, Tick(10.05), TargetFailed(0, A, "full", 11.0, spread=0.5))
+    assert commands == [WriteTo(0, A)]
+    assert now.next_tick() == pytest.approx(11.2)
+
+
+def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() -> None:
+    now, commands = play(state(), Staged(0, sealed(), 0), Tick(4.9))
+    assert commands == []
+    assert isinstance(now.slots[0], Sealed)
+    _, commands = play(now, Retargeted((A,), frozenset({A}), 2, 4.95))
+    assert commands == [WriteTo(0, A)]
+    _, commands = play(now, Tick(5.0))
+    assert commands == [FreeSlot(0, sealed().save, False, 0)]
+
+
+def test_a_holder_that_goes_is_replaced_by_the_one_named_in_its_place() -> None:
+    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, commands = play(now, Retargeted((A, C), frozenset({A, C}), 2, 1))
+    assert commands == [Stop(0, B), WriteTo(0, C)]
+    now, commands = play(now, SaveWritten(0, C), Acknowledged(0, C))
+    assert commands == [CommitOn(0, C), Report(sealed().save, 2)], "node-b's writer still reads the slot"
+    now, commands = play(now, Ended(0, B))
+    assert commands == [FreeSlot(0, sealed().save, True, 2)]
+
+
+def test_copies_on_a_holder_that_vanished_do_not_count() -> None:
+    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, commands = play(now, Retargeted((B,), frozenset({B}), 2, 1), SaveWritten(0, B), Acknowledged(0, B))
+    assert FreeSlot(0, sealed().save, True, 1) in commands
+
+
+def test_a_target_that_left_and_came_back_is_written_to_again() -> None:
+    now, _ = play(state(A), Staged(0, sealed(), 0), Retargeted((), frozenset(), 2, 1), Ended(0, A))
+    now, commands = play(now, Retargeted((A,), frozenset({A}), 2, 2))
+    assert commands == [WriteTo(0, A)]
+
+
+def test_draining_goes_on_when_trainers_die_and_when_a_newer_epoch_is_staged_beside_it() -> None:
+    now, _ = play(state(A), Staged(0, sealed(10, epoch=3), 0), TrainersGone(), Staged(1, sealed(20, epoch=4), 1))
+    now, commands = play(now, SaveWritten(0, A), Acknowledged(0, A))
+    assert commands[-1] == FreeSlot(0, RankSave(3, 10, 0), True, 1)
+
+
+def test_what_another_incarnation_sealed_is_not_drained() -> None:
+    now, commands = play(state(A), Staged(0, sealed(incarnation="other"), 0))
+    assert [type(c) for c in commands] == [Complain, FreeSlot]
+    assert not now.busy()
+
+
+def test_a_slot_that_is_draining_cannot_be_staged_over() -> None:
+    now, _ = play(state(A), Staged(0, sealed(10), 0))
+    after, commands = play(now, Staged(0, sealed(20), 1))
+    assert after == now
+    assert [type(c) for c in commands] == [Complain]
+
+
+def test_closing_gives_up_what_is_not_there_yet_and_keeps_what_is() -> None:
+    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A), Staged(1, sealed(20), 1))
+    now, commands = play(now, Closed())
+    assert set(commands) == {Stop(0, B), Stop(1, A), Stop(1, B)}
+    now, commands = play(now, Ended(0, B), Ended(1, A), Ended(1, B))
+    assert commands == [FreeSlot(0, sealed().save, True, 1), FreeSlot(1, sealed(20).save, False, 0)]
+
+
+@dataclass
+class World:
+    """Threads and holders as the transitions must be able to rely on them: one answer to each order."""
+
+    now: float = 0.0
+    orders: dict[tuple[int, HolderId], str] = field(default_factory=dict)
+    stored: dict[RankSave, set[HolderId]] = field(default_factory=dict)
+    staged: dict[int, RankSave] = field(default_factory=dict)
+    freed: list[FreeSlot] = field(default_factory=list)
+
+    def obey(self, state: DrainState, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            match command:
+                case WriteTo(slot, target) | CommitOn(slot, target):
+                    assert (slot, target) not in self.orders, "one order at a time for each leg"
+                    assert slot in self.staged, "only sealed slots are read"
+                    self.orders[slot, target] = "write" if isinstance(command, WriteTo) else "commit"
+                case Stop(slot, target):
+                    assert (slot, target) in self.orders, "only what runs can be stopped"
+                case FreeSlot(slot, save, ok, copies):
+                    assert not [key for key in self.orders if key[0] == slot], "nothing may read a free slot"
+                    assert self.staged.pop(slot) == save
+                    assert copies == len(self.stored.get(save, set()) & state.holders), "true copies are told"
+                    assert not ok or copies > 0
+                    self.freed.append(command)
+                case Report(save, copies):
+                    assert copies == len(self.stored[save] & state.holders)
+
+
+def answer(draw: st.DrawFn, world: World, key: tuple[int, HolderId]) -> Event:
+    """What the thread with this order says; a commit may have happened although it failed to say so."""
+    slot, target = key
+    order, save = world.orders.pop(key), world.staged[slot]
+    result = draw(st.sampled_from(["ok", "ok", "ok", "fail", "refuse", "end"]))
+    if result == "ok" and order == "write":
+        return SaveWritten(slot, target)
+    if result == "ok":
+        world.stored.setdefault(save, set()).add(target)
+        return Acknowledged(slot, target)
+    if result == "refuse" and order == "commit":
+        return Refused(slot, target)
+    if result == "end":
+        return TargetFailed(slot, target, "missing", world.now)
+    return TargetFailed(slot, target, "unavailable", world.now, draw(st.floats(0, 0.99)))
+
+
+def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int) -> Event:
+    kinds = ["tick", "retarget", "gone"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
+    kind = draw(st.sampled_from(kinds))
+    free = [i for i, slot in enumerate(current.slots) if isinstance(slot, Free)]
+    if kind == "answer":
+        return answer(draw, world, draw(st.sampled_from(sorted(world.orders))))
+    if kind == "stage" and free:
+        slot = draw(st.sampled_from(free))
+        world.staged[slot] = sealed(number).save
+        return Staged(slot, sealed(number), world.now)
+    if kind == "retarget":
+        targets = tuple(draw(st.permutations([A, B, C]))[: draw(st.integers(0, 3))])
+        return Retargeted(targets, frozenset(targets) | draw(st.sets(st.sampled_from([A, B, C]))), 2, world.now)
+    if kind == "gone":
+        return TrainersGone()
+    world.now += draw(st.sampled_from([0.05, 0.3, 2.0]))
+    return Tick(world.now)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_fails_no_slot_is_freed_under_a_reader_and_every_slot_is_freed_in_the_end(data: st.DataObject) -> None:
+    draw: st.DrawFn = data.draw  # type: ignore[assignment]  # a DataObject's draw takes the same strategies
+    world, current = World(), state(A, B)
+    for number in range(1, draw(st.integers(1, 40))):
+        event = random_event(draw, world, current, number)
+        current, commands = step(current, event)
+        world.obey(current, commands)
+    for _ in range(200):
+        if not current.busy():
+            break
+        pending = sorted(world.orders)
+        if pending:
+            slot, target = pending[0]
+            del world.orders[slot, target]
+            event: Event = TargetFailed(slot, target, "unavailable", world.now)
+        else:
+            world.now += 60
+            event = Tick(world.now)
+        current, commands = step(current, event)
+        world.obey(current, commands)
+    assert not current.busy()
+    assert not world.staged
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.DataObject) -> None:
+    draw: st.DrawFn = data.draw  # type: ignore[assignment]  # a DataObject's draw takes the same strategies
+    world, current = World(), state(A, B)
+    for number in range(1, draw(st.integers(1, 20))):
+        event = random_event(draw, world, current, number)
+        current, commands = step(current, event)
+        world.obey(current, commands)
+    current, commands = step(current, Closed())
+    world.obey(current, commands)
+    for slot, target in sorted(world.orders):
+        del world.orders[slot, target]
+        current, commands = step(current, Ended(slot, target))
+        world.obey(current, commands)
+    assert not current.busy()
