@@ -15,3 +15,7 @@ world_size = Gauge("surefoot_world_size", "Ranks in the committed world.", ["nam
 restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", ["namespace", "job", "cause"])
 lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", ["namespace", "job"])
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
+agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])
+agents_slow = Counter("surefoot_agents_slow_total", "Connections closed because the agent did not take its messages.")
+agents_garbled = Counter("surefoot_agents_garbled_total", "Connections closed because a message could not be read.")
+holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")

@@ -1,1 +1,54 @@
-"""..."""
+"""The operator's own settings: limits and intervals, in documented units. Built at the edge, handed down as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Of the agents' server."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free one."""
+    hello_seconds: float = 5.0
+    """A connection that has not said hello, or could not be authenticated, by then is closed."""
+    close_seconds: float = 0.5
+    """How long a closing line is waited for before it is cut."""
+    send_queue: int = 256
+    """Messages waiting for one agent; one that takes fewer is closed, and hears everything anew when it returns."""
+    message_bytes: int = 64 * 1024 * 1024
+    """Largest message of an agent: a listing of the persistent tier."""
+    lines: int = 4096
+    """Open connections in all, those that have not said hello included."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """Of the operator's own calls to holders."""
+
+    call_seconds: float = 1.0
+    probe_seconds: float = 0.5
+    """Holders are asked for their instance this often: how soon one that restarted empty is found."""
+    read_seconds: float = 1.0
+    """While Committed, indexes are read this often: how old a watermark may be."""
+    drop_expiry_seconds: float = 5.0
+    """A drop that has not been carried out by then is forgotten. Shorter than any holderReturnSeconds."""
+    janitor_seconds: float = 30.0
+    threads: int = 16
+    """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """Of one operator process."""
+
+    coordinator: CoordinatorSettings = CoordinatorSettings()
+    memory: MemorySettings = MemorySettings()
+    progress_seconds: float = 0.5
+    """Writes that only report progress are at least so far apart; observation of steps is no finer."""
+    longest_sleep_seconds: float = 2.0
+    """Planned again after so long even if nothing was heard: a missed change costs no more."""
+    backoff_seconds: tuple[float, float] = (0.05, 5.0)
+    """First and longest wait after a reconcile that failed."""

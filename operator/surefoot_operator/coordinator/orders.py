@@ -1,0 +1,248 @@
+"""What agents were asked to do and what they answered: holds, listings, repairs, promotions, deletions. Pure.
+
+Called by `coordinator.sessions` with the agents' answers and by `coordinator.server` with the reconciler's wishes.
+Soft state: a coordinator that returns starts with none, and asks again what still matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.messages import (
+    DropPersistent,
+    FromAgent,
+    HoldAnswer,
+    Listing,
+    ListPersistent,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+    Retire,
+)
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.observed import HoldSeen, PersistentSeen
+
+MOST_PROMOTED = 8
+"""Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request to one worker that its agent has not answered yet."""
+
+    worker: WorkerId
+    message: ListPersistent | RepairSave | DropPersistent
+    epoch: int
+    asked_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A planned change: who must still accept it."""
+
+    seen: HoldSeen
+    awaited: frozenset[WorkerId]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    next_request: int
+    """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
+    outstanding: Mapping[int, Order] = field(default_factory=dict)
+    promotions: Mapping[WorkerId, PromoteSave] = field(default_factory=dict)
+    retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
+    hold: Hold | None = None
+    persistent: PersistentSeen = field(default_factory=PersistentSeen)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """Layout records that the last listing brought, by digest."""
+    promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
+    """Sentences of what agents could not do; taken by whoever logs them."""
+
+
+# ---- asking --------------------------------------------------------------------------------------------------------
+
+
+def propose_hold(
+    orders: Orders,
+    epoch: int,
+    step: int,
+    verb: Literal["propose", "bind", "cancel"],
+    members: Iterable[WorkerId],
+    now: float,
+) -> Orders:
+    """A proposal asks every member; it binds by itself once all have accepted, and is refused once one has not.
+
+    `cancel` refuses what stands; `bind` confirms what has bound already and binds nothing else: nobody may bind
+    before every agent acknowledged.
+    """
+    hold = orders.hold
+    if verb == "cancel":
+        if hold is None or hold.seen.epoch != epoch:
+            return orders
+        return replace(orders, hold=Hold(replace(hold.seen, state="Refused"), frozenset()))
+    known = hold is not None and (hold.seen.epoch, hold.seen.step) == (epoch, step) and hold.seen.state != "Refused"
+    if known or verb == "bind":
+        return orders
+    return replace(orders, hold=Hold(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
+
+
+def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float) -> Orders:
+    """Asks one agent; an earlier listing counts no more, asked or answered."""
+    others = {n: o for n, o in orders.outstanding.items() if not isinstance(o.message, ListPersistent)}
+    number = orders.next_request
+    order = Order(worker, ListPersistent(number), epoch, now)
+    return replace(
+        orders,
+        next_request=number + 1,
+        outstanding={**others, number: order},
+        persistent=PersistentSeen(asked_seconds=now),
+    )
+
+
+def void_listing(orders: Orders) -> Orders:
+    """A holder was read after the listing was asked for: data may have moved past it, ask again."""
+    others = {n: o for n, o in orders.outstanding.items() if not isinstance(o.message, ListPersistent)}
+    seen = replace(orders.persistent, read_epoch=None, asked_seconds=None)
+    return replace(orders, outstanding=others, persistent=seen)
+
+
+def repair(
+    orders: Orders, worker: WorkerId, epoch: int, save: RankSave, source: HolderId, target: HolderId, now: float
+) -> Orders:
+    """Asks one agent to copy a rank save; nothing new while the same copy is under way."""
+    for order in orders.outstanding.values():
+        message = order.message
+        if isinstance(message, RepairSave) and (message.save, message.target, message.epoch) == (save, target, epoch):
+            return orders
+    number = orders.next_request
+    order = Order(worker, RepairSave(number, epoch, save, source, target), epoch, now)
+    return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
+
+
+def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
+    """What each worker shall upload now; whoever is not named uploads nothing more."""
+    return orders if orders.promotions == shares else replace(orders, promotions=dict(shares))
+
+
+def drop_persistent(
+    orders: Orders, worker: WorkerId, epoch: int, checkpoints: tuple[Checkpoint, ...], now: float
+) -> Orders:
+    """Asks one agent to delete; one such request at a time."""
+    if any(isinstance(order.message, DropPersistent) for order in orders.outstanding.values()):
+        return orders
+    number = orders.next_request
+    order = Order(worker, DropPersistent(number, checkpoints), epoch, now)
+    return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
+
+
+def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orders:
+    """These very workers leave; a later attempt of the same index is another worker."""
+    wanted = {**orders.retired, **dict.fromkeys(workers, message)}
+    return orders if wanted == orders.retired else replace(orders, retired=wanted)
+
+
+# ---- hearing -------------------------------------------------------------------------------------------------------
+
+
+def answered(orders: Orders, worker: WorkerId, message: FromAgent) -> Orders:
+    """Takes an agent's answer; one that fits no request of ours changes nothing."""
+    if isinstance(message, HoldAnswer):
+        return _hold_answered(orders, worker, message)
+    if isinstance(message, Persisted):
+        return _persisted(orders, worker, message)
+    if not isinstance(message, Listing | Repaired | PersistentDropped):
+        return orders
+    order = orders.outstanding.get(message.request)
+    if order is None or order.worker != worker:
+        return orders
+    rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
+    orders = replace(orders, outstanding=rest)
+    if message.error is not None:
+        orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
+    if isinstance(message, Listing) and isinstance(order.message, ListPersistent):
+        return _listed(orders, order, message)
+    if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
+        gone = set(order.message.checkpoints)
+        entries = tuple(m for m in orders.persistent.entries if m.save.checkpoint not in gone)
+        return replace(orders, persistent=replace(orders.persistent, entries=entries))
+    return orders
+
+
+def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orders:
+    hold = orders.hold
+    if hold is None or (hold.seen.epoch, hold.seen.step) != (answer.epoch, answer.step):
+        return orders
+    if hold.seen.state != "Proposed":
+        return orders
+    if not answer.accepted:
+        return replace(orders, hold=Hold(replace(hold.seen, state="Refused"), frozenset()))
+    awaited = hold.awaited - {worker}
+    state: Literal["Proposed", "Bound"] = "Proposed" if awaited else "Bound"
+    return replace(orders, hold=Hold(replace(hold.seen, state=state), awaited))
+
+
+def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
+    asked = order.asked_seconds
+    if listing.error is not None:
+        return replace(orders, persistent=PersistentSeen(asked_seconds=asked, error=listing.error))
+    entries: list[RankManifest] = []
+    for text in listing.manifests:
+        try:
+            entries.append(RankManifest.from_json(text))
+        except ProtocolError as error:
+            orders = _failed(orders, f"the persistent tier has a manifest that cannot be read: {error}")
+    seen = PersistentSeen(read_epoch=order.epoch, entries=tuple(entries), asked_seconds=asked)
+    return replace(orders, persistent=seen, layouts=dict(listing.layouts))
+
+
+def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
+    if message.error is not None:
+        return _failed(orders, f"{worker} could not upload {message.save}: {message.error}")
+    checkpoint = message.save.checkpoint
+    saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
+    promoted = {**orders.promoted, checkpoint: saves}
+    for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
+        del promoted[oldest]
+    return replace(orders, promoted=promoted)
+
+
+def _failed(orders: Orders, sentence: str) -> Orders:
+    return replace(orders, failures=(*orders.failures, sentence)[-32:])
+
+
+def _words(order: Order) -> str:
+    message = order.message
+    if isinstance(message, RepairSave):
+        return f"copy {message.save} from {message.source} to {message.target}"
+    return "list the persistent tier" if isinstance(message, ListPersistent) else "delete from the persistent tier"
+
+
+# ---- forgetting ----------------------------------------------------------------------------------------------------
+
+
+def moved(orders: Orders, epoch: int, committed: bool) -> Orders:
+    """The world is now (epoch, Committed or not): what was asked of another one is void."""
+    kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
+    hold = orders.hold if orders.hold is not None and orders.hold.seen.epoch == epoch and committed else None
+    promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch and committed}
+    if (len(kept), hold, len(promotions)) == (len(orders.outstanding), orders.hold, len(orders.promotions)):
+        return orders
+    return replace(orders, outstanding=kept, hold=hold, promotions=promotions)
+
+
+def left(orders: Orders, worker: WorkerId) -> Orders:
+    """This agent is gone for good (another incarnation came, or the worker was deleted): its requests end unanswered."""
+    kept = {n: o for n, o in orders.outstanding.items() if o.worker != worker}
+    promotions = {w: p for w, p in orders.promotions.items() if w != worker}
+    if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
+        return orders
+    lost_listing = any(isinstance(o.message, ListPersistent) for n, o in orders.outstanding.items() if n not in kept)
+    persistent = replace(orders.persistent, asked_seconds=None) if lost_listing else orders.persistent
+    return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent)

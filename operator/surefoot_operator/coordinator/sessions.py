@@ -1,0 +1,262 @@
+"""What the coordinator knows of each agent, and how every message changes it. Pure: time is an argument.
+
+Called by `coordinator.server` (and, as it is, by the simulator) for each hello, message and broken line; `seen` is
+what the plan is made from. Nothing here is durable: a coordinator that returns hears all of it again.
+
+Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
+finished, held and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.messages import (
+    Exited,
+    Finished,
+    FromAgent,
+    Heartbeat,
+    Held,
+    Hello,
+    Notice,
+    Refused,
+    Stopped,
+    StoreReady,
+    UnreadableSave,
+)
+from surefoot_operator.api.status import World
+from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.observed import ExitSeen, SessionSeen
+
+MOST_NOTICES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One worker's newest agent."""
+
+    seen: SessionSeen
+    hello_epoch: int = 0
+    """Epoch that was running when it last connected: not 0 means that it is adopted, not started."""
+    store: tuple[int, str] | None = None
+    """(epoch, host:port) of the store that this agent hosts."""
+    replaced: frozenset[str] = frozenset()
+    """Incarnations that were this worker before; a thawed one must not come back."""
+    loss: float | None = None
+    level: int = 0
+    stall_seconds: float | None = None
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId(self.seen.index, self.seen.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """All of one job's, and what stands in `status.world` as far as the coordinator was told."""
+
+    job: str
+    term_seconds: float
+    orders: Orders
+    by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
+    world: World | None = None
+    notices: tuple[tuple[WorkerId, Notice], ...] = ()
+
+
+def begin(job: str, now: float) -> Sessions:
+    """A new term: nothing is known yet. Requests are numbered from the time on, so that terms never share a number."""
+    return Sessions(job, now, Orders(next_request=int(now * 1000)))
+
+
+def seen(sessions: Sessions) -> tuple[SessionSeen, ...]:
+    """What plans are made from, in the order of workers."""
+    return tuple(sessions.by_worker[worker].seen for worker in sorted(sessions.by_worker))
+
+
+def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None) -> Refused | None:
+    """Why this hello cannot be accepted, if so. `known` are the fabric's workers; None: not looked yet."""
+    worker = WorkerId(hello.index, hello.attempt)
+    if hello.job != sessions.job:
+        return Refused(f"this coordinator serves job {sessions.job}, not {hello.job}", retry=False)
+    if known is None:
+        return Refused("this coordinator has just begun and does not know its workers yet", retry=True)
+    if worker not in known:
+        newer = max((w.attempt for w in known if w.index == worker.index), default=0)
+        if newer > worker.attempt:
+            return Refused(f"{worker} was replaced by attempt {newer}", retry=False)
+        return Refused(f"{worker} is not among the workers of this job", retry=True)
+    session = sessions.by_worker.get(worker)
+    if session is not None and hello.incarnation in session.replaced:
+        return Refused(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
+    for other, theirs in sessions.by_worker.items():
+        if other != worker and theirs.seen.incarnation == hello.incarnation:
+            return Refused(
+                f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
+            )
+    return None
+
+
+def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
+    """An accepted hello: the same incarnation goes on with its facts, another one begins without any."""
+    worker = WorkerId(hello.index, hello.attempt)
+    old = sessions.by_worker.get(worker)
+    if old is not None and old.seen.incarnation == hello.incarnation:
+        session = replace(old, seen=replace(old.seen, connected=True, since_seconds=now, heard_seconds=now))
+    else:
+        replaced = frozenset() if old is None else old.replaced | {old.seen.incarnation}
+        fresh = SessionSeen(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
+        session = Session(fresh, replaced=replaced)
+        sessions = replace(sessions, orders=order_book.left(sessions.orders, worker))
+    session = _in_epoch(session, hello.epoch)
+    stopped = max(session.seen.stopped, hello.stopped)
+    store = (hello.epoch, hello.store) if hello.store and hello.epoch else session.store
+    session = replace(
+        session, seen=replace(session.seen, stopped=stopped, warm=hello.warm), hello_epoch=hello.epoch, store=store
+    )
+    return _with(sessions, session)
+
+
+def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
+    """The line of this worker's agent broke. What is known of it stays."""
+    session = sessions.by_worker.get(worker)
+    if session is None or not session.seen.connected:
+        return sessions
+    return _with(sessions, replace(session, seen=replace(session.seen, connected=False, since_seconds=now)))
+
+
+def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
+    """Workers that the fabric no longer has, and whose lines are broken, need no session any more."""
+    keep = set(known)
+    gone = [w for w, s in sessions.by_worker.items() if w not in keep and not s.seen.connected]
+    if not gone:
+        return sessions
+    orders = sessions.orders
+    for worker in gone:
+        orders = order_book.left(orders, worker)
+    kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
+    return replace(sessions, by_worker=kept, orders=orders)
+
+
+def ruled(sessions: Sessions, world: World | None) -> Sessions:
+    """`status.world` as it now stands: requests of another one are void."""
+    if world == sessions.world:
+        return sessions
+    epoch, committed = (world.epoch, world.state == "Committed") if world is not None else (0, False)
+    return replace(sessions, world=world, orders=order_book.moved(sessions.orders, epoch, committed))
+
+
+def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
+    """One message of a connected agent."""
+    session = sessions.by_worker.get(worker)
+    if session is None:
+        return sessions
+    session = replace(session, seen=replace(session.seen, heard_seconds=now))
+    match message:
+        case Heartbeat():
+            session = _beat(sessions, session, message, now)
+        case Stopped():
+            session = _stopped(session, message.epoch)
+        case StoreReady():
+            session = replace(session, store=(message.epoch, message.address))
+        case Exited() | Held() | UnreadableSave() | Finished():
+            session = _fact(session, message, now)
+        case Notice():
+            sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
+        case _:
+            sessions = replace(sessions, orders=order_book.answered(sessions.orders, worker, message))
+    return _with(sessions, session)
+
+
+def store_address(sessions: Sessions) -> str | None:
+    """Where the committed epoch's store answers; None until its host has said so."""
+    world = sessions.world
+    if world is None or world.state != "Committed" or not world.members:
+        return None
+    host = world.members[0]
+    session = sessions.by_worker.get(WorkerId(host.index, host.attempt))
+    if session is None or session.seen.incarnation != host.incarnation or session.store is None:
+        return None
+    epoch, address = session.store
+    return address if epoch == world.epoch else None
+
+
+def _with(sessions: Sessions, session: Session) -> Sessions:
+    return replace(sessions, by_worker={**sessions.by_worker, session.worker: session})
+
+
+def _in_epoch(session: Session, epoch: int) -> Session:
+    """Facts of an older epoch end where a newer one begins; 0 (nothing runs) ends nothing."""
+    if epoch <= session.seen.epoch:
+        return session
+    blank = replace(
+        session.seen,
+        epoch=epoch,
+        step=0,
+        step_at_seconds=None,
+        step_seconds=None,
+        restored=False,
+        restored_from=None,
+        exit=None,
+        finished=None,
+        finished_steps=0,
+        held=None,
+        unreadable=None,
+    )
+    return replace(session, seen=blank, loss=None)
+
+
+def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> Session:
+    session = _in_epoch(session, beat.epoch)
+    old = session.seen
+    fresh = replace(
+        old,
+        stopped=max(old.stopped, beat.stopped),
+        warm=beat.warm,
+        pending=beat.pending,
+        saved=beat.saved,
+        copies=beat.copies,
+    )
+    if beat.epoch == old.epoch and beat.epoch:
+        world = sessions.world
+        begun = world.parent.step if world is not None and world.epoch == beat.epoch and world.parent else 0
+        grown = beat.step > max(old.step, begun)
+        fresh = replace(
+            fresh,
+            step=max(old.step, beat.step),
+            step_at_seconds=now if grown else old.step_at_seconds,
+            step_seconds=beat.step_seconds if beat.step_seconds is not None else old.step_seconds,
+            restored=old.restored or beat.restored,
+            restored_from=beat.restored_from or old.restored_from,
+        )
+        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
+    return replace(session, seen=fresh, level=beat.level, stall_seconds=beat.stall_seconds)
+
+
+def _stopped(session: Session, epoch: int) -> Session:
+    return replace(session, seen=replace(session.seen, stopped=max(session.seen.stopped, epoch)))
+
+
+def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, now: float) -> Session:
+    """Takes what happened in an epoch; what an older one still has to say does not matter any more."""
+    session = _in_epoch(session, message.epoch)
+    old = session.seen
+    if message.epoch != old.epoch:
+        return session
+    if isinstance(message, Held):
+        return replace(session, seen=replace(old, held=message.step))
+    if isinstance(message, UnreadableSave):
+        report = (message.checkpoint, message.absent, message.detail)
+        # That every copy is bad outranks that one is absent, and the first report of a kind is as good as the next.
+        keep = old.unreadable is not None and (not old.unreadable[1] or message.absent)
+        return session if keep else replace(session, seen=replace(old, unreadable=report))
+    if isinstance(message, Finished):
+        return replace(session, seen=replace(old, finished=message.exit_code, finished_steps=message.steps))
+    if old.exit is not None and (message.secondary or not old.exit.secondary):
+        return session
+    exit_seen = ExitSeen(message.epoch, message.rank, message.code, message.cause, message.secondary, now)
+    at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
+    step = max(old.step, message.step)
+    return replace(session, seen=replace(old, exit=replace(exit_seen, at_seconds=at_seconds), step=step))
