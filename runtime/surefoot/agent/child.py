@@ -1,0 +1,72 @@
+"""One process that the agent answers for: a trainer or a store. Its death is seen by pidfd, at once and race-free."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+_CODE_SECONDS = 1.0
+"""How long after a death the exit code may take to come from whoever reaps."""
+
+
+class Child:
+    """`exited` resolves with the exit code (−N for signal N) once the process is dead."""
+
+    def __init__(self, pid: int, forget: Callable[[int], None] = lambda pid: None) -> None:
+        self.pid = pid
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forget = forget
+        self._late: asyncio.TimerHandle | None = None
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:  # died and was reaped already: its code is on the way
+            self._pidfd = None
+            self._await_code()
+        else:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+
+    def kill(self) -> None:
+        """SIGKILL; never anything gentler, because a gloo collective hears nothing gentler."""
+        if self._pidfd is not None and not self.exited.done():
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it was faster
+
+    def has_code(self, code: int) -> None:
+        """Whoever reaped it says how it ended."""
+        if self._late is not None:
+            self._late.cancel()
+        self._close()
+        self._forget(self.pid)
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+    def _died(self) -> None:
+        self._close()
+        self._await_code()
+
+    def _await_code(self) -> None:
+        # its reaper may be dead itself; then it was killed together with it
+        loop = asyncio.get_running_loop()
+        self._late = loop.call_later(_CODE_SECONDS, self.has_code, -int(signal.SIGKILL))
+
+    def _close(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class OwnChild(Child):
+    """A direct child of the agent, which reaps it itself."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        super().__init__(process.pid)
+
+    def _await_code(self) -> None:
+        self.has_code(self._process.wait())

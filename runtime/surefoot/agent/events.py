@@ -1,0 +1,252 @@
+"""The vocabulary of an agent's life: what happens to it (events) and what it decides to do (commands).
+
+Plain values. `life.advance` turns events into commands; the shell makes the events and carries the commands out.
+Times are seconds of one monotonic clock, given by the shell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.agent.line import HoldAt
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WarmChanged:
+    """Whether trainers can be started at once: the zygote has its imports, or a cold start is all there will be."""
+
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The coordinator accepted our hello; it may be another one than before, and knows nothing of what was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    assign: Assign
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldersChanged:
+    holders: Holders
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class LevelAsked:
+    epoch: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """Retire, SIGTERM or a final refusal: stop trainers, drain what is staged, exit with this code."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUp:
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    epoch: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerExited:
+    """A trainer is dead and reaped. `rank` is global; `cause` and `secondary` name the first cause on this worker."""
+
+    epoch: int
+    local: int
+    code: int
+    cause: str = ""
+    secondary: bool = False
+    cause_local: int | None = None
+    """Local rank whose error came first, if it was not this one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    epoch: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    epoch: int
+    local: int
+    step: int
+    loss: float | None
+    seconds: float
+    stall_seconds: float | None
+    level: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAnswered:
+    epoch: int
+    local: int
+    step: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReached:
+    epoch: int
+    local: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    epoch: int
+    local: int
+    source: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreImpossible:
+    epoch: int
+    local: int
+    checkpoint: Checkpoint
+    absent: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The trainer said that it is done with the agent; it may take its time to exit."""
+
+    epoch: int
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Everything staged is drained, or was given up. `epoch` is the one that the flush was asked in."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    at: float
+
+
+Event = (
+    WarmChanged
+    | Welcomed
+    | Assigned
+    | StopAsked
+    | HoldersChanged
+    | HoldAsked
+    | LevelAsked
+    | LeaveAsked
+    | StoreUp
+    | StoreLost
+    | TrainerExited
+    | Attached
+    | StepDone
+    | HoldAnswered
+    | HoldReached
+    | Restored
+    | RestoreImpossible
+    | Closed
+    | Flushed
+    | Ticked
+)
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartStore:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopStore:
+    """End the store of every epoch below this one."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrainers:
+    assign: Assign
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillTrainers:
+    """SIGKILL every trainer that still lives; each death comes back as TrainerExited."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To the coordinator; lost if the line is down (facts are said again on every Welcome)."""
+
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat now: something changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellHold:
+    hold: HoldAt
+
+
+@dataclass(frozen=True, slots=True)
+class TellLevel:
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Where saves go from now on."""
+
+    holders: Holders
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drain everything staged, then say Flushed(epoch)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    code: int
+
+
+Command = (
+    StartStore | StopStore | StartTrainers | KillTrainers | Send | Beat | TellHold | TellLevel | Retarget | Flush | Exit
+)

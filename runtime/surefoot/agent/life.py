@@ -1,0 +1,363 @@
+"""What an agent decides. PURE: `advance(life, event) -> (life, commands)`; the shell carries the commands out.
+
+Held here: trainers start at most once per epoch; only a newer epoch (or leaving) stops them; `stopped` is said only
+when every older trainer is reaped; facts of the epoch are said again to whichever coordinator answers next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from surefoot.agent import events as on
+from surefoot.agent.events import Command, Event
+from surefoot.agent.line import HoldAt
+from surefoot.protocol.messages import (
+    Assign,
+    Exited,
+    Finished,
+    FromAgent,
+    Held,
+    HoldAnswer,
+    Holders,
+    Notice,
+    Stopped,
+    StoreReady,
+    UnreadableSave,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One local trainer of the started epoch."""
+
+    local: int
+    rank: int
+    alive: bool = True
+    code: int | None = None
+    attached: bool = False
+    closed: bool = False
+    step: int = 0
+    source: str | None = None
+    held: int | None = None
+    accepted: bool | None = None
+    """Its answer to the hold that is being asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Everything an agent knows that its decisions depend on."""
+
+    step_timeout_seconds: float = 600.0
+    warm: bool = False
+    claimed: int = 0
+    """Newest epoch heard of."""
+    stopped: int = 0
+    """Every trainer of epochs below this is reaped."""
+    assign: Assign | None = None
+    started: int = 0
+    """Newest epoch whose trainers were started: once each."""
+    ranks: tuple[Rank, ...] = ()
+    killing: bool = False
+    store: str | None = None
+    store_epoch: int = 0
+    """Newest epoch whose store was asked for here."""
+    hold: HoldAt | None = None
+    level: int = 0
+    loss: float | None = None
+    step_seconds: float | None = None
+    stall_seconds: float | None = None
+    reported_level: int = 0
+    progress_at: float | None = None
+    """When the last step finished; None before the epoch's first."""
+    facts: tuple[FromAgent, ...] = field(default=())
+    flushing: bool = False
+    flushed: bool = False
+    leaving: int | None = None
+    """Exit code, once this worker is to end."""
+    gone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return any(r.alive for r in self.ranks)
+
+    @property
+    def running(self) -> int:
+        """The epoch whose trainers live here, 0 if none does."""
+        return self.started if self.alive else 0
+
+    @property
+    def step(self) -> int:
+        """Last step that every local rank has finished in the started epoch."""
+        return min((r.step for r in self.ranks), default=0)
+
+    @property
+    def restored(self) -> bool:
+        return bool(self.ranks) and all(r.source is not None for r in self.ranks)
+
+    @property
+    def restored_from(self) -> str | None:
+        sources = {r.source for r in self.ranks}
+        if not self.restored or sources == {"none"}:
+            return None
+        return sources.pop() if len(sources) == 1 else "mixed"
+
+
+Step = tuple[Life, tuple[Command, ...]]
+
+
+def advance(life: Life, event: Event) -> Step:
+    """The next state, and what to do now, in this order."""
+    if life.gone:
+        return life, ()
+    after, said = _take(life, event)
+    commands = list(said)
+    # one decision can open the way to the next (reaped → stopped → started): a handful of rounds at most
+    while True:
+        after, more = _proceed(after)
+        if not more:
+            return after, tuple(commands)
+        commands.extend(more)
+
+
+def _take(life: Life, event: Event) -> Step:
+    match event:
+        case on.WarmChanged(warm):
+            return replace(life, warm=warm), (on.Beat(),)
+        case on.Welcomed():
+            return life, (*(on.Send(fact) for fact in life.facts), on.Beat())
+        case on.Assigned(assign):
+            return _assigned(life, assign)
+        case on.StopAsked(epoch):
+            if epoch > life.claimed:
+                return _claim(life, epoch), ()
+            # heard again: a coordinator that returned asks anew, and is told anew
+            return life, (on.Send(Stopped(life.stopped)),) if life.stopped >= epoch else ()
+        case on.LeaveAsked(code):
+            return (life if life.leaving is not None else replace(life, leaving=code, flushed=False)), ()
+        case on.Flushed(epoch):
+            return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
+        case on.StoreUp(epoch, address):
+            if epoch != life.claimed:
+                return life, ()
+            return _fact(replace(life, store=address), StoreReady(epoch, address))
+        case on.StoreLost(epoch, detail):
+            return _store_lost(life, epoch, detail)
+        case on.Ticked(at):
+            return _tick(life, at)
+        case on.HoldAsked() | on.HoldersChanged() | on.LevelAsked():
+            return _asked(life, event)
+        case _:
+            return _from_trainer(life, event) if event.epoch == life.started else (life, ())
+
+
+def _proceed(life: Life) -> Step:
+    """The next thing that the state calls for, or nothing."""
+    if life.alive:
+        overtaken = life.claimed > life.started or life.leaving is not None
+        if overtaken and not life.killing:
+            return replace(life, killing=True), (on.KillTrainers(life.started),)
+        return life, ()
+    if life.leaving is not None:
+        if life.flushed:
+            return replace(life, gone=True), (on.Exit(life.leaving),)
+        return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
+    if life.stopped < life.claimed:
+        return replace(life, stopped=life.claimed), (on.StopStore(life.claimed), on.Send(Stopped(life.claimed)))
+    if _finished(life) and not life.flushing:
+        if not life.flushed:
+            return replace(life, flushing=True), (on.Flush(life.started),)
+        if not any(isinstance(fact, Finished) for fact in life.facts):
+            return _fact(life, Finished(life.started, 0, life.step))
+    return _start(life)
+
+
+def _start(life: Life) -> Step:
+    assign = life.assign
+    if assign is None or assign.epoch <= life.started or not life.warm:
+        return life, ()
+    if assign.hosts_store and life.store_epoch < assign.epoch:
+        return replace(life, store_epoch=assign.epoch), (on.StartStore(assign.epoch),)
+    store = life.store or assign.store
+    if store is None:
+        return life, ()
+    ranks = tuple(Rank(local=i, rank=assign.first_rank + i) for i in range(assign.local_ranks))
+    fresh = replace(
+        life,
+        started=assign.epoch,
+        ranks=ranks,
+        killing=False,
+        flushing=False,
+        flushed=False,
+        hold=None,
+        loss=None,
+        step_seconds=None,
+        stall_seconds=None,
+        reported_level=0,
+        progress_at=None,
+    )
+    return fresh, (on.StartTrainers(assign, store), on.Beat())
+
+
+def _finished(life: Life) -> bool:
+    done = bool(life.ranks) and all(r.code == 0 for r in life.ranks)
+    return done and life.started == life.claimed
+
+
+def _claim(life: Life, epoch: int) -> Life:
+    """A newer epoch is known: nothing of an older one counts any more."""
+    return replace(life, claimed=epoch, assign=None, store=None, facts=(), hold=None, level=0)
+
+
+def _assigned(life: Life, assign: Assign) -> Step:
+    if assign.epoch < life.claimed:
+        return life, ()
+    if assign.epoch > life.claimed:
+        life = _claim(life, assign.epoch)
+    life = replace(life, assign=assign)
+    holders = Holders(assign.epoch, assign.holders, assign.targets, assign.replicas)
+    return life, (on.Retarget(holders),)
+
+
+def _asked(life: Life, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) -> Step:
+    match event:
+        case on.HoldersChanged(holders):
+            if life.assign is None or holders.epoch != life.assign.epoch:
+                return life, ()
+            changed = replace(life.assign, holders=holders.holders, targets=holders.targets, replicas=holders.replicas)
+            return replace(life, assign=changed), (on.Retarget(holders),)
+        case on.LevelAsked(epoch, level):
+            if epoch != life.claimed or level == life.level:
+                return life, ()
+            return replace(life, level=level), (on.TellLevel(level),)
+        case on.HoldAsked(hold):
+            return _hold(life, hold.epoch, HoldAt(hold.step, hold.verb))
+
+
+def _hold(life: Life, epoch: int, hold: HoldAt) -> Step:
+    here = epoch == life.started == life.claimed and life.alive and not life.killing
+    if hold.verb == "propose":
+        if not here or not all(r.attached and r.alive and not r.closed for r in life.ranks):
+            return life, (on.Send(HoldAnswer(epoch, hold.step, accepted=False)),)
+        if life.hold is not None and life.hold.step == hold.step and all(r.accepted for r in life.ranks):
+            return life, (on.Send(HoldAnswer(epoch, hold.step, accepted=True)),)
+        ranks = tuple(replace(r, accepted=None) for r in life.ranks)
+        return replace(life, hold=hold, ranks=ranks), (on.TellHold(hold),)
+    if not here:
+        return life, ()
+    if hold.verb == "bind":
+        return replace(life, hold=hold), (on.TellHold(hold),)
+    ranks = tuple(replace(r, accepted=None, held=None) for r in life.ranks)
+    facts = tuple(fact for fact in life.facts if not isinstance(fact, Held))
+    return replace(life, hold=None, ranks=ranks, facts=facts), (on.TellHold(hold),)
+
+
+def _store_lost(life: Life, epoch: int, detail: str) -> Step:
+    if epoch != life.claimed:
+        return life, ()
+    if life.started == epoch:
+        return life, (on.Send(Notice("StoreLost", f"the store of epoch {epoch} ended while trainers ran: {detail}")),)
+    assign = life.assign
+    first = assign.first_rank if assign is not None else 0
+    # the epoch cannot start; `started` moves on so that it is not tried a second time
+    return _fact(
+        replace(life, started=epoch, ranks=()),
+        Exited(epoch, first, 1, f"the epoch's store could not be hosted: {detail}", secondary=False, step=0),
+    )
+
+
+def _tick(life: Life, at: float) -> Step:
+    if life.progress_at is None or not life.alive or life.killing:
+        return life, ()
+    waiting = any(r.held is not None or r.closed or not r.alive for r in life.ranks)
+    if waiting or at - life.progress_at <= life.step_timeout_seconds:
+        return life, ()
+    slowest = min(life.ranks, key=lambda r: r.step)
+    cause = f"hang: no step for {life.step_timeout_seconds:g} s after step {slowest.step}"
+    after, said = _fact(
+        replace(life, killing=True),
+        Exited(life.started, slowest.rank, -9, cause, secondary=False, step=life.step),
+    )
+    return after, (on.KillTrainers(life.started), *said)
+
+
+TrainerEvent = (
+    on.TrainerExited
+    | on.Attached
+    | on.StepDone
+    | on.HoldAnswered
+    | on.HoldReached
+    | on.Restored
+    | on.RestoreImpossible
+    | on.Closed
+)
+
+
+def _from_trainer(life: Life, event: TrainerEvent) -> Step:
+    mine = next((r for r in life.ranks if r.local == event.local), None)
+    if mine is None:
+        return life, ()
+    match event:
+        case on.TrainerExited():
+            return _exited(life, mine, event)
+        case on.StepDone():
+            return _stepped(life, mine, event)
+        case on.Attached():
+            return _with(life, mine, attached=True), ()
+        case on.Closed():
+            return _with(life, mine, closed=True), ()
+        case on.HoldAnswered():
+            return _hold_answered(life, mine, event)
+        case on.HoldReached(step=step):
+            after = _with(life, mine, held=step)
+            together = all(r.held == step for r in after.ranks)
+            return _fact(after, Held(life.started, step)) if together else (after, ())
+        case on.Restored(source=source):
+            after = _with(life, mine, source=source)
+            return after, (on.Beat(),) if after.restored else ()
+        case on.RestoreImpossible(checkpoint=checkpoint, absent=absent, detail=detail):
+            return _fact(life, UnreadableSave(life.started, checkpoint, mine.rank, absent, detail))
+
+
+def _exited(life: Life, mine: Rank, event: on.TrainerExited) -> Step:
+    after = _with(life, mine, alive=False, code=event.code)
+    if event.code == 0 or life.killing:
+        return after, (on.Beat(),) if not after.alive else ()
+    blamed = next((r for r in life.ranks if r.local == event.cause_local), mine)
+    fact = Exited(life.started, blamed.rank, event.code, event.cause, event.secondary, life.step)
+    after, said = _fact(replace(after, killing=True), fact)
+    # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
+    return after, ((on.KillTrainers(life.started), *said) if after.alive else said)
+
+
+def _stepped(life: Life, mine: Rank, event: on.StepDone) -> Step:
+    first = life.step == 0
+    after = replace(_with(life, mine, step=event.step), progress_at=event.at, reported_level=event.level)
+    if mine.local == 0:
+        after = replace(after, loss=event.loss, step_seconds=event.seconds)
+        if event.stall_seconds is not None:
+            after = replace(after, stall_seconds=event.stall_seconds)
+    return after, (on.Beat(),) if first and after.step > 0 else ()
+
+
+def _hold_answered(life: Life, mine: Rank, event: on.HoldAnswered) -> Step:
+    if life.hold is None or life.hold.step != event.step or mine.accepted is not None:
+        return life, ()
+    refused_before = any(r.accepted is False for r in life.ranks)
+    after = _with(life, mine, accepted=event.accepted)
+    answers = [r.accepted for r in after.ranks]
+    if not event.accepted and not refused_before:
+        return after, (on.Send(HoldAnswer(life.started, event.step, accepted=False)),)
+    if all(answers):
+        return after, (on.Send(HoldAnswer(life.started, event.step, accepted=True)),)
+    return after, ()
+
+
+def _with(life: Life, rank: Rank, **changes: object) -> Life:
+    """`life` with one rank changed."""
+    changed = replace(rank, **changes)  # type: ignore[arg-type]  # field names are checked by replace itself
+    return replace(life, ranks=tuple(changed if r.local == rank.local else r for r in life.ranks))
+
+
+def _fact(life: Life, fact: FromAgent) -> Step:
+    """Something that stays true for this epoch: said now, and again on every Welcome."""
+    return replace(life, facts=(*life.facts, fact)), (on.Send(fact),)

@@ -1,0 +1,94 @@
+"""Runs the user's program in a process that was forked warm, as if the interpreter had been started with it.
+
+The program runs once, as `__main__`, with its own argv and sys.path[0]. If it ends with an error, the error is
+written down first: it is how the agent tells the first cause from its echoes on other ranks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import importlib.machinery
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+import types
+from typing import NoReturn
+
+from surefoot.agent.command import Program
+
+_TRACE_CHARACTERS = 8000
+_TEARDOWN_SECONDS = 5.0
+"""A failed trainer whose teardown hangs (a process group waiting for the dead) ends after this."""
+
+
+def run_program(program: Program) -> NoReturn:
+    """Never returns: raises SystemExit, so that the interpreter ends as it does after any program."""
+    try:
+        if program.script is not None:
+            _run_script(program.script, program.arguments)
+        else:
+            sys.argv = [program.module or "", *program.arguments]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program.module or "", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code not in (None, 0) and not isinstance(end.code, int):
+            write_report("SystemExit", str(end.code), "")
+        _limit_teardown(end.code not in (None, 0))
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
+        _report_and_exit(error)
+    sys.exit(0)
+
+
+def write_report(kind: str, message: str, trace: str) -> None:
+    """The error file that `causes.read_report` reads; nothing if the agent named no file."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    body = {"kind": kind, "message": message, "at": time.time(), "trace": trace[-_TRACE_CHARACTERS:]}
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(body, file)
+    os.replace(f"{path}.new", path)
+
+
+def _run_script(path: str, arguments: tuple[str, ...]) -> None:
+    full = os.path.abspath(path)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(
+        __file__=full,
+        __builtins__=builtins,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", full),
+    )
+    sys.modules["__main__"] = module
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(full)
+    with open(full, "rb") as file:
+        code = compile(file.read(), full, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # this is what running a script is
+
+
+def _report_and_exit(error: BaseException) -> NoReturn:
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    try:
+        write_report(name, str(error), "".join(traceback.format_exception(error)))
+    except OSError as problem:
+        sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
+    sys.excepthook(kind, error, trace)
+    _limit_teardown(limited=True)
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _limit_teardown(limited: bool) -> None:
+    if limited:
+        # a thread of the C library: works even while the interpreter is being taken down
+        faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)

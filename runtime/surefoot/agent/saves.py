@@ -1,0 +1,54 @@
+"""Which of this worker's saves are on their way and which is safe, for the heartbeat. PURE.
+
+A worker's save of a step is pending from the first rank's staging until every local rank's copy is on all its
+holders or was given up; it is `saved` once every local rank has committed it somewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from surefoot.protocol.identities import Checkpoint, RankSave
+
+_REMEMBERED = 8
+"""Checkpoints that stay in the book behind the newest: later ones overtake them anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBook:
+    """What was staged here and how far it got. `ranks` is the number of local ranks of the running epoch."""
+
+    staged: tuple[RankSave, ...] = ()
+    """Staged, not yet done."""
+    committed: dict[RankSave, int] = field(default_factory=dict)
+    """Rank saves that ended, with the number of holders that have them."""
+
+    def pending(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints that still drain here, oldest first."""
+        return tuple(sorted({save.checkpoint for save in self.staged}))
+
+    def saved(self, epoch: int, local_ranks: int) -> tuple[Checkpoint | None, int]:
+        """The newest checkpoint of `epoch` whose local rank saves are all committed, and its fewest copies."""
+        copies: dict[int, list[int]] = {}
+        for save, count in self.committed.items():
+            if save.epoch == epoch and count > 0:
+                copies.setdefault(save.step, []).append(count)
+        whole = [step for step, counts in copies.items() if len(counts) >= local_ranks]
+        if not whole:
+            return None, 0
+        return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
+
+
+def staged(book: SaveBook, save: RankSave) -> SaveBook:
+    """A trainer sealed a slot."""
+    return replace(book, staged=(*(s for s in book.staged if s != save), save))
+
+
+def done(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
+    """The drain of one rank save ended, with this many copies (0: refused or given up)."""
+    committed = {**book.committed, save: copies}
+    newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
+    return SaveBook(
+        staged=tuple(s for s in book.staged if s != save),
+        committed={s: n for s, n in committed.items() if s.checkpoint in newest},
+    )
