@@ -1,1 +1,8 @@
+"""One Redis of the memory tier: its keys, scripts, process, accounts and client. No torch; used by both packages.
 
+A holder keeps replicas of rank saves in memory and decides alone, by script, who may still commit or delete.
+"""
+
+from surefoot.holder.client import HolderClient as HolderClient
+from surefoot.holder.client import HolderIndex as HolderIndex
+from surefoot.holder.connection import Credentials as Credentials

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import RankSave
@@ -121,6 +122,7 @@ class RankManifest:
     """Unix seconds; for people, never for decisions."""
 
     def to_json(self) -> str:
+        """Canonical JSON that carries its own checksum: a flipped byte must not pass for another world or digest."""
         body: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.save.epoch,
@@ -135,11 +137,13 @@ class RankManifest:
             "values": [self.values_digest, self.values_bytes],
             "saved_at": self.saved_at,
         }
-        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+        return _canonical({**body, "crc32": crc32(_canonical(body).encode())})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankManifest:
         body = _body(text, "rank manifest")
+        if body.pop("crc32", None) != crc32(_canonical(body).encode()):
+            raise ProtocolError("a rank manifest does not match its checksum; the copy is damaged, another is needed")
         try:
             return cls(
                 save=RankSave(int(body["epoch"]), int(body["step"]), int(body["rank"])),
@@ -170,6 +174,10 @@ class RankManifest:
             other.values_digest,
             other.stream_bytes,
         )
+
+
+def _canonical(body: dict[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 
 def _body(text: str | bytes, what: str) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""What a job does with one holder: write a rank save, commit it, read it, drop it, seal the holder against older epochs.
+
+Used by the redis tier (under the job's account) and by the operator (under the administrator's). One thread at a time
+per client; one is cheap (a connection, opened at the first call), so each stream or operator task takes its own.
+Every call means the one instance that the endpoint names: a Redis that restarted since is another holder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from surefoot.errors import ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.holder import keys, scripts
+from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.records import RankManifest
+
+
+@dataclass(frozen=True, slots=True)
+class HolderIndex:
+    """What a holder said at one moment. `damaged` names index entries that cannot be read."""
+
+    fence: int
+    watermark: Checkpoint | None
+    manifests: tuple[RankManifest, ...]
+    damaged: tuple[str, ...]
+
+
+class HolderClient:
+    """One job's view of one holder."""
+
+    def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
+        self.endpoint = endpoint
+        self._job = job
+        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds)
+
+    def __str__(self) -> str:
+        return str(self.endpoint.holder)
+
+    # ---- decisions of the holder ------------------------------------------------------------------------------------
+
+    def seal(self, epoch: int) -> None:
+        """From now on the holder refuses writers older than `epoch`. Raises Fenced if it already knows a newer one."""
+        self._expect_ok(self._run(scripts.SEAL, epoch, [], []), f"sealing for epoch {epoch}")
+
+    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
+        """Makes the rank save visible if every part of it is here with its length; see `Tier.commit`."""
+        save, text = manifest.save, manifest.to_json()
+        where = [keys.layout(self._job, manifest.layout), *keys.data_of(self._job, save, manifest.chunks)]
+        lengths = [manifest.digests_bytes, manifest.values_bytes, *chunk_lengths]
+        if len(chunk_lengths) != manifest.chunks:
+            raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
+        doing = f"committing {save}"
+        result = self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), text, "", *lengths])
+        if result[0] == "conflict" and self._differs(result[1], manifest):
+            # the entry there is damaged: replace exactly what was seen, so that a racing commit is not lost
+            result = self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), text, result[1], *lengths])
+        elif result[0] == "conflict":
+            # the same save, described at another time: repeat its own words, so that the fence is checked and raised
+            result = self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), result[1], "", *lengths])
+        self._expect_ok(result, doing)
+
+    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
+        """Removes index entry and data in one step. Absent is success."""
+        result = self._run(scripts.DROP, writer_epoch, keys.data_of(self._job, save, chunks), [keys.field(save)])
+        self._expect_ok(result, f"dropping {save}")
+
+    def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
+        """Notes the newest checkpoint that is on enough holders, for whoever reads this holder next."""
+        value = f"{checkpoint.epoch}:{checkpoint.step}"
+        result = self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
+        self._expect_ok(result, f"marking {checkpoint}")
+
+    def index(self) -> HolderIndex:
+        """Fence, watermark and every visible rank save, as of one moment."""
+        result = self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
+        self._expect_ok(result, "reading the index")
+        _, fence, watermark, entries = result
+        found, damaged = [], []
+        for name, text in zip(entries[::2], entries[1::2], strict=True):
+            manifest = _manifest(name, text)
+            if manifest is None:
+                damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
+            else:
+                found.append(manifest)
+        epoch, _, step = watermark.decode().partition(":")
+        return HolderIndex(
+            fence=int(fence or -1),
+            watermark=Checkpoint(int(epoch), int(step)) if step else None,
+            manifests=tuple(sorted(found, key=lambda m: m.save)),
+            damaged=tuple(damaged),
+        )
+
+    # ---- bytes ------------------------------------------------------------------------------------------------------
+
+    def put_layout(self, digest: str, text: str) -> None:
+        self._put(keys.layout(self._job, digest), text.encode(), "writing a layout")
+
+    def put_chunk(self, save: RankSave, number: int, data: bytes | memoryview) -> None:
+        self._put(keys.chunk(self._job, save, number), data, f"writing chunk {number} of {save}")
+
+    def put_digests(self, save: RankSave, data: bytes | memoryview) -> None:
+        self._put(keys.digests(self._job, save), data, f"writing the digests of {save}")
+
+    def put_values(self, save: RankSave, data: bytes | memoryview) -> None:
+        self._put(keys.values(self._job, save), data, f"writing the values of {save}")
+
+    def read_layout(self, digest: str) -> str:
+        return self._get(keys.layout(self._job, digest), f"layout {digest}").decode(errors="replace")
+
+    def read_values(self, save: RankSave) -> bytes:
+        return self._get(keys.values(self._job, save), f"values of {save}")
+
+    def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
+        return self._range(keys.digests(self._job, save), offset, length, f"digests of {save}")
+
+    def read_chunk(self, save: RankSave, number: int, offset: int, length: int) -> bytes:
+        return self._range(keys.chunk(self._job, save, number), offset, length, f"chunk {number} of {save}")
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens another."""
+        self._wire.close()
+
+    # ---- how --------------------------------------------------------------------------------------------------------
+
+    def _put(self, key: str, data: bytes | memoryview, doing: str) -> None:
+        flat = data.cast("B") if isinstance(data, memoryview) else data
+        with explained(str(self), doing):
+            self._wire.call("SET", key, flat)
+
+    def _get(self, key: str, what: str) -> bytes:
+        with explained(str(self), f"reading the {what}"):
+            found = self._wire.call("GET", key)
+        if found is None:
+            raise ChunkMissing(f"{self} does not have the {what}")
+        return bytes(found)
+
+    def _range(self, key: str, offset: int, length: int, what: str) -> bytes:
+        if length == 0:
+            return b""
+        with explained(str(self), f"reading the {what}"):
+            found: bytes = self._wire.call("GETRANGE", key, offset, offset + length - 1)
+        if len(found) != length:
+            raise ChunkMissing(f"{self} has {len(found)} of {length} bytes from {offset} of the {what}")
+        return found
+
+    def _run(self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]) -> Any:
+        job = self._job
+        named = [keys.fence(job), keys.instance(job), keys.absent(job), keys.index(job), *more_keys]
+        call = [script.sha, len(named), *named, epoch, self.endpoint.holder.instance, *arguments]
+        with explained(str(self), f"running {script.name}"):
+            result = self._wire.call("EVALSHA", *call)
+        return [result[0].decode(), *result[1:]]
+
+    def _expect_ok(self, result: Any, doing: str) -> None:
+        if result[0] != "ok":
+            self._refused(result, doing)
+
+    def _refused(self, result: Any, doing: str) -> NoReturn:
+        match result[0]:
+            case "fenced":
+                raise Fenced(f"{self} refused {doing}: epoch {result[1].decode()} rules this job now")
+            case "replaced":
+                raise TierUnavailable(
+                    f"{self} is gone while {doing}: the Redis there restarted and holds nothing of it"
+                )
+            case "missing":
+                key, length = result[1].decode(), result[2].decode()
+                raise ChunkMissing(f"{self} refused {doing}: {key} has {length} bytes, not what the manifest says")
+            case "conflict":
+                raise TierError(f"{self} refused {doing}: another save of that name is there, with other bytes")
+        raise TierError(f"{self} answered {result[0]!r} while {doing}: its scripts are of another version")
+
+    def _differs(self, entry: bytes, manifest: RankManifest) -> bool:
+        """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
+        found = _manifest(keys.field(manifest.save).encode(), entry)
+        if found is not None and not found.same_bytes_as(manifest):
+            self._refused(["conflict"], f"committing {manifest.save}")
+        return found is None
+
+
+def _manifest(name: bytes, text: bytes) -> RankManifest | None:
+    """The manifest in an index entry; None if it is damaged or not of that name."""
+    try:
+        manifest = RankManifest.from_json(text)
+    except ProtocolError:
+        return None
+    return manifest if keys.field(manifest.save).encode() == name else None

@@ -1,0 +1,101 @@
+"""One connection to a holder: time limits, no copies on the way out, and Redis' errors in the runtime's own words.
+
+Built by the client and by provisioning. A call either ends within its limit or raises; nothing is retried here, since
+only the caller knows whether repeating is safe and worth the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
+from redis.retry import Retry
+
+from surefoot.errors import TierError, TierFull, TierUnavailable
+
+_WHOLE_BUFFER = 6000
+"""Arguments longer than this are sent from where they lie, not joined into one string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """An account on a holder. The empty user with an empty password means a server without accounts (loopback)."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+class Wire:
+    """One connection to a server, opened at the first call and opened anew after one that failed.
+
+    `call_seconds` limits connecting, sending one command, and each wait for bytes of its reply.
+    """
+
+    def __init__(self, host: str, port: int, credentials: Credentials, call_seconds: float) -> None:
+        make: Any = redis.Connection  # redis-py leaves its methods untyped
+        self._connection = make(
+            host=host,
+            port=port,
+            username=credentials.user or None,
+            password=credentials.password or None,
+            socket_timeout=call_seconds,
+            socket_connect_timeout=call_seconds,
+            socket_keepalive=True,  # and redis-py sets TCP_NODELAY
+            protocol=2,
+            lib_name=None,  # CLIENT SETINFO is not on a job's list of commands
+            lib_version=None,
+            retry=Retry(NoBackoff(), 0),
+            # the C packer copies a memoryview twice; this one hands it to the socket
+            command_packer=PythonRespSerializer(_WHOLE_BUFFER, _as_bytes),
+        )
+
+    def call(self, *arguments: Any) -> Any:
+        """Sends one command and returns its reply as Redis gave it: bytes, int, None or a list of them."""
+        self._connection.send_command(*arguments)
+        return self._connection.read_response()
+
+    def info(self, section: str) -> dict[str, str]:
+        """INFO of one section as a mapping."""
+        lines = self.call("INFO", section).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens another."""
+        self._connection.disconnect()
+
+
+@contextmanager
+def explained(where: str, doing: str) -> Iterator[None]:
+    """Turns what Redis raises into TierUnavailable, TierFull or TierError that says where and while doing what."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise TierFull(f"{where} is full while {doing}: raise its size, keep fewer checkpoints or add nodes") from error
+    except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+        raise TierUnavailable(
+            f"{where} does not know this job's account while {doing}: it restarted or is not provisioned yet"
+        ) from error
+    except redis.exceptions.NoScriptError as error:
+        raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        raise TierUnavailable(f"{where} does not answer while {doing}: {_short(error)}") from error
+    except redis.exceptions.ResponseError as error:
+        if str(error).startswith(("NOAUTH", "WRONGPASS", "BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
+            raise TierUnavailable(f"{where} cannot serve now while {doing}: {_short(error)}") from error
+        raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
+
+
+def _as_bytes(value: Any) -> bytes | memoryview:
+    if isinstance(value, (bytes, memoryview)):
+        return value
+    return str(value).encode() if isinstance(value, (str, int)) else bytes(value)
+
+
+def _short(error: BaseException) -> str:
+    """The first line; Redis' texts never carry a password."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,81 @@
+"""Names of the keys on a holder. Everything of a job begins with `sf:{job uid}:`, and its account reaches nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.protocol.identities import RankSave
+
+PREFIX = "sf:"
+
+
+def of_job(job: str) -> str:
+    """What every key of the job begins with."""
+    return f"{PREFIX}{job}:"
+
+
+def fence(job: str) -> str:
+    """String: the newest epoch that sealed this holder or committed to it. Older writers are refused."""
+    return f"{of_job(job)}fence"
+
+
+def instance(job: str) -> str:
+    """String: the server's run id when the job was provisioned; tells a holder that restarted from the one before."""
+    return f"{of_job(job)}instance"
+
+
+def index(job: str) -> str:
+    """Hash: `epoch:step:rank` to the rank manifest. An entry means that all of that rank save is here."""
+    return f"{of_job(job)}index"
+
+
+def watermark(job: str) -> str:
+    """String: `epoch:step` of the newest checkpoint known to be on enough holders."""
+    return f"{of_job(job)}watermark"
+
+
+def absent(job: str) -> str:
+    """Never written: scripts unlink it first, after which a full server lets them write their few bytes."""
+    return f"{of_job(job)}absent"
+
+
+def layout(job: str, digest: str) -> str:
+    """String: the layout record of that digest."""
+    return f"{of_job(job)}layout:{digest}"
+
+
+def chunk(job: str, save: RankSave, number: int) -> str:
+    return f"{_of_save(job, save)}c{number}"
+
+
+def digests(job: str, save: RankSave) -> str:
+    return f"{_of_save(job, save)}d"
+
+
+def values(job: str, save: RankSave) -> str:
+    return f"{_of_save(job, save)}v"
+
+
+def data_of(job: str, save: RankSave, chunks: int) -> list[str]:
+    """Every data key of a rank save: digests, values, chunks."""
+    return [digests(job, save), values(job, save), *(chunk(job, save, i) for i in range(chunks))]
+
+
+def field(save: RankSave) -> str:
+    """The rank save's field in the index."""
+    return f"{save.epoch}:{save.step}:{save.rank}"
+
+
+def save_of(field_text: str) -> RankSave | None:
+    """The inverse of `field`; None where it is not one."""
+    parts = field_text.split(":")
+    return RankSave(*map(int, parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else None
+
+
+def jobs_of(names: Iterable[str]) -> set[str]:
+    """Job uids that these key names belong to."""
+    return {name.split(":")[1] for name in names if name.startswith(PREFIX) and name.count(":") > 1}
+
+
+def _of_save(job: str, save: RankSave) -> str:
+    return f"{of_job(job)}{save.epoch}:{save.step}:{save.rank}:"

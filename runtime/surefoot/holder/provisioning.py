@@ -1,0 +1,129 @@
+"""What the operator does on a holder with the administrator's account: make it a job's, remove a job, look after it.
+
+All of it is idempotent, since scripts and accounts vanish with a restart and a new leader provisions again. The
+account comes last: whoever can log in finds fence and scripts in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from surefoot.errors import Fenced, TierError
+from surefoot.holder import keys, scripts
+from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.protocol.identities import RankSave
+
+JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hgetall", "unlink", "evalsha", "ping")
+"""All that a job's account may run, in scripts too. Nothing that lists keys: SCAN ignores an account's key patterns."""
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A server's memory in bytes; `limit_bytes` 0 means none is set."""
+
+    used_bytes: int
+    limit_bytes: int
+
+
+class HolderAdmin:
+    """The administrator's connection to one server. One thread at a time; cheap to make."""
+
+    def __init__(self, host: str, port: int, password: str, call_seconds: float = 1.0) -> None:
+        self._where = f"the holder at {host}:{port}"
+        self._wire = Wire(host, port, Credentials("", password), call_seconds)
+
+    def instance(self) -> str:
+        """The server's run id: new with each start, so it tells an empty holder from the one before it."""
+        return self._info("server")["run_id"]
+
+    def provision(self, job: str, account: Credentials, epoch: int) -> str:
+        """Makes this server a holder of `job`, with fence `epoch` at least; returns its instance.
+
+        Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An account without a user name
+        is left out; that is for servers on loopback without any.
+        """
+        instance = self.instance()
+        named = [keys.fence(job), keys.instance(job), keys.absent(job)]
+        with explained(self._where, f"provisioning job {job}"):
+            for script in scripts.ALL:
+                loaded = self._wire.call("SCRIPT LOAD", script.source)
+                if loaded.decode() != script.sha:
+                    raise TierError(f"{self._where} gave script {script.name} another digest: it is no Redis")
+            call = [scripts.PROVISION.sha, len(named), *named, epoch, instance]
+            result = self._wire.call("EVALSHA", *call)
+            if result[0] == b"fenced":
+                raise Fenced(f"{self._where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
+            if account.user:
+                self._wire.call("ACL SETUSER", account.user, *_rules(job, account.password))
+        return instance
+
+    def remove_job(self, job: str, user: str) -> None:
+        """Ends the job's account, then removes all its keys. Absent is success."""
+        with explained(self._where, f"removing job {job}"):
+            if user:
+                self._wire.call("ACL DELUSER", user)
+            for batch in self._batches(keys.of_job(job)):
+                self._wire.call("UNLINK", *batch)
+
+    def jobs(self) -> frozenset[str]:
+        """Uids of all jobs that have keys here."""
+        with explained(self._where, "listing jobs"):
+            return frozenset(
+                job for batch in self._batches(keys.PREFIX) for job in keys.jobs_of(name.decode() for name in batch)
+            )
+
+    def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
+        """Data keys without an index entry, by rank save: of a save under way, or left over by one that died."""
+        with explained(self._where, f"looking for leftovers of job {job}"):
+            names = [name.decode() for batch in self._batches(keys.of_job(job)) for name in batch]
+            indexed = {name.decode() for name in self._wire.call("HKEYS", keys.index(job))}
+        found: dict[RankSave, tuple[str, ...]] = {}
+        for name in sorted(names):
+            field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
+            save = keys.save_of(field)
+            if save is not None and field not in indexed:
+                found[save] = (*found.get(save, ()), name)
+        return found
+
+    def remove_keys(self, names: Iterable[str]) -> None:
+        """Removes keys by name. Absent is success."""
+        todo = list(names)
+        with explained(self._where, "removing leftovers"):
+            for start in range(0, len(todo), _BATCH):
+                self._wire.call("UNLINK", *todo[start : start + _BATCH])
+
+    def memory(self) -> Memory:
+        info = self._info("memory")
+        return Memory(int(info["used_memory"]), int(info["maxmemory"]))
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def _info(self, section: str) -> dict[str, str]:
+        with explained(self._where, f"reading {section} information"):
+            return self._wire.info(section)
+
+    def _batches(self, prefix: str) -> Iterator[list[bytes]]:
+        pattern, cursor = f"{_literal(prefix)}*", 0
+        while True:
+            answer = self._wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
+            cursor = int(answer[0])
+            if answer[1]:
+                yield answer[1]
+            if cursor == 0:
+                return
+
+
+def _rules(job: str, password: str) -> list[str]:
+    """The whole account, from nothing: replaces whatever was there under that name."""
+    digest = sha256(password.encode()).hexdigest()
+    return ["reset", "on", f"#{digest}", f"~{_literal(keys.of_job(job))}*", *(f"+{name}" for name in JOB_COMMANDS)]
+
+
+def _literal(text: str) -> str:
+    """`text` as a pattern that matches itself alone."""
+    return "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in text)

