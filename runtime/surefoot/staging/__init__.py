@@ -1,1 +1,12 @@
+"""From live tensors to staging memory: the arena's slots, strided copies into tiled blocks, and their ordering.
 
+Called by `checkpointer`; the one room that knows on which thread or stream a copy runs.
+"""
+
+from surefoot.staging.arena import Arena as Arena
+from surefoot.staging.copies import Copy as Copy
+from surefoot.staging.copies import copies_of as copies_of
+from surefoot.staging.copies import elements as elements
+from surefoot.staging.ordering import Outcome as Outcome
+from surefoot.staging.ordering import Source as Source
+from surefoot.staging.ordering import Stager as Stager

@@ -1,0 +1,49 @@
+"""The staging memory as arrays: slots of equal size in one shared mapping that somebody else allocated and touched.
+
+No torch here except to pin: a slot is bytes. Used by `checkpointer`, which asks its link for the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Arena:
+    """`slots` slots of `slot_bytes` each over one writable memory."""
+
+    def __init__(self, memory: memoryview, slots: int, slot_bytes: int) -> None:
+        self._bytes: Bytes = np.frombuffer(memory, dtype=np.uint8)
+        if self._bytes.size < slots * slot_bytes:
+            raise ValueError(f"an arena of {self._bytes.size} bytes has no room for {slots} slots of {slot_bytes}")
+        self.slots, self.slot_bytes = slots, slot_bytes
+        self._pinned = False
+
+    def slot(self, index: int) -> Bytes:
+        """The bytes of one slot, writable."""
+        if not 0 <= index < self.slots:
+            raise ValueError(f"slot {index} is not one of {self.slots}")
+        return self._bytes[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+
+    def pin(self) -> None:
+        """Registers the memory with CUDA, once, so that copies from the device need no bounce buffer."""
+        if self._pinned:
+            return
+        import torch
+
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.ctypes.data, self._bytes.size, 0))
+        self._pinned = True
+
+    def close(self) -> None:
+        """Unpins. The mapping itself belongs to the link."""
+        if self._pinned:
+            import torch
+
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            torch.cuda.check_error(runtime.cudaHostUnregister(self._bytes.ctypes.data))
+            self._pinned = False

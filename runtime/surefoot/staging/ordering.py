@@ -1,0 +1,249 @@
+"""When copies run relative to the training: eagerly inside the call, or lazily behind it, joined before the next step.
+
+Parameters and optimizer state stand still from one optimizer step to the next, so copying them may overlap forward and
+backward: a thread of lowest priority copies host tensors, a side stream copies device tensors. Whoever is about to
+change them calls `join`, which first takes over what the thread has not begun (a thread of lowest priority may starve)
+and then waits for what it has. After the copy, versions, addresses and a rotating sample of the bytes are compared;
+a tensor that changed meanwhile costs this save and is copied eagerly from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from surefoot.staging.arena import Bytes
+from surefoot.staging.copies import Copy, copies_of, copy_from_device
+
+_log = logging.getLogger(__name__)
+
+SMALL_BYTES = 64 * 1024
+"""Lazy pieces up to this size are copied at once: handing one over costs more than copying it."""
+
+SAMPLED_PART = 64
+"""One in so many lazy bytes is compared at each save; after so many saves every byte was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One piece to copy: `read()` gives the live part of the tensor, `holder` is whose version tells of changes."""
+
+    name: str
+    read: Callable[[], torch.Tensor]
+    holder: Callable[[], torch.Tensor]
+    tile: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
+
+    changed: tuple[str, ...] = ()
+    error: Exception | None = None
+
+    @property
+    def sealed(self) -> bool:
+        return not self.changed and self.error is None
+
+
+@dataclass(slots=True)
+class _Staging:
+    """One save under way."""
+
+    slot: Bytes
+    lazy: Sequence[Source]
+    stamps: list[tuple[int, int]]
+    samples: list[tuple[Source, Bytes]]
+    done: Callable[[Outcome], None]
+    queue: deque[Copy] = field(default_factory=deque)
+    running: int = 0
+    event: Any = None
+    error: Exception | None = None
+    finishing: bool = False
+    finished: threading.Event = field(default_factory=threading.Event)
+
+
+class Stager:
+    """Owner of the copying thread and the side stream. One save at a time; `start` and `join` from one thread."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Condition()
+        self._current: _Staging | None = None
+        self._closed = False
+        self._turn = 0
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
+        self._thread.start()
+
+    def start(
+        self,
+        slot: Bytes,
+        eager: Sequence[Source],
+        lazy: Sequence[Source],
+        done: Callable[[Outcome], None],
+        compare_all: bool = False,
+    ) -> None:
+        """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last."""
+        self.join()
+        now = [*eager, *(s for s in lazy if s.size_bytes <= SMALL_BYTES)]
+        behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
+        staging = _Staging(slot, behind, [_stamp(s) for s in behind], [], done)
+        self._copy_now(now, slot)
+        for source in behind if compare_all else self._sampled(behind):
+            reference = np.empty(source.size_bytes, dtype=np.uint8)
+            self._copy_now([source], reference, origin=source.start)
+            staging.samples.append((source, reference))
+        self._turn += 1
+        on_device = [s for s in behind if s.read().is_cuda]
+        if on_device:
+            staging.event = self._enqueue(on_device, slot)
+        for source in behind:
+            tensor = source.read()
+            if not tensor.is_cuda:
+                staging.queue.extend(copies_of(tensor, source.tile, slot[source.start : source.stop]))
+        with self._wake:
+            self._current = staging
+            self._wake.notify_all()
+
+    def join(self) -> None:
+        """Returns when nothing of the last save is still to be copied: afterwards its tensors may change."""
+        staging = self._current
+        if staging is None:
+            return
+        if staging.event is not None:
+            torch.cuda.current_stream().wait_event(staging.event)  # the device waits, the host does not
+        self._work(staging)
+        if staging.event is None:
+            self._finish(staging)
+            staging.finished.wait()
+
+    def wait(self) -> None:
+        """Returns when the last save has ended altogether, its `done` called."""
+        self.join()
+        if self._current is not None:
+            self._current.finished.wait()
+
+    def close(self) -> None:
+        """Ends and joins the thread, after the save under way."""
+        self.wait()
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        self._thread.join()
+
+    # ---- copying ---------------------------------------------------------------------------------------------------
+
+    def _copy_now(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> None:
+        """Host tensors by this thread; device tensors behind what is queued on them, and waited for."""
+        on_device = [s for s in sources if s.read().is_cuda]
+        for source in sources:
+            tensor = source.read()
+            if not tensor.is_cuda:
+                for copy in copies_of(tensor, source.tile, target[source.start - origin : source.stop - origin]):
+                    copy.run()
+        if on_device:
+            self._enqueue(on_device, target, origin).synchronize()
+
+    def _enqueue(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> Any:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._stream.wait_stream(torch.cuda.current_stream())  # what the training queued before must be seen
+        with torch.cuda.stream(self._stream):
+            for source in sources:
+                tensor = source.read()
+                tensor.record_stream(self._stream)
+                copy_from_device(tensor, source.tile, target[source.start - origin : source.stop - origin])
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record(self._stream)
+        return event
+
+    def _sampled(self, lazy: Sequence[Source]) -> Iterator[Source]:
+        """About 1/64 of the lazy bytes, another part at each save: whole pieces, chosen by where they lie."""
+        total = sum(s.size_bytes for s in lazy)
+        begin = (self._turn % SAMPLED_PART) * total // SAMPLED_PART
+        end = begin + total // SAMPLED_PART
+        position = 0
+        for source in lazy:
+            if begin <= position < end:
+                yield source
+            position += source.size_bytes
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _copy_behind(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._pending() is not None)
+                staging = self._pending()
+                if staging is None:
+                    return
+            self._work(staging)
+            if staging.event is not None:
+                staging.event.synchronize()
+            self._finish(staging)
+
+    def _pending(self) -> _Staging | None:
+        staging = self._current
+        return staging if staging is not None and not staging.finishing else None
+
+    def _work(self, staging: _Staging) -> None:
+        """Runs copies until none is left to begin; both threads do, each copy is run by one of them."""
+        while True:
+            with self._wake:
+                if not staging.queue:
+                    break
+                copy = staging.queue.popleft()
+                staging.running += 1
+            try:
+                copy.run()
+            except (ValueError, RuntimeError, MemoryError) as error:
+                staging.error = error
+            finally:
+                with self._wake:
+                    staging.running -= 1
+                    self._wake.notify_all()
+        with self._wake:
+            self._wake.wait_for(lambda: staging.running == 0)
+
+    def _finish(self, staging: _Staging) -> None:
+        with self._wake:
+            if staging.finishing:
+                return
+            staging.finishing = True
+        try:
+            staging.done(Outcome(tuple(_changed(staging)), staging.error))
+        except Exception:  # noqa: BLE001  # a save may fail, the thread that ends it (maybe the training's) may not
+            _log.exception("the end of a save could not be reported")
+        staging.finished.set()
+
+
+def _stamp(source: Source) -> tuple[int, int]:
+    holder = source.holder()
+    return holder._version, holder.data_ptr()
+
+
+def _changed(staging: _Staging) -> Iterator[str]:
+    seen = set()
+    for source, stamp in zip(staging.lazy, staging.stamps, strict=True):
+        if _stamp(source) != stamp:
+            seen.add(source.name)
+            yield source.name
+    for source, reference in staging.samples:
+        copied = staging.slot[source.start : source.stop]
+        if source.name not in seen and not np.array_equal(copied, reference):
+            yield source.name

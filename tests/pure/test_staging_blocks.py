@@ -1,0 +1,94 @@
+"""Strided copies lay every element exactly where the tiling says, for any shape, tile, stride and dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.geometry import Tiling, block_shape
+from surefoot.staging import copies_of
+from surefoot.staging.arena import Arena
+from surefoot.staging.blocks import bands, regions
+
+shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.complex64, torch.complex128]
+
+
+def laid(tensor: torch.Tensor, tile: tuple[int, ...]) -> bytes:
+    target = np.full(tensor.numel() * tensor.element_size(), 0xEE, dtype=np.uint8)
+    for copy in copies_of(tensor, tile, target):
+        copy.run()
+    return target.tobytes()
+
+
+def expected(tensor: torch.Tensor, tile: tuple[int, ...]) -> bytes:
+    """Block by block, as the format defines it."""
+    tiling = Tiling(tuple(tensor.shape), tile, tensor.element_size())
+    parts = []
+    for index in range(tiling.blocks):
+        box = tiling.block_box(index)
+        block = tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))]
+        parts.append(
+            torch.empty(block.numel(), dtype=block.dtype).copy_(block.reshape(-1)).view(torch.uint8).numpy().tobytes()
+        )
+    return b"".join(parts)
+
+
+@given(shapes, st.data(), st.sampled_from(DTYPES))
+def test_copies_lay_the_blocks_in_order(shape: tuple[int, ...], data: st.DataObject, dtype: torch.dtype) -> None:
+    tile = tuple(data.draw(st.integers(1, 10)) for _ in shape)
+    tensor = torch.arange(int(np.prod(shape, dtype=int))).reshape(shape).to(dtype)
+    assert laid(tensor, tile) == expected(tensor, tile)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+def test_tensors_that_are_not_contiguous_are_laid_alike(a: int, b: int, c: int, x: int, y: int, z: int) -> None:
+    tensor = torch.randn(2 * c, a, 3 * b)[::2, :, 1::3].permute(1, 2, 0)
+    assert laid(tensor, (x, y, z)) == expected(tensor, (x, y, z))
+
+
+def test_large_matrices_are_copied_in_bands_and_laid_alike() -> None:
+    tensor = torch.randn(3001, 1003)
+    tile = block_shape((3001, 1003), 4)
+    assert laid(tensor, tile) == expected(tensor, tile)
+    target = np.empty(tensor.numel() * 4, dtype=np.uint8)
+    copies = copies_of(tensor, tile, target)
+    assert 3 < len(copies) < 16
+    assert max(c.size_bytes for c in copies) <= 4 * 1024 * 1024
+
+
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 8), st.integers(1, 7), st.integers(1, 2000))
+def test_bands_are_whole_rows_of_tiles_and_cover_each_row_once(
+    n: int, w: int, tile: int, size: int, limit: int
+) -> None:
+    found = list(bands((n, w), (tile, 3), size, limit))
+    assert [row for first, rows in found for row in range(first, first + rows)] == list(range(n if w else 0))
+    assert all(first % tile == 0 for first, _ in found)
+
+
+@given(shapes)
+def test_a_piece_takes_at_most_one_copy_for_each_combination_of_edges(shape: tuple[int, ...]) -> None:
+    assert len(list(regions(shape, tuple(3 for _ in shape)))) <= 2 ** len(shape)
+
+
+def test_a_conjugated_tensor_is_laid_as_what_it_means() -> None:
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    assert laid(tensor.conj(), (2,)) == laid(tensor.conj().resolve_conj(), (2,))
+
+
+def test_slots_of_an_arena_share_nothing() -> None:
+    memory = bytearray(30)
+    arena = Arena(memoryview(memory), 2, 10)
+    arena.slot(0)[:] = 1
+    arena.slot(1)[:] = 2
+    assert memory == b"\x01" * 10 + b"\x02" * 10 + b"\x00" * 10
+    with pytest.raises(ValueError, match="slot 2"):
+        arena.slot(2)
+
+
+def test_an_arena_larger_than_its_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        Arena(memoryview(bytearray(10)), 2, 6)
