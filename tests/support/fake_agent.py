@@ -1,0 +1,116 @@
+"""An agent as the coordinator sees one: a real WebSocket client that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+import aiohttp
+
+from surefoot.protocol.messages import SUBPROTOCOLS, FromAgent, Hello, Message, ToAgent, decode, encode, version_of
+
+M = TypeVar("M")
+DEADLINE_SECONDS = 10.0
+
+
+class FakeAgent:
+    """One connection. `said` is everything heard so far, in order; waits have a deadline."""
+
+    def __init__(self, url: str, hello: Hello | None, protocols: tuple[str, ...] = SUBPROTOCOLS) -> None:
+        self.url, self.hello, self.protocols = url, hello, protocols
+        self.said: list[ToAgent] = []
+        self.closed = asyncio.Event()
+        self._news = asyncio.Condition()
+        self._session: aiohttp.ClientSession | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def __aenter__(self) -> FakeAgent:
+        self._session = aiohttp.ClientSession()
+        self.socket = await self._session.ws_connect(self.url, protocols=self.protocols, max_msg_size=0)
+        self._reader = asyncio.create_task(self._read())
+        if self.hello is not None:
+            await self.say(self.hello)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.leave()
+
+    async def say(self, message: FromAgent) -> None:
+        assert self.socket is not None
+        await self.socket.send_str(encode(message, version_of(self.socket.protocol)))
+
+    async def say_text(self, text: str) -> None:
+        assert self.socket is not None
+        await self.socket.send_str(text)
+
+    async def heard(self, kind: type[M], where: Callable[[M], bool] = lambda _: True) -> M:
+        """The first message of this kind, so far or to come."""
+
+        def found() -> M | None:
+            return next((m for m in self.said if isinstance(m, kind) and where(m)), None)
+
+        async with asyncio.timeout(DEADLINE_SECONDS), self._news:
+            await self._news.wait_for(lambda: found() is not None)
+        result = found()
+        assert result is not None
+        return result
+
+    async def ended(self) -> None:
+        """Waits until the other side has closed the line."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self.closed.wait()
+
+    def cut(self) -> None:
+        """Breaks the line as a killed process would."""
+        assert self.socket is not None
+        assert self.socket._response.connection is not None
+        transport = self.socket._response.connection.transport
+        assert transport is not None
+        transport.abort()
+
+    async def leave(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _read(self) -> None:
+        assert self.socket is not None
+        async for frame in self.socket:
+            message: Message = decode(frame.data)
+            async with self._news:
+                self.said.append(message)  # type: ignore[arg-type]  # the coordinator says nothing else
+                self._news.notify_all()
+        self.closed.set()
+
+
+def hello(index: int = 0, attempt: int = 1, **other: object) -> Hello:
+    """A hello of a warm agent that runs nothing; `other` replaces fields."""
+    fields: dict[str, object] = {
+        "job": "job-1",
+        "index": index,
+        "attempt": attempt,
+        "incarnation": f"i{index}-{attempt}",
+        "node": f"node-{index}",
+        "token": f"token-{index}-{attempt}",
+        "epoch": 0,
+        "stopped": 0,
+        "warm": True,
+    }
+    return Hello(**{**fields, **other})  # type: ignore[arg-type]  # tests name real fields
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for a condition that no event announces; fails with its name after the deadline."""
+    limit = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        if time.monotonic() > limit:
+            raise AssertionError(f"never came about: {what}")
+        await asyncio.sleep(0.005)
