@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -120,9 +120,15 @@ def configuration(settings: ServerSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def start(settings: ServerSettings, program: str, environment: Mapping[str, str] | None = None) -> HolderServer:
+def start(
+    settings: ServerSettings,
+    program: str,
+    environment: Mapping[str, str] | None = None,
+    before_exec: Callable[[], None] | None = None,
+) -> HolderServer:
     """Starts a server in this process group and waits until it answers; its log is `redis.log` in its folder.
 
+    `before_exec` runs in the new process, for a caller with one thread that wants the server to die with it.
     Raises TierError with the log's last line if it ends instead, TierUnavailable if it does not answer in time.
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -134,6 +140,7 @@ def start(settings: ServerSettings, program: str, environment: Mapping[str, str]
             stdout=log,
             stderr=log,
             env={**(environment or {}), **MALLOC_ENVIRONMENT},
+            preexec_fn=before_exec,  # noqa: PLW1509  # the caller's word that it has one thread
         )
     try:
         assert process.stdin is not None  # PIPE above

@@ -1,0 +1,92 @@
+"""The Redis of one node: started with a fresh port and password, noticed when it ends, never restarted by itself.
+
+Called by `node`. Which program runs and how it is configured is `surefoot.holder.server`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from surefoot.errors import ConfigurationError, TierError
+from surefoot.holder.server import HolderServer, ServerSettings, find_program, start
+from surefoot_operator.fabric.processes.life import die_with_parent, life_of
+from surefoot_operator.fabric.processes.records import HolderRecord
+
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+_FILL_BYTES = 128 * 1024**2
+"""Touched before use: enough that small jobs meet no slow first save, little enough that nodes start in a moment."""
+_TRIES = 5
+_HOST = "127.0.0.1"
+
+
+class HolderStartError(Exception):
+    """No Redis could be started on this node."""
+
+
+class HolderProcess:
+    """At most one server at a time. Not thread-safe: owned by the node's loop."""
+
+    def __init__(self, folder: Path, memory_bytes: int | None) -> None:
+        self._folder = folder
+        self._memory_bytes = memory_bytes or DEFAULT_MEMORY_BYTES
+        self._server: HolderServer | None = None
+        self.record: HolderRecord | None = None
+        """The newest life of it, also after its end: who reads it asks whether that life still is."""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._server is None else self._server.process.pid
+
+    def start(self) -> None:
+        """Starts one unless it runs. Raises HolderStartError that says why."""
+        if self._server is not None and self._server.process.poll() is None:
+            return
+        try:
+            program = find_program()
+        except ConfigurationError as error:
+            raise HolderStartError(str(error)) from error
+        last: Exception | None = None
+        for _ in range(_TRIES):  # another process may take the port between our look and Redis' bind
+            settings = ServerSettings(
+                port=free_port(),
+                memory_bytes=self._memory_bytes,
+                folder=self._folder,
+                host=_HOST,
+                password=secrets.token_hex(16),
+                fill_bytes=min(_FILL_BYTES, self._memory_bytes // 2),
+            )
+            try:
+                self._server = start(settings, program, os.environ, die_with_parent)
+            except TierError as error:
+                last = error
+                continue
+            self.record = self._record_of(self._server)
+            return
+        raise HolderStartError(f"the memory tier of this node did not start in {_TRIES} tries: {last}")
+
+    def _record_of(self, server: HolderServer) -> HolderRecord:
+        life = life_of(server.process.pid)
+        if life is None:
+            raise HolderStartError("the memory tier of this node ended right after it had answered")
+        settings = server.settings
+        return HolderRecord(settings.host, settings.port, str(life), admin_password=settings.password)
+
+    def collect(self) -> None:
+        """Reaps it if it has ended."""
+        if self._server is not None:
+            self._server.process.poll()
+
+    def stop(self) -> None:
+        """Ends it at once: nothing of it is on disk, so there is nothing to wait for."""
+        if self._server is not None and self._server.process.poll() is None:
+            self._server.kill()
+
+
+def free_port() -> int:
+    """A loopback port that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,245 @@
+"""The machine under a run: owns the process groups of its nodes and the operator's process, and what befalls them.
+
+Used by `surefoot local` and by tests. Everything it started is gone when `close` returns; should this process itself
+be killed, the kernel ends the rest (PDEATHSIG), and the next run in the same folder ends whatever is left of it.
+Start processes from the main thread only: they die with the thread that forked them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.processes.folder import RunFolder, read_json
+from surefoot_operator.fabric.processes.life import (
+    Life,
+    become_subreaper,
+    is_alive,
+    members,
+    reap_orphans,
+    send,
+    send_group,
+    with_environment,
+)
+from surefoot_operator.fabric.processes.records import NodeRecord, node_from_json
+
+_FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
+_END_SECONDS = 3.0
+_PAUSE_SECONDS = 0.02
+
+
+class Machine:
+    """Nodes by name. `frozen` names those that are stopped now."""
+
+    def __init__(self, folder: RunFolder, memory_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.frozen: set[str] = set()
+        self._memory_bytes = memory_bytes
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._operator: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Takes the run folder for this run: ends and removes what a former one left in it."""
+        folder = self.folder
+        if folder.is_foreign():
+            raise FabricError(f"{folder.root} holds something else than a run: name an empty or a new --run-folder")
+        folder.root.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise FabricError(
+                f"another run uses {folder.root} now: wait for it, or name another --run-folder"
+            ) from None
+        _end_former_run(folder)
+        for path in folder.own_entries():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        folder.make()
+        become_subreaper()
+
+    def close(self) -> None:
+        """Ends everything that was started here: the operator first, so that it recovers nothing meanwhile."""
+        if self._operator is not None:
+            self._operator.kill()
+            self._operator.wait()
+        for name, process in self._nodes.items():
+            if name in self.frozen:
+                send_group(process.pid, signal.SIGKILL)
+            elif process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _END_SECONDS
+        for process in self._nodes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass  # killed with its group below
+            self._end_group(process)
+        self.poll()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def poll(self) -> None:
+        """Collects what ended. A node whose leader ended is dead as a whole: what is left of its group goes too."""
+        for name, process in self._nodes.items():
+            if process.poll() is not None and name not in self.frozen and members(process.pid):
+                self._end_group(process)
+        if self._operator is not None:
+            self._operator.poll()
+        known = {p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set())
+        reap_orphans(known)
+
+    # ---- nodes ----------------------------------------------------------------------------------------------------
+
+    def start_node(self, name: str) -> None:
+        """Starts the node, or starts it anew after its death."""
+        former = self._nodes.get(name)
+        if former is not None:
+            if former.poll() is None:
+                return
+            self._end_group(former)
+        command = [sys.executable, "-m", "surefoot_operator.fabric.processes.node"]
+        command += ["--run-folder", str(self.folder.root), "--name", name, "--parent", str(os.getpid())]
+        if self._memory_bytes is not None:
+            command += ["--memory-bytes", str(self._memory_bytes)]
+        self._nodes[name] = self._spawn(command, f"{name}.log")
+
+    def node_exit_code(self, name: str) -> int | None:
+        """How the node's leader ended; None while it lives."""
+        return self._nodes[name].poll()
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL of the whole group, and waits until nothing of it is left."""
+        self._end_group(self._nodes[name])
+        self.frozen.discard(name)
+
+    def freeze_node(self, name: str) -> None:
+        send_group(self._nodes[name].pid, signal.SIGSTOP)
+        self.frozen.add(name)
+
+    def thaw_node(self, name: str) -> None:
+        send_group(self._nodes[name].pid, signal.SIGCONT)
+        self.frozen.discard(name)
+
+    # ---- parts of nodes -------------------------------------------------------------------------------------------
+
+    def kill_trainer(self, name: str) -> bool:
+        """SIGKILL of one trainer; False if none runs there."""
+        trainers = [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
+        if not trainers:
+            return False
+        os.kill(min(trainers), signal.SIGKILL)
+        return True
+
+    def kill_agent(self, name: str) -> bool:
+        """SIGKILL of the node's agent; False if none runs there."""
+        group = set(members(self._nodes[name].pid))
+        killed = False
+        for path in self.folder.workers.glob("*.state"):
+            state = read_json(path) or {}
+            life = Life.parse(state["life"]) if state.get("life") else None
+            if life is not None and life.pid in group:
+                killed = send(life, signal.SIGKILL) or killed
+        return killed
+
+    def kill_holder(self, name: str) -> bool:
+        """SIGKILL of the node's Redis; False if none runs there."""
+        record = self.node_record(name)
+        return record is not None and record.holder is not None and send(Life.parse(record.holder.life), signal.SIGKILL)
+
+    def return_holder(self, name: str) -> None:
+        """Has the node start its Redis again."""
+        if self._nodes[name].poll() is None:
+            self._nodes[name].send_signal(signal.SIGUSR1)
+
+    def node_record(self, name: str) -> NodeRecord | None:
+        """What the node says of itself in its present life; None before it has spoken."""
+        body = read_json(self.folder.node(name))
+        record = None if body is None else node_from_json(body)
+        if record is None or Life.parse(record.life).pid != self._nodes[name].pid:
+            return None
+        return record if is_alive(Life.parse(record.life)) else None
+
+    # ---- the operator ---------------------------------------------------------------------------------------------
+
+    def start_operator(self, port: int) -> None:
+        command = [sys.executable, "-m", "surefoot_operator.controller.local"]
+        command += ["--run-folder", str(self.folder.root), "--port", str(port)]
+        self._operator = self._spawn(command, "operator.log")
+
+    def kill_operator(self) -> None:
+        if self._operator is not None:
+            self._end_group(self._operator)
+
+    def operator_exit_code(self) -> int | None:
+        """How the operator ended; None while it lives or was never started."""
+        return None if self._operator is None else self._operator.poll()
+
+    # ---- processes ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
+        with open(self.folder.logs / log, "ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(os.environ, self.folder.root),
+                process_group=0,  # of its own: Ctrl-C reaches the command alone, SIGKILL of a group ends all of a node
+            )
+
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGKILLs the group until it has no living member. Its number stays taken until its last member is gone."""
+        deadline = time.monotonic() + _END_SECONDS
+        while process.poll() is None or members(process.pid):
+            send_group(process.pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                left = members(process.pid)
+                raise FabricError(f"processes {left} of group {process.pid} do not end: the kernel holds them")
+            time.sleep(_PAUSE_SECONDS)  # death of another's child cannot be waited for
+            reap_orphans({p.pid for p in self._nodes.values()} | ({self._operator.pid} if self._operator else set()))
+
+
+def _environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
+    """That of a node: `python` is this very interpreter, and what it starts can be known by its run folder."""
+    own = str(Path(sys.executable).parent)
+    path = base.get("PATH", os.defpath)
+    # compiled bytecode is what makes a trainer start in a second
+    kept = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PATH": f"{own}{os.pathsep}{path}", _FOLDER_VARIABLE: str(root)}
+
+
+def _end_former_run(folder: RunFolder) -> None:
+    """Kills what a crashed run left behind; it is known by the run folder in its environment."""
+    deadline = time.monotonic() + _END_SECONDS
+    while left := with_environment(_FOLDER_VARIABLE, str(folder.root)):
+        left = [pid for pid in left if pid != os.getpid()]
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # ended meanwhile
+        if time.monotonic() > deadline:
+            raise FabricError(f"processes {left} of a former run in {folder.root} do not end: kill them by hand")
+        time.sleep(_PAUSE_SECONDS)  # they are not our children: there is nothing to wait on
+
+
+def is_trainer(pid: int) -> bool:
+    """Whether this process writes a rank's log: trainers are forked, their command line is their zygote's."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/fd/1")).name.startswith("rank-")
+    except OSError:
+        return False

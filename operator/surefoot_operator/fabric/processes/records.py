@@ -1,0 +1,91 @@
+"""What stands in the files of a run folder about nodes and workers. Pure values; standard library only.
+
+`NodeRecord` and `WorkerState` are written by the node, `WorkerRecord` and `Deletion` by the fabric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRecord:
+    """A node's Redis: where it answers and which life of it."""
+
+    host: str
+    port: int
+    life: str
+    admin_user: str = "default"
+    admin_password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One life of a node: its leader. `holder` None: the Redis is not up yet, or would not start."""
+
+    name: str
+    life: str
+    domain: str
+    holder: HolderRecord | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """What a worker is to run, and where: `node` and that node's life once the fabric has bound it."""
+
+    name: str
+    uid: str
+    index: int
+    attempt: int
+    created_seconds: float
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    avoid_nodes: tuple[str, ...] = ()
+    working_dir: str | None = None
+    grace_seconds: float = 30.0
+    node: str | None = None
+    node_life: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What the node says of a worker that it started."""
+
+    uid: str
+    phase: Literal["Running", "Succeeded", "Failed"]
+    life: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.phase != "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A worker that is to end: SIGTERM and its grace period first, unless `force`."""
+
+    uid: str
+    force: bool
+    at_seconds: float
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    return dataclasses.asdict(record)
+
+
+def node_from_json(body: Mapping[str, Any]) -> NodeRecord:
+    holder = body.get("holder")
+    return NodeRecord(**{**body, "holder": None if holder is None else HolderRecord(**holder)})
+
+
+def worker_from_json(body: Mapping[str, Any]) -> WorkerRecord:
+    lists = {name: tuple(body[name]) for name in ("command", "avoid_nodes")}
+    return WorkerRecord(**{**body, **lists})

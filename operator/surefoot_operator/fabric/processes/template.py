@@ -1,0 +1,41 @@
+"""What of a pod template has no meaning for processes on one machine: named once, so that nobody waits for it.
+
+Pure. Called by the CLI before a run. `command`, `args`, `env`, `workingDir`, `restartPolicy` and
+`terminationGracePeriodSeconds` are honoured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefoot_operator.api.spec import TrainingJobSpec
+
+_POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
+_CONTAINER = ("name", "command", "args", "env", "workingDir")
+
+
+def grace_seconds(raw: dict[str, Any], default: float = 30.0) -> float:
+    """The template's terminationGracePeriodSeconds."""
+    value = raw.get("spec", {}).get("terminationGracePeriodSeconds", default)
+    return float(value) if isinstance(value, int | float) and value >= 0 else default
+
+
+def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
+    """Paths of what is there and is not acted upon here."""
+    raw = spec.template.raw
+    found = [f"template.{name}" for name in raw if name != "spec"]
+    pod = raw.get("spec", {})
+    found += [f"template.spec.{name}" for name in pod if name not in _POD]
+    for container in pod.get("containers", []):
+        name = container.get("name")
+        if name != "trainer":
+            found.append(f"container {name}")
+            continue
+        found += [f"container trainer: {key}" for key in container if key not in _CONTAINER]
+        found += [
+            f"container trainer: env {e['name']} (valueFrom)" for e in container.get("env") or () if "valueFrom" in e
+        ]
+    persistent = spec.checkpoint.persistent
+    if persistent is not None and persistent.secret_ref is not None:
+        found.append("checkpoint.persistent.secretRef (credentials are taken from this environment)")
+    return tuple(found)
