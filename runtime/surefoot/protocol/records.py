@@ -60,7 +60,9 @@ class Layout:
     stream_bytes: int
 
     def chunk_lengths(self) -> tuple[int, ...]:
-        """Length of each chunk in bytes; each ≤ CHUNK_BYTES."""
+        """Length of each chunk in bytes; each ≤ CHUNK_BYTES. No chunks where the rank saves no tensor."""
+        if not self.chunk_starts:
+            return ()
         ends = (*self.chunk_starts[1:], self.stream_bytes)
         return tuple(end - start for start, end in zip(self.chunk_starts, ends, strict=True))
 

@@ -1,0 +1,147 @@
+"""From the boxes a rank saves to its layout, and from a layout to the blocks of its stream.
+
+Called by `state` when the program's structure is known, by the drain (which blocks to hash) and by restore.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from surefoot.errors import Corrupt, ProtocolError
+from surefoot.format.digests import digest
+from surefoot.format.dtypes import itemsize
+from surefoot.geometry.box import Box
+from surefoot.geometry.packing import chunk_starts
+from surefoot.geometry.tiling import Tiling, block_shape
+from surefoot.protocol.records import CHUNK_BYTES, Layout, Piece, TensorLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """One tensor as a rank knows it: its global shape, and the boxes of it that this rank saves (may be none)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece with its tensor, its tiling, and the number of its first block in the stream's digest table."""
+
+    tensor: TensorLayout
+    piece: Piece
+    tiling: Tiling
+    first_block: int
+
+
+def build_layout(tensors: Iterable[TensorParts]) -> Layout:
+    """The layout of a rank that saves these; the same parts in any order give the same layout.
+
+    Tensors stand by name. Their pieces lie in the stream by falling item size, so that each is aligned to its items
+    without padding and can be copied to from a typed view.
+    """
+    named = sorted(tensors, key=lambda t: t.name)
+    position = 0
+    tilings: list[Tiling] = []
+    pieces: dict[str, list[Piece]] = {tensor.name: [] for tensor in named}
+    if len(pieces) != len(named):
+        twice = next(a.name for a, b in pairwise(named) if a.name == b.name)
+        raise ValueError(f"two tensors are called {twice!r}: names must differ")
+    for tensor in sorted(named, key=lambda t: -itemsize(t.dtype)):
+        size = itemsize(tensor.dtype)
+        for box in tensor.boxes:
+            if not Box.whole(tensor.shape).contains(box):
+                raise ValueError(f"box {box} is not inside tensor {tensor.name} of shape {tensor.shape}")
+            tiling = Tiling(box.lengths, block_shape(box.lengths, size), size)
+            pieces[tensor.name].append(Piece(box.offsets, box.lengths, tiling.tile, position))
+            tilings.append(tiling)
+            position += tiling.size_bytes
+    return Layout(
+        tensors=tuple(TensorLayout(t.name, t.dtype, t.shape, tuple(pieces[t.name])) for t in named),
+        chunk_starts=chunk_starts(tilings),
+        stream_bytes=position,
+    )
+
+
+def layout_digest(text: str) -> str:
+    """The name of a layout record: the digest of its canonical JSON."""
+    return digest(text.encode())
+
+
+def read_layout(name: str, text: str) -> Stream:
+    """The layout in a record called `name`; raises Corrupt if it is not that record, ProtocolError if it cannot be."""
+    if layout_digest(text) != name:
+        raise Corrupt(f"layout record {name} does not match its digest; another copy is needed")
+    stream = Stream(Layout.from_json(text))
+    lengths = stream.layout.chunk_lengths()
+    if sum(lengths) != stream.layout.stream_bytes or any(not 0 < length <= CHUNK_BYTES for length in lengths):
+        raise ProtocolError(
+            f"layout record {name} has chunks that do not fill its stream, or of over {CHUNK_BYTES} bytes"
+        )
+    return stream
+
+
+class Stream:
+    """A layout, worked out: where its pieces and blocks lie. Make one per layout and keep it; it never changes."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Raises ProtocolError where the pieces do not fill the stream."""
+        self.layout = layout
+        self.pieces = _placed(layout)
+
+    @cached_property
+    def text(self) -> str:
+        """The layout record."""
+        return self.layout.to_json()
+
+    @cached_property
+    def digest(self) -> str:
+        """The name of the layout record."""
+        return layout_digest(self.text)
+
+    @cached_property
+    def edges(self) -> array[int]:
+        """Stream offsets at which blocks begin, and the end of the last: one more than there are blocks."""
+        edges, position = array("Q", [0]), 0
+        for part in self.pieces:
+            for size in part.tiling.block_sizes():
+                position += size
+                edges.append(position)
+        return edges
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, which is the number of entries in the digest table."""
+        last = self.pieces[-1] if self.pieces else None
+        return last.first_block + last.tiling.blocks if last else 0
+
+    def blocks_of_chunk(self, number: int) -> range:
+        """Numbers of the blocks in a chunk; no block is in two."""
+        starts = self.layout.chunk_starts
+        stop = starts[number + 1] if number + 1 < len(starts) else self.layout.stream_bytes
+        return range(bisect_left(self.edges, starts[number]), bisect_left(self.edges, stop))
+
+
+def _placed(layout: Layout) -> tuple[PlacedPiece, ...]:
+    """The pieces in the order of the stream."""
+    found: list[PlacedPiece] = []
+    position = blocks = 0
+    # an empty piece begins where the next one does: it must come first
+    every = [(p.stream_offset, Box(p.offsets, p.lengths).volume > 0, t, p) for t in layout.tensors for p in t.pieces]
+    for start, _, tensor, piece in sorted(every, key=lambda entry: entry[:2]):
+        tiling = Tiling(piece.lengths, piece.tile, itemsize(tensor.dtype))
+        if start != position:
+            raise ProtocolError(f"a layout leaves bytes {position} to {start} unused or used twice, at {tensor.name}")
+        found.append(PlacedPiece(tensor, piece, tiling, blocks))
+        position += tiling.size_bytes
+        blocks += tiling.blocks
+    if position != layout.stream_bytes:
+        raise ProtocolError(f"a layout's pieces end at byte {position}, its stream at {layout.stream_bytes}")
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""Rank manifests: made from what was saved, and checked against what was read."""
+
+from __future__ import annotations
+
+from surefoot.errors import Corrupt
+from surefoot.format.digests import DIGEST_BYTES, digest
+from surefoot.format.layouts import Stream
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.records import RankManifest
+
+
+def describe(
+    save: RankSave, world: int, incarnation: str, stream: Stream, tables: tuple[bytes, bytes], saved_at: float
+) -> RankManifest:
+    """The manifest of a rank save; `tables` are its digest table and its values."""
+    digests, values = tables
+    if len(digests) != stream.blocks * DIGEST_BYTES:
+        raise ValueError(
+            f"{save} has {stream.blocks} blocks and {len(digests) // DIGEST_BYTES} digests: hash every block"
+        )
+    return RankManifest(
+        save=save,
+        world=world,
+        incarnation=incarnation,
+        layout=stream.digest,
+        stream_bytes=stream.layout.stream_bytes,
+        chunks=len(stream.layout.chunk_starts),
+        digests_digest=digest(digests),
+        digests_bytes=len(digests),
+        values_digest=digest(values),
+        values_bytes=len(values),
+        saved_at=saved_at,
+    )
+
+
+def check_digests(manifest: RankManifest, table: bytes, where: str) -> None:
+    """Raises Corrupt, naming the copy, unless this is the digest table that the manifest describes."""
+    _check(manifest, "digest table", (table, manifest.digests_bytes, manifest.digests_digest), where)
+
+
+def check_values(manifest: RankManifest, values: bytes, where: str) -> None:
+    """Raises Corrupt, naming the copy, unless these are the values that the manifest describes."""
+    _check(manifest, "values", (values, manifest.values_bytes, manifest.values_digest), where)
+
+
+def _check(manifest: RankManifest, what: str, found: tuple[bytes, int, str], where: str) -> None:
+    data, size, wanted = found
+    if len(data) != size or digest(data) != wanted:
+        raise Corrupt(f"the {what} of {manifest.save} at {where} does not match its manifest; another copy is needed")
