@@ -30,7 +30,13 @@ class FakeAgent:
 
     async def __aenter__(self) -> FakeAgent:
         self._session = aiohttp.ClientSession()
-        self.socket = await self._session.ws_connect(self.url, protocols=self.protocols, max_msg_size=0)
+        try:
+            self.socket = await self._session.ws_connect(
+                self.url, protocols=self.protocols, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
+            )
+        except BaseException:
+            await self._session.close()
+            raise
         self._reader = asyncio.create_task(self._read())
         if self.hello is not None:
             await self.say(self.hello)
@@ -78,6 +84,8 @@ class FakeAgent:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        if self.socket is not None:
+            await self.socket.close()
         if self._session is not None:
             await self._session.close()
 

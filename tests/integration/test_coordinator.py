@@ -1,0 +1,303 @@
+"""The agents' server with real WebSocket clients: who is let in, what they hear, how lines end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from support.fake_agent import FakeAgent, hello, until
+from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot.protocol.messages import (
+    Assign,
+    Heartbeat,
+    Hello,
+    Notice,
+    Refused,
+    Stop,
+    Stopped,
+    StoreReady,
+    Welcome,
+)
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.server import AgentServer, Authenticator, tokens
+from surefoot_operator.coordinator.sessions import seen
+from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.settings import CoordinatorSettings
+
+MEMBERS = (Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1"))
+WORLD = World(epoch=2, state="Committed", parent=Checkpoint(1, 40), size=2, members=MEMBERS, token="t2")
+STATUS = JobStatus(world=WORLD)
+DEFAULT = CoordinatorSettings()
+
+
+class Stand:
+    """A running server with one conversation, as the controller builds it."""
+
+    def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator) -> None:
+        self.server = AgentServer(settings, authenticate)
+        self.wakes: list[bool] = []
+        self.conversation = Conversation("job-1", 0.5, time.time, self.wakes.append)
+
+    def seen(self, index: int = 0) -> SessionSeen:
+        return next(s for s in seen(self.conversation.sessions) if s.index == index)
+
+    def stands(self, status: JobStatus) -> None:
+        self.conversation.rule(rule(status, (), 2))
+
+
+async def _expected(given: Hello) -> Refused | None:
+    return await tokens(lambda job, index, attempt: f"token-{index}-{attempt}")(given)
+
+
+Standing = Callable[..., Awaitable[Stand]]
+
+
+@pytest.fixture
+async def standing() -> AsyncIterator[Standing]:
+    stands: list[Stand] = []
+
+    async def build(settings: CoordinatorSettings = DEFAULT, authenticate: Authenticator = _expected) -> Stand:
+        stand = Stand(settings, authenticate)
+        stand.server.serve("job-1", stand.conversation)
+        stand.server.lead(True)
+        await stand.server.start()
+        stands.append(stand)
+        stand.conversation.know([WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)])
+        return stand
+
+    yield build
+    for stand in stands:
+        await stand.server.close()
+
+
+@asynccontextmanager
+async def refused(stand: Stand, greeting: Hello | None, **more: object) -> AsyncIterator[Refused]:
+    async with FakeAgent(stand.server.url, greeting, **more) as agent:  # type: ignore[arg-type]  # protocols
+        word = await agent.heard(Refused)
+        await agent.ended()
+        yield word
+
+
+async def test_an_agent_is_welcomed_and_told_its_place_and_the_store_once_it_is_known(standing: Standing) -> None:
+    stand = await standing()
+    stand.stands(STATUS)
+    async with FakeAgent(stand.server.url, hello(0)) as first, FakeAgent(stand.server.url, hello(1)) as second:
+        assert (await first.heard(Welcome)).heartbeat_seconds == 0.5
+        assert (await first.heard(Assign)).hosts_store
+        assert (await second.heard(Assign)).store is None
+        await first.say(StoreReady(2, "127.0.0.1:9"))
+        assert (await second.heard(Assign, lambda a: a.store is not None)).store == "127.0.0.1:9"
+        stand.stands(replace(STATUS, world=replace(WORLD, epoch=3, state="Claimed", reason="why")))
+        assert await second.heard(Stop) == Stop(3, "why")
+        await second.say(Stopped(3))
+        await until(lambda: stand.seen(1).stopped == 3, "worker 1 stopped")
+
+
+async def test_a_broken_line_is_noticed_at_once(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        began = time.monotonic()
+        agent.cut()
+        await until(lambda: not stand.seen().connected, "the line is known to be broken")
+        assert time.monotonic() - began < 0.25
+        assert stand.wakes[-1]
+
+
+async def test_an_agent_that_returns_goes_on_with_its_facts_and_hears_the_same_word(standing: Standing) -> None:
+    stand = await standing()
+    stand.stands(STATUS)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        before = await agent.heard(Assign)
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=55, restored=True))
+        await until(lambda: stand.seen().step == 55, "step 55 is known")
+    await until(lambda: not stand.seen().connected, "the line is known to be broken")
+    async with FakeAgent(stand.server.url, hello(0, epoch=2, stopped=2)) as agent:
+        assert await agent.heard(Assign) == before
+        assert (stand.seen().step, stand.seen().restored) == (55, True)
+        assert not [m for m in agent.said if isinstance(m, Stop)]
+
+
+async def test_a_coordinator_that_returns_adopts_members_as_they_are(standing: Standing) -> None:
+    stand = await standing()
+    stand.stands(STATUS)
+    async with (
+        FakeAgent(stand.server.url, hello(0, epoch=2, stopped=2, store="127.0.0.1:9")) as first,
+        FakeAgent(stand.server.url, hello(1, epoch=2, stopped=2)) as second,
+    ):
+        assert (await second.heard(Assign, lambda a: a.store is not None)).epoch == 2
+        assert (await first.heard(Assign)).store == "127.0.0.1:9"
+        assert not [m for m in (*first.said, *second.said) if isinstance(m, Stop)]
+
+
+async def test_a_newer_line_of_a_worker_takes_the_place_of_the_older(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, hello(0)) as old:
+        await old.heard(Welcome)
+        async with FakeAgent(stand.server.url, hello(0)) as new:
+            await new.heard(Welcome)
+            await old.ended()
+            await new.say(Notice("Here", "still"))
+            await until(lambda: bool(stand.conversation.sessions.notices), "the newer line is heard")
+            assert stand.seen().connected
+
+
+async def test_whoever_does_not_belong_is_refused_by_name(standing: Standing) -> None:
+    stand = await standing()
+    async with refused(stand, hello(job="job-2")) as word:
+        assert "job-2 is not served here" in word.reason
+        assert not word.retry
+    async with refused(stand, hello(7)) as word:
+        assert "worker 7" in word.reason
+    async with refused(stand, hello(0, token="guess")) as word:
+        assert "token" in word.reason
+        assert "guess" not in word.reason
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        async with refused(stand, hello(1, incarnation="i0-1")) as word:
+            assert "incarnation i0-1 is already worker 0" in word.reason
+
+
+async def test_an_operator_that_does_not_lead_asks_to_come_again_and_cuts_its_lines(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        stand.server.lead(False)
+        await agent.ended()
+    async with refused(stand, hello(0)) as word:
+        assert word.retry
+
+
+async def test_a_connection_without_a_hello_is_closed(standing: Standing) -> None:
+    stand = await standing(CoordinatorSettings(hello_seconds=0.2))
+    async with refused(stand, None) as word:
+        assert "no hello" in word.reason
+        assert word.retry
+
+
+async def test_an_authenticator_that_does_not_answer_means_try_again(standing: Standing) -> None:
+    async def never(_: Hello) -> Refused | None:
+        await asyncio.Event().wait()
+        return None
+
+    stand = await standing(CoordinatorSettings(hello_seconds=0.2), never)
+    async with refused(stand, hello(0)) as word:
+        assert word.retry
+
+
+async def test_a_message_that_cannot_be_read_ends_the_line_but_not_the_worker(standing: Standing) -> None:
+    stand = await standing()
+    for text in ("{", '{"v":1,"type":"Heartbeet"}', '{"v":1,"type":"Stop","epoch":9,"reason":"me"}'):
+        async with FakeAgent(stand.server.url, hello(0)) as agent:
+            await agent.heard(Welcome)
+            await agent.say_text(text)
+            await agent.ended()
+            assert not [m for m in agent.said if isinstance(m, Refused)]
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+
+
+async def test_a_first_message_that_is_no_hello_or_of_a_foreign_version_is_refused(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, None) as agent:
+        await agent.say(Stopped(1))
+        assert "Stopped, not Hello" in (await agent.heard(Refused)).reason
+    async with FakeAgent(stand.server.url, None, protocols=()) as agent:
+        await agent.say_text(json.dumps({"v": 99, "type": "Hello"}))
+        assert "speaks version 99" in (await agent.heard(Refused)).reason
+
+
+async def test_an_agent_without_subprotocols_speaks_the_version_of_its_hello(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, hello(0), protocols=()) as agent:
+        await agent.heard(Welcome)
+
+
+async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_not_delayed(standing: Standing) -> None:
+    stand = await standing(CoordinatorSettings(send_queue=8))
+    big = replace(STATUS, world=replace(WORLD, token="x" * 300_000))
+    async with aiohttp.ClientSession() as session:
+        deaf = await session.ws_connect(stand.server.url, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.2))
+        connection = deaf._response.connection
+        assert connection is not None
+        assert connection.transport is not None
+        await deaf.send_str('{"v":1,"type":"Hello",' + json.dumps(_plain(hello(0)))[1:])
+        await until(lambda: bool(seen(stand.conversation.sessions)), "the deaf one is connected")
+        connection.transport.pause_reading()
+        async with FakeAgent(stand.server.url, hello(1)) as other:
+            for epoch in range(3, 500):
+                assert big.world is not None
+                stand.stands(replace(big, world=replace(big.world, epoch=epoch)))
+                await other.heard(Assign, lambda a, epoch=epoch: a.epoch == epoch)  # type: ignore[misc]  # a default binds it
+                if not stand.seen(0).connected:
+                    break
+            assert not stand.seen(0).connected
+            assert stand.seen(1).connected
+        await deaf.close()
+
+
+def _plain(greeting: Hello) -> dict[str, object]:
+    return {name: getattr(greeting, name) for name in greeting.__dataclass_fields__}
+
+
+async def test_too_many_lines_are_turned_away(standing: Standing) -> None:
+    stand = await standing(CoordinatorSettings(lines=1))
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            async with FakeAgent(stand.server.url, hello(1)):
+                pass
+
+
+async def test_steps_alone_do_not_ask_for_a_plan_at_once(standing: Standing) -> None:
+    stand = await standing()
+    stand.stands(STATUS)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=41))
+        await until(lambda: stand.seen().step == 41, "first step")
+        stand.wakes.clear()
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=42))
+        await until(lambda: stand.seen().step == 42, "second step")
+        await agent.say(Notice("Something", "happened"))
+        await until(lambda: len(stand.wakes) == 2, "two messages")
+        assert stand.wakes == [False, True]
+
+
+async def test_closing_is_prompt_and_the_port_can_be_taken_again(standing: Standing) -> None:
+    stand = await standing()
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        await agent.heard(Welcome)
+        began = time.monotonic()
+        await stand.server.close()
+        await agent.ended()
+        assert time.monotonic() - began < 2.0
+    again = await standing(CoordinatorSettings(port=stand.server.port))
+    assert again.server.port == stand.server.port
+
+
+async def test_thirty_two_agents_hear_a_claim_within_a_fraction_of_a_second(standing: Standing) -> None:
+    stand = await standing()
+    workers = [WorkerId(n, 1) for n in range(32)]
+    stand.conversation.know(workers)
+    agents = [FakeAgent(stand.server.url, hello(n)) for n in range(32)]
+    try:
+        for agent in agents:
+            await agent.__aenter__()
+        await asyncio.gather(*(agent.heard(Welcome) for agent in agents))
+        began = time.monotonic()
+        stand.stands(replace(STATUS, world=replace(WORLD, state="Claimed", reason="r")))
+        await asyncio.gather(*(agent.heard(Stop) for agent in agents))
+        assert time.monotonic() - began < 1.0
+    finally:
+        for agent in agents:
+            await agent.leave()
