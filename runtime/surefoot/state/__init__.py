@@ -1,0 +1,15 @@
+"""A training program's state as flat named tensors and plain values, and back into the live objects.
+
+Called by `checkpointer` and by what brings other libraries' state in; the only room that knows modules and optimizers.
+"""
+
+from surefoot.state.entries import Entry as Entry
+from surefoot.state.entries import Saved as Saved
+from surefoot.state.entries import dtype_name as dtype_name
+from surefoot.state.entries import dtype_named as dtype_named
+from surefoot.state.plan import Portion as Portion
+from surefoot.state.plan import SavePlan as SavePlan
+from surefoot.state.plan import save_plan as save_plan
+from surefoot.state.plan import structure_of as structure_of
+from surefoot.state.program import Program as Program
+from surefoot.state.program import read_values as read_values

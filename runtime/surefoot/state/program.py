@@ -1,0 +1,181 @@
+"""All of a training program's state on this rank: named tensors, plain values, and how both come back.
+
+Built by `checkpointer` from what the user named; knows nothing of slots, steps' schedules or tiers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import torch
+
+from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.format.values import decode_values, encode_values
+from surefoot.state import rng
+from surefoot.state.entries import Entry, Saved, local_name
+from surefoot.state.modules import ModulePart
+from surefoot.state.objects import ObjectPart
+from surefoot.state.optimizers import OptimizerPart
+
+
+class Part(Protocol):
+    """One named object of the program."""
+
+    name: str
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank of the job has all of it (not so under pipeline parallelism)."""
+        ...
+
+    def entries(self) -> Iterator[Entry]:
+        """Its live tensors."""
+        ...
+
+    def values(self) -> Any:
+        """What is plain of it."""
+        ...
+
+    def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
+        """Makes what a restore is to fill."""
+        ...
+
+    def targets(self) -> Iterator[Entry]:
+        """What a restore fills; valid between `prepare` and `apply`."""
+        ...
+
+    def apply(self, values: Any) -> None:
+        """Takes over what was filled, and the plain values."""
+        ...
+
+
+class Program:
+    """Everything named to Checkpointer, on one rank of a world."""
+
+    def __init__(self, objects: Mapping[str, Any], rank: int, world: int, local: tuple[str, ...], seed: int) -> None:
+        self._rank, self._world, self._local, self._seed = rank, world, local, seed
+        self._restoring: list[tuple[Part, Any]] = []
+        self._same_world = False
+        unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
+        if unknown:
+            raise ConfigurationError(f"local names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}")
+        self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
+        lazy = frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
+        modules = [ModulePart(name, o, world, lazy) for name, o in objects.items() if isinstance(o, torch.nn.Module)]
+        names = {id(p): f"{m.name}/{leaf}" for m in reversed(modules) for leaf, p in m.parameters.items()}
+        self._parts: list[Part] = [*modules]
+        for name, subject in objects.items():
+            if isinstance(subject, torch.optim.Optimizer):
+                self._parts.append(OptimizerPart(name, subject, world, names))
+            elif subject is not None and not isinstance(subject, torch.nn.Module):
+                self._parts.append(ObjectPart(name, subject, world))
+
+    def entries(self) -> list[Entry]:
+        """Every live tensor, under the name it is saved by."""
+        return [self._own(entry) for part in self._parts for entry in part.entries()]
+
+    def values(self, step: int) -> bytes:
+        """The blob of plain values of this rank at `step`."""
+        body = {
+            "step": step,
+            "world": self._world,
+            "seed": self._seed,
+            "parts": {part.name: part.values() for part in self._parts},
+            "random": rng.captured(),
+        }
+        return encode_values(body, _torch_bytes)
+
+    def prepare(self, shared: Mapping[str, Any], own: Mapping[str, Any] | None, saved: Mapping[str, Saved]) -> None:
+        """Makes room for what a checkpoint has. `shared` are the lowest rank's values; `own` this rank's of a world
+        of the same size, else None. Raises StateMismatch that names what program and checkpoint disagree about."""
+        self._restoring = []
+        self._same_world = own is not None and own["world"] == self._world
+        for part in self._parts:
+            values = self._values_for(part, shared, own)
+            if values is _ABSENT:
+                continue
+            mine = saved
+            if self._is_local(part.name):
+                prefix = local_name(self._rank, "")
+                mine = {n.removeprefix(prefix): what for n, what in saved.items() if n.startswith(prefix)}
+            part.prepare(values, mine)
+            self._restoring.append((part, values))
+        gone = sorted(set(shared["parts"]) - {part.name for part in self._parts})
+        if gone:
+            raise StateMismatch(f"the checkpoint has {gone[0]!r}, which was not given to Checkpointer: give it too")
+        targets = {entry.name: entry for entry in self.targets()}
+        _check(targets, saved, complete=all(part.everywhere for part in self._parts))
+
+    def targets(self) -> list[Entry]:
+        """What a restore fills, after `prepare`."""
+        found = [self._own(entry) for part, _ in self._restoring for entry in part.targets()]
+        if self._same_world:
+            return found
+        return [entry for entry in found if entry.sharing != "local"]
+
+    def apply(self, step: int, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """Takes over what was filled; then the generators, last, so that nothing here moves them on."""
+        for part, values in self._restoring:
+            part.apply(values)
+        self._restoring = []
+        if own is not None and self._same_world:
+            rng.returned(own["random"])
+        else:
+            rng.derived(int(shared["seed"]), self._rank, step)
+
+    def _values_for(self, part: Part, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
+        if self._is_local(part.name):
+            if own is None or not self._same_world:
+                return _ABSENT  # what differs on each rank has no meaning in another world: stays as it was built
+            shared = own
+        if part.name not in shared["parts"]:
+            raise StateMismatch(
+                f"the checkpoint has no {part.name!r}: it was not given to Checkpointer when it was saved"
+            )
+        return shared["parts"][part.name]
+
+    def _own(self, entry: Entry) -> Entry:
+        if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
+            return entry.kept_local(self._rank)
+        return entry
+
+    def _is_local(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._local)
+
+
+_ABSENT = object()
+
+
+def read_values(blob: bytes) -> dict[str, Any]:
+    """What `Program.values` wrote."""
+    return decode_values(blob, _torch_value)
+
+
+def _check(targets: Mapping[str, Entry], saved: Mapping[str, Saved], complete: bool) -> None:
+    for name, entry in targets.items():
+        what = saved.get(name)
+        if what is None:
+            raise StateMismatch(f"the checkpoint has no {name}: the program has changed since it was saved")
+        if what.shape != entry.place.shape:
+            raise StateMismatch(f"{name} has shape {entry.place.shape} here and {what.shape} in the checkpoint")
+        if what.dtype != entry.dtype:
+            raise StateMismatch(f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint")
+    if complete:
+        for name in saved:
+            if name not in targets and not name.startswith("local/"):
+                raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")
+
+
+def _torch_bytes(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    found = buffer.getvalue()
+    _torch_value(found)  # what cannot come back must not be saved
+    return found
+
+
+def _torch_value(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)
