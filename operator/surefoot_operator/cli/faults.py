@@ -1,0 +1,99 @@
+"""What a person may have happen to a run, and when each thing is due. Pure; called by `local`.
+
+`KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["node", "trainer", "agent", "freeze", "memory", "coordinator"]
+KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "coordinator")
+
+GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
+_FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
+_DEFAULT_SECONDS: dict[str, float] = {"freeze": 5.0, "coordinator": 2.0}
+_RETURN: dict[str, str] = {"node": "returns", "freeze": "thaws", "memory": "returns", "coordinator": "returns"}
+
+
+class FaultError(ValueError):
+    """A --fault that cannot be: says what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`seconds`: until it returns or thaws; None: it stays away (for a trainer or agent: nothing else can be)."""
+
+    kind: Kind
+    node: str | None
+    step: int
+    seconds: float | None
+
+    @property
+    def strikes(self) -> str:
+        """The name under which one thing can be struck only once at a time."""
+        return self.node or "coordinator"
+
+    def __str__(self) -> str:
+        until = f", {_RETURN[self.kind]} after {self.seconds:g} s" if self.seconds is not None else ""
+        where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
+        verb = "freeze" if self.kind == "freeze" else f"kill {self.kind}"
+        return f"{verb}{where} at step {self.step}{until}".replace("kill node node", "kill node")
+
+
+def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
+    """The fault that `text` says, on one of `nodes` (their names, or their numbers)."""
+    match = _FAULT.fullmatch(text)
+    if match is None:
+        raise FaultError(f"--fault {text}: {GRAMMAR} is allowed; kinds are {', '.join(KINDS)}")
+    kind = next((k for k in KINDS if k == match["kind"]), None)
+    if kind is None:
+        raise FaultError(f"--fault {text}: {match['kind']!r} is no kind of fault; kinds are {', '.join(KINDS)}")
+    step = int(match["step"])
+    if step < 1:
+        raise FaultError(f"--fault {text}: steps count from 1")
+    return Fault(kind, _node(text, kind, match["node"], nodes), step, _seconds(text, kind, match["seconds"]))
+
+
+def _node(text: str, kind: Kind, given: str | None, nodes: tuple[str, ...]) -> str | None:
+    if kind == "coordinator":
+        if given is not None:
+            raise FaultError(f"--fault {text}: the coordinator is on no node; write coordinator@step=N")
+        return None
+    if given is None:
+        raise FaultError(f"--fault {text}: which node? write {kind}:NODE@step=N")
+    name = f"node-{given}" if given.isdigit() else given
+    if name not in nodes:
+        raise FaultError(f"--fault {text}: there is no node {given}; nodes are {', '.join(nodes)}")
+    return name
+
+
+def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
+    if given is None:
+        return _DEFAULT_SECONDS.get(kind)
+    if kind not in _RETURN:
+        raise FaultError(f"--fault {text}: a killed {kind} does not return by itself; leave out for=")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise FaultError(f"--fault {text}: for={given} is allowed to be a number of seconds above 0")
+    return seconds
+
+
+def parse_faults(texts: Iterable[str], nodes: tuple[str, ...]) -> tuple[Fault, ...]:
+    """All of them, by step."""
+    return tuple(sorted((parse_fault(text, nodes) for text in texts), key=lambda fault: fault.step))
+
+
+def due(faults: Iterable[Fault], struck: Iterable[Fault], step: int) -> list[Fault]:
+    """Faults whose step is finished and that have not struck yet. One that stands twice strikes twice."""
+    left = list(faults)
+    for fault in struck:
+        left.remove(fault)
+    return [fault for fault in left if fault.step <= step]

@@ -1,0 +1,142 @@
+"""What became of every sample: the ledgers of all workers, counted along the history that was kept. Pure.
+
+An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [start, stop], "at"}.
+Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from surefoot.protocol.lineage import Lineage, epoch_at
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One rank's finished step."""
+
+    epoch: int
+    step: int
+    rank: int
+    loss: float | None
+    samples: tuple[int, int] | None
+    at_seconds: float
+    stall_seconds: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Samples along the lineage. `lost` and `repeated` count samples, `missing_steps` names steps nobody reported."""
+
+    steps: int
+    batch: int
+    lost: int
+    repeated: int
+    missing_steps: tuple[int, ...] = ()
+
+
+def parse_line(text: str) -> Line | None:
+    """The line, or None where it is torn: its writer was killed while it wrote."""
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            return None
+        samples = body.get("samples")
+        return Line(
+            epoch=int(body["epoch"]),
+            step=int(body["step"]),
+            rank=int(body["rank"]),
+            loss=None if body.get("loss") is None else float(body["loss"]),
+            samples=None if samples is None else (int(samples[0]), int(samples[1])),
+            at_seconds=float(body["at"]),
+            stall_seconds=body.get("stall_seconds"),
+            seconds=body.get("seconds"),
+        )
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
+    """step → the lines of the one execution of it that counts."""
+    if not lineage:
+        return {}
+    last = lineage[-1].epoch
+    of_step: dict[int, list[Line]] = defaultdict(list)
+    kept: dict[int, int | None] = {}
+    for line in lines:
+        if line.step not in kept:
+            kept[line.step] = epoch_at(lineage, last, line.step)
+        if line.epoch == kept[line.step]:
+            of_step[line.step].append(line)
+    return dict(of_step)
+
+
+def account(of_step: Mapping[int, Sequence[Line]]) -> Account | None:
+    """Counts samples; None where the program reports none (its loader is not surefoot's)."""
+    told = {step: [line.samples for line in lines if line.samples] for step, lines in of_step.items()}
+    if not any(told.values()):
+        return None
+    last = max(of_step)
+    batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
+    lost = repeated = 0
+    for step in range(1, last + 1):
+        missing, twice = _compare(told.get(step, []), (step - 1) * batch, step * batch)
+        lost += missing
+        repeated += twice
+    return Account(last, batch, lost, repeated, tuple(s for s in range(1, last + 1) if s not in of_step))
+
+
+def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """How many positions of [begin, end) no span has, and how many positions are there too often or foreign."""
+    covered, position, total = 0, begin, 0
+    for start, stop in sorted(spans):
+        total += stop - start
+        inside = min(stop, end) - max(start, position)
+        if inside > 0:
+            covered += inside
+            position = min(stop, end)
+    return (end - begin) - covered, total - covered
+
+
+def losses(of_step: Mapping[int, Sequence[Line]]) -> dict[int, float]:
+    """step → the loss of the global batch: the ranks' losses weighted with their samples."""
+    found: dict[int, float] = {}
+    for step, lines in of_step.items():
+        told = [(line.loss, _weight(line)) for line in lines if line.loss is not None]
+        if not told:
+            continue
+        # ranks that report one and the same global loss must not lose its last bits to an average
+        values = {loss for loss, _ in told}
+        weight = sum(w for _, w in told)
+        found[step] = values.pop() if len(values) == 1 else sum(loss * w for loss, w in told) / weight
+    return found
+
+
+def _weight(line: Line) -> int:
+    return line.samples[1] - line.samples[0] if line.samples else 1
+
+
+def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """The largest difference of two loss curves over the steps that both have; None where they share none."""
+    shared = mine.keys() & other.keys()
+    return max((abs(mine[step] - other[step]) for step in shared), default=None)
+
+
+def finished_step(lines: Iterable[Line], epoch: int, world: int) -> int:
+    """The newest step that every rank of the epoch has finished."""
+    newest: dict[int, int] = {}
+    for line in lines:
+        if line.epoch == epoch:
+            newest[line.rank] = max(newest.get(line.rank, 0), line.step)
+    return min(newest.values()) if len(newest) >= world > 0 else 0
+
+
+def median_stall_seconds(lines: Iterable[Line]) -> float | None:
+    """The median of what a save cost a training step."""
+    stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
+    return statistics.median(stalls) if stalls else None

@@ -1,0 +1,181 @@
+"""The JSON report of a run and the sentences it ends with. Pure: from status, faults and ledger to what people read.
+
+Seconds of an incident count from the fault that caused it, as the machine that struck it wrote down; an incident
+nobody asked for (a planned change, a real fault) counts from its first sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.protocol.lineage import Lineage
+from surefoot_operator.api.status import Incident
+from surefoot_operator.cli.faults import Fault
+from surefoot_operator.cli.ledger import Account
+
+_SAME_CLOCK_SECONDS = 0.05
+"""A sign may be noted this much before the fault that was noted after striking; both read the same clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that happened, and when."""
+
+    fault: Fault
+    at_seconds: float
+    step: int
+    worker: int | None = None
+    """The worker that ran on that node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    complete: int
+    bytes: int | None
+    median_stall_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Against the undisturbed run."""
+
+    max_loss_difference: float | None
+    max_parameter_difference: float | None
+    bit_exact: bool | None
+    step: int | None
+    """At which step's checkpoint the parameters were compared."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything the report is made of."""
+
+    outcome: str
+    lineage: Lineage
+    restored_from: dict[int, str | None]
+    incidents: tuple[Incident, ...]
+    struck: tuple[Struck, ...]
+    account: Account | None
+    checkpoints: Checkpoints
+    comparison: Comparison | None = None
+
+
+def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
+    """The fault behind an incident: the last one before its first sign that hit its node, else the last before it."""
+    before = [s for s in struck if s.at_seconds <= incident.detected_seconds + _SAME_CLOCK_SECONDS]
+    if incident.kind == "planned" or not before:
+        return None
+    same = [s for s in before if s.fault.node is not None and s.fault.node == incident.node]
+    candidates = same or [s for s in before if incident.node is None]
+    return candidates[-1] if candidates else None
+
+
+def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, Any]:
+    """One incident with all its phases, in seconds from the fault."""
+    cause = cause_of(incident, struck)
+    zero = min(cause.at_seconds, incident.detected_seconds) if cause else incident.detected_seconds
+    phases = {
+        "detected_seconds": incident.detected_seconds,
+        "claimed_seconds": incident.claimed_seconds,
+        "stopped_seconds": incident.stopped_seconds,
+        "sealed_seconds": incident.sealed_seconds,
+        "assigned_seconds": incident.assigned_seconds,
+        "first_step_seconds": incident.first_step_seconds,
+    }
+    return {
+        "kind": incident.kind,
+        **{name: None if at is None else round(at - zero, 4) for name, at in phases.items()},
+        "steps_lost": incident.steps_lost,
+        "restored_from": incident.restored_from,
+        "reason": incident.reason,
+        "node": incident.node,
+        "fault": str(cause.fault) if cause else None,
+        "epoch": incident.epoch,
+        "from_step": incident.parent_step,
+        "world_before": incident.world_before,
+        "world_after": incident.world_after,
+    }
+
+
+def build(run: Run) -> dict[str, Any]:
+    """The report."""
+    compared = run.comparison
+    return {
+        "outcome": run.outcome,
+        "epochs": [
+            {
+                "epoch": entry.epoch,
+                "world": entry.size,
+                "from_step": entry.parent.step if entry.parent else 0,
+                "restored_from": run.restored_from.get(entry.epoch) if entry.parent else None,
+            }
+            for entry in run.lineage
+        ],
+        "incidents": [incident_report(incident, run.struck) for incident in run.incidents],
+        "max_loss_difference": compared.max_loss_difference if compared else None,
+        "max_parameter_difference": compared.max_parameter_difference if compared else None,
+        "parameters_bit_exact": compared.bit_exact if compared else None,
+        "parameters_compared_at_step": compared.step if compared else None,
+        "samples_lost": run.account.lost if run.account else None,
+        "samples_repeated": run.account.repeated if run.account else None,
+        "steps": run.account.steps if run.account else None,
+        "checkpoints": {
+            "complete": run.checkpoints.complete,
+            "bytes": run.checkpoints.bytes,
+            "median_stall_seconds": run.checkpoints.median_stall_seconds,
+        },
+        "faults": [{"fault": str(s.fault), "step": s.step} for s in run.struck],
+    }
+
+
+def timeline(report: dict[str, Any]) -> list[str]:
+    """Each incident as a few lines with its phases."""
+    lines = []
+    for found in report["incidents"]:
+        title = f"{found['kind']}: {found['reason']}"
+        lines.append(title if found["fault"] is None else f"{title} ({found['fault']})")
+        for name, said in (
+            ("detected", "noticed"),
+            ("claimed", "new epoch claimed"),
+            ("stopped", "trainers stopped"),
+            ("sealed", "memory sealed and read"),
+            ("assigned", "new world assigned"),
+            ("first_step", "first new step"),
+        ):
+            at = found[f"{name}_seconds"]
+            if at is not None:
+                lines.append(f"  {at:8.3f} s  {said}{_detail(name, found)}")
+    return lines
+
+
+def _detail(phase: str, found: dict[str, Any]) -> str:
+    if phase == "assigned":
+        return f": world {found['world_before']} -> {found['world_after']}, from step {found['from_step'] or 0}"
+    if phase == "first_step":
+        lost = found["steps_lost"]
+        source = f", restored from {found['restored_from']}" if found["restored_from"] else ""
+        return source + ("" if lost is None else f", {lost} steps lost")
+    return ""
+
+
+def verdict(report: dict[str, Any]) -> list[str]:
+    """What the run showed, in a few sentences; the last thing a person reads."""
+    worlds = " -> ".join(str(epoch["world"]) for epoch in report["epochs"]) or "none"
+    said = [f"{report['outcome']}: {report['steps'] or 0} steps, worlds {worlds}"]
+    if report["samples_lost"] is not None:
+        said.append(f"samples lost {report['samples_lost']}, repeated {report['samples_repeated']}")
+    if report["max_loss_difference"] is not None:
+        said.append(f"largest loss difference to the undisturbed run {report['max_loss_difference']:.3g}")
+    if report["max_parameter_difference"] is not None:
+        exact = ", bit-exact" if report["parameters_bit_exact"] else ""
+        where = report["parameters_compared_at_step"]
+        said.append(
+            f"largest parameter difference {report['max_parameter_difference']:.3g}{exact} (checkpoint of step {where})"
+        )
+    stored = report["checkpoints"]
+    size = f", {stored['bytes'] / 1e6:.1f} MB each" if stored["bytes"] else ""
+    said.append(f"complete checkpoints {stored['complete']}{size}")
+    return said

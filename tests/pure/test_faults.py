@@ -1,0 +1,63 @@
+"""What a person may ask to go wrong, and when it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefoot_operator.cli.faults import Fault, FaultError, due, parse_fault, parse_faults
+
+NODES = ("node-0", "node-1", "node-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "sentence"),
+    [
+        ("node:1@step=40,for=12", Fault("node", "node-1", 40, 12.0), "kill node-1 at step 40, returns after 12 s"),
+        ("node:node-2@step=1", Fault("node", "node-2", 1, None), "kill node-2 at step 1"),
+        ("trainer:0@step=7", Fault("trainer", "node-0", 7, None), "kill trainer of node-0 at step 7"),
+        ("agent:0@step=7", Fault("agent", "node-0", 7, None), "kill agent of node-0 at step 7"),
+        ("freeze:2@step=9", Fault("freeze", "node-2", 9, 5.0), "freeze node-2 at step 9, thaws after 5 s"),
+        ("freeze:2@step=9,for=0.5", Fault("freeze", "node-2", 9, 0.5), "freeze node-2 at step 9, thaws after 0.5 s"),
+        (
+            "memory:1@step=3,for=2",
+            Fault("memory", "node-1", 3, 2.0),
+            "kill memory of node-1 at step 3, returns after 2 s",
+        ),
+        ("coordinator@step=5", Fault("coordinator", None, 5, 2.0), "kill coordinator at step 5, returns after 2 s"),
+    ],
+)
+def test_a_fault_reads_as_it_is_written(text: str, fault: Fault, sentence: str) -> None:
+    assert parse_fault(text, NODES) == fault
+    assert str(fault) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is allowed"),
+        ("node:1", "is allowed"),
+        ("node:1@step=x", "is allowed"),
+        ("meteor:1@step=4", "'meteor' is no kind of fault"),
+        ("node@step=4", "which node"),
+        ("node:3@step=4", "there is no node 3; nodes are node-0, node-1, node-2"),
+        ("coordinator:1@step=4", "on no node"),
+        ("node:1@step=0", "count from 1"),
+        ("node:1@step=4,for=-1", "above 0"),
+        ("node:1@step=4,for=inf", "above 0"),
+        ("node:1@step=4,for=soon", "above 0"),
+        ("trainer:1@step=4,for=3", "does not return by itself"),
+    ],
+)
+def test_a_fault_that_cannot_be_says_what_is_allowed(text: str, said: str) -> None:
+    with pytest.raises(FaultError, match="--fault") as caught:
+        parse_fault(text, NODES)
+    assert said in str(caught.value)
+
+
+def test_each_fault_strikes_once_in_the_order_of_its_step() -> None:
+    faults = parse_faults(["node:1@step=9", "trainer:0@step=4", "trainer:0@step=4"], NODES)
+    assert [fault.step for fault in faults] == [4, 4, 9]
+    assert due(faults, [], 3) == []
+    assert due(faults, [], 4) == [faults[0], faults[1]]
+    assert due(faults, [faults[0]], 9) == [faults[1], faults[2]]
+    assert due(faults, faults, 99) == []

@@ -1,0 +1,109 @@
+"""The report says what happened in seconds from the fault, and its last lines say it in words."""
+
+from __future__ import annotations
+
+import json
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator.api.status import Incident
+from surefoot_operator.cli import report
+from surefoot_operator.cli.faults import Fault
+from surefoot_operator.cli.ledger import Account
+from surefoot_operator.cli.report import Checkpoints, Comparison, Run, Struck
+
+NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
+TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)
+LOST = Incident(
+    kind="node-lost",
+    reason="node-1 is gone",
+    worker=1,
+    node="node-1",
+    epoch=1,
+    detected_seconds=100.2,
+    claimed_seconds=100.25,
+    assigned_seconds=101.0,
+    first_step_seconds=103.5,
+    last_step=40,
+    parent_step=40,
+    steps_lost=0,
+    restored_from="memory",
+    world_before=3,
+    world_after=2,
+)
+GROWN = Incident("planned", "grow to 3", None, None, 2, 113.0, assigned_seconds=113.5, world_before=2, world_after=3)
+
+
+def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
+    found = report.incident_report(LOST, [NODE_KILL, TRAINER_KILL])
+    assert found["detected_seconds"] == 0.2
+    assert found["assigned_seconds"] == 1.0
+    assert found["first_step_seconds"] == 3.5
+    assert found["stopped_seconds"] is None
+    assert found["fault"] == "kill node-1 at step 40, returns after 12 s"
+
+
+def test_a_planned_change_counts_from_its_own_beginning() -> None:
+    found = report.incident_report(GROWN, [NODE_KILL])
+    assert found["detected_seconds"] == 0.0
+    assert found["assigned_seconds"] == 0.5
+    assert found["fault"] is None
+
+
+def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
+    later = Struck(Fault("node", "node-1", 80, None), 200.0, 80)
+    again = Incident("node-lost", "gone", 1, "node-1", 3, 200.1)
+    assert report.cause_of(again, [NODE_KILL, TRAINER_KILL, later]) == later
+    assert report.cause_of(Incident("trainer-failed", "x", 2, "node-2", 3, 200.1), [NODE_KILL]) is None
+    assert report.cause_of(Incident("coordinator", "x", None, None, 3, 200.1), [TRAINER_KILL]) == TRAINER_KILL
+    assert report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
+
+
+def a_run() -> Run:
+    return Run(
+        outcome="Complete",
+        lineage=(
+            LineageEntry(1, None, 3),
+            LineageEntry(2, Checkpoint(1, 40), 2),
+            LineageEntry(3, Checkpoint(2, 70), 3),
+        ),
+        restored_from={2: "memory", 3: "memory"},
+        incidents=(LOST, GROWN),
+        struck=(NODE_KILL,),
+        account=Account(120, 24, 0, 0),
+        checkpoints=Checkpoints(12, 3_400_000, 0.004),
+        comparison=Comparison(3e-15, 1e-13, False, 120),
+    )
+
+
+def test_the_report_has_the_documented_keys() -> None:
+    body = json.loads(json.dumps(report.build(a_run())))
+    assert {
+        "outcome",
+        "epochs",
+        "incidents",
+        "max_loss_difference",
+        "max_parameter_difference",
+        "samples_lost",
+        "samples_repeated",
+        "checkpoints",
+    } <= set(body)
+    assert body["epochs"] == [
+        {"epoch": 1, "world": 3, "from_step": 0, "restored_from": None},
+        {"epoch": 2, "world": 2, "from_step": 40, "restored_from": "memory"},
+        {"epoch": 3, "world": 3, "from_step": 70, "restored_from": "memory"},
+    ]
+    wanted = {"kind", "detected_seconds", "assigned_seconds", "first_step_seconds", "steps_lost", "restored_from"}
+    assert all(wanted <= set(incident) for incident in body["incidents"])
+    assert body["checkpoints"] == {"complete": 12, "bytes": 3_400_000, "median_stall_seconds": 0.004}
+
+
+def test_the_last_lines_say_it_in_words() -> None:
+    body = report.build(a_run())
+    said = "\n".join([*report.timeline(body), *report.verdict(body)])
+    assert "0.200 s  noticed" in said
+    assert "world 3 -> 2, from step 40" in said
+    assert "restored from memory, 0 steps lost" in said
+    assert "worlds 3 -> 2 -> 3" in said
+    assert "samples lost 0, repeated 0" in said
+    assert "largest parameter difference 1e-13 (checkpoint of step 120)" in said

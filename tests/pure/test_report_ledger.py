@@ -1,0 +1,108 @@
+"""Samples and losses are counted along the history that was kept, each step once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import Lineage, LineageEntry
+from surefoot_operator.cli import ledger
+from surefoot_operator.cli.ledger import Line
+
+BATCH = 6
+LINEAGE: Lineage = (
+    LineageEntry(1, None, 3),
+    LineageEntry(2, Checkpoint(1, 4), 2),
+    LineageEntry(4, Checkpoint(2, 6), 3),
+)
+
+
+def run_of(epoch: int, world: int, first: int, last: int) -> list[Line]:
+    """What `world` ranks write for steps first to last when each takes its exact share."""
+    share = BATCH // world
+    return [
+        Line(
+            epoch,
+            step,
+            rank,
+            1.0 / step,
+            ((step - 1) * BATCH + rank * share, (step - 1) * BATCH + (rank + 1) * share),
+            0.0,
+        )
+        for step in range(first, last + 1)
+        for rank in range(world)
+    ]
+
+
+# epoch 1 ran to step 5 and lost it; epoch 2 ran to 6; epoch 4 finished
+HISTORY = run_of(1, 3, 1, 5) + run_of(2, 2, 5, 6) + run_of(4, 3, 7, 9)
+
+
+def test_a_step_that_was_lost_and_run_again_counts_once() -> None:
+    found = ledger.account(ledger.along(HISTORY, LINEAGE))
+    assert found == ledger.Account(9, BATCH, lost=0, repeated=0)
+
+
+def test_a_rank_that_never_reported_its_share_is_lost_samples() -> None:
+    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 8, 1)]
+    found = ledger.account(ledger.along(lines, LINEAGE))
+    assert found is not None
+    assert (found.lost, found.repeated) == (2, 0)
+
+
+def test_a_share_that_two_ranks_took_is_repeated_and_what_it_displaced_is_lost() -> None:
+    wrong = Line(4, 9, 0, 1.0, (8 * BATCH + 2, 8 * BATCH + 4), 0.0)
+    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 9, 0)] + [wrong]
+    found = ledger.account(ledger.along(lines, LINEAGE))
+    assert found is not None
+    assert (found.lost, found.repeated) == (2, 2)
+
+
+def test_a_step_that_nobody_ran_is_lost_whole() -> None:
+    lines = [line for line in HISTORY if line.step != 6]
+    found = ledger.account(ledger.along(lines, LINEAGE))
+    assert found is not None
+    assert (found.lost, found.missing_steps) == (BATCH, (6,))
+
+
+def test_a_program_that_reports_no_samples_has_no_account() -> None:
+    lines = [Line(1, 1, 0, 1.0, None, 0.0)]
+    assert ledger.account(ledger.along(lines, (LineageEntry(1, None, 1),))) is None
+    assert ledger.account({}) is None
+
+
+@given(st.lists(st.integers(0, 30), min_size=0, max_size=6))
+def test_lost_and_repeated_always_add_up_to_what_was_read(cuts: list[int]) -> None:
+    spans = [(a, a + 3) for a in cuts]
+    lost, repeated = ledger._compare(spans, 10, 20)
+    covered = {p for a, b in spans for p in range(a, b) if 10 <= p < 20}
+    assert lost == 10 - len(covered)
+    assert repeated == 3 * len(spans) - len(covered)
+
+
+def test_losses_are_weighted_with_samples_and_kept_exact_where_all_ranks_agree() -> None:
+    lines = {1: [Line(1, 1, 0, 1.0, (0, 4), 0.0), Line(1, 1, 1, 4.0, (4, 6), 0.0)], 2: run_of(1, 3, 2, 2)}
+    assert ledger.losses(lines) == {1: 2.0, 2: 0.5}
+    assert ledger.largest_difference({1: 1.0, 2: 3.0}, {2: 2.5, 3: 9.0}) == 0.5
+    assert ledger.largest_difference({1: 1.0}, {2: 1.0}) is None
+
+
+def test_a_step_is_finished_when_every_rank_has_finished_it() -> None:
+    lines = [*run_of(1, 3, 1, 4), Line(1, 5, 0, 1.0, None, 0.0)]
+    assert ledger.finished_step(lines, 1, 3) == 4
+    assert ledger.finished_step(lines[:-1], 1, 4) == 0
+    assert ledger.finished_step(lines, 2, 3) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"epoch": 1}', '{"epoch":1,"step":1,"rank":0,"samples":[1],"at":0}'])
+def test_a_torn_line_is_no_line(text: str) -> None:
+    assert ledger.parse_line(text) is None
+
+
+def test_a_line_reads_as_an_agent_writes_it() -> None:
+    body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [6, 12], "at": 9.5}
+    assert ledger.parse_line(json.dumps(body)) == Line(1, 2, 0, 0.5, (6, 12), 9.5)
