@@ -105,6 +105,11 @@ class DrainState:
     def busy(self) -> bool:
         return any(not isinstance(slot, Free) for slot in self.slots)
 
+    def is_running(self, target: HolderId) -> bool:
+        """Whether an order to `target` has not been answered yet."""
+        legs = [leg for slot in self.slots if isinstance(slot, Draining | Committed) for leg in slot.legs]
+        return any(leg.target == target and leg.phase in RUNNING for leg in legs)
+
     def next_tick(self) -> float | None:
         """The earliest time at which a Tick would do something."""
         times = []

@@ -1,0 +1,254 @@
+"""Which byte ranges of which rank saves a rank must read, and where each block's elements go. Pure.
+
+Called by `restore.session` with what the rank wants (boxes of tensors) and the layouts of the checkpoint's ranks. The
+result names blocks, so that every byte used can be verified against its digest, and no block is read that holds
+nothing wanted (apart from small gaps between two wanted ones, which are cheaper to read than to skip).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from surefoot.errors import StateMismatch
+from surefoot.format.layouts import PlacedPiece, Stream
+from surefoot.geometry import Box
+from surefoot.geometry.reads import reads
+from surefoot.geometry.tiling import Run, Tiling
+from surefoot.protocol.records import Layout
+
+GAP_BYTES = 16 * 1024
+"""Two wanted ranges of a chunk that lie this near are read as one: a request costs more than these bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One box of one tensor that the rank wants to have."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` blocks of equal shape that follow each other along the last dimension, and what is wanted of them.
+
+    `take` is the wanted part of one block, in the block's own coordinates; with more than one block all of the last
+    dimension is wanted. `place` is where it all goes, in the tensor's coordinates.
+    """
+
+    first: int
+    """Index of the first block in the rank save's digest table."""
+    count: int
+    start: int
+    """Where the first block begins in the stream."""
+    block: tuple[int, ...]
+    take: Box
+    place: Box
+    wanted: int
+    """Index of the Wanted it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """`length` bytes from `offset` of one chunk of `rank`'s save; `stream_start` is where they lie in the stream."""
+
+    rank: int
+    chunk: int
+    offset: int
+    length: int
+    stream_start: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Everything to read, in an order that goes through each rank save once."""
+
+    ranges: tuple[RangeRead, ...]
+    wanted_bytes: int
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(r.length for r in self.ranges)
+
+    def bytes_by_rank(self) -> dict[int, int]:
+        found: dict[int, int] = defaultdict(int)
+        for r in self.ranges:
+            found[r.rank] += r.length
+        return dict(found)
+
+
+def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
+    """What to read. Raises StateMismatch where the checkpoint has not exactly what is wanted."""
+    found: dict[int, list[Segment]] = defaultdict(list)
+    homes = _homes(wanted, streams)
+    for number, want in enumerate(wanted):
+        covered = 0
+        for rank, part in homes.get(want.name, ()):
+            for read in reads(want.box, (part.piece,), want.itemsize):
+                covered += read.box.volume
+                found[rank] += _segments(number, read.box, part, read.runs)
+        if covered != want.box.volume:
+            raise StateMismatch(
+                f"tensor {want.name}: {covered} of {want.box.volume} elements of {want.box} are in the checkpoint"
+            )
+    ranges = [
+        r
+        for rank, segments in sorted(found.items())
+        for r in _ranges(rank, segments, streams[rank].layout, [w.itemsize for w in wanted], gap_bytes)
+    ]
+    return ReadPlan(tuple(ranges), sum(w.box.volume * w.itemsize for w in wanted))
+
+
+def preference(
+    copies: Mapping[int, Sequence[int]],
+    local: frozenset[int],
+    last: frozenset[int],
+    sizes: Mapping[int, int],
+    seed: int,
+) -> dict[int, tuple[int, ...]]:
+    """rank → its copies in the order to try: a local one first, then the others in balance, `last` ones at the end.
+
+    `copies` name sources by number; `last` is the persistent tier. `seed` (the reader's rank) makes readers that
+    balance alone begin at different sources.
+    """
+    load: dict[int, int] = defaultdict(int)
+    order: dict[int, tuple[int, ...]] = {}
+    numbers = sorted({source for sources in copies.values() for source in sources})
+    turn = {source: (position - seed) % max(1, len(numbers)) for position, source in enumerate(numbers)}
+    for rank in sorted(copies, key=lambda r: (-sizes.get(r, 0), r)):
+        order[rank] = tuple(sorted(copies[rank], key=lambda s: (s in last, s not in local, load[s], turn[s])))
+        if order[rank]:
+            load[order[rank][0]] += sizes.get(rank, 0)
+    return order
+
+
+def _homes(wanted: Sequence[Wanted], streams: Mapping[int, Stream]) -> dict[str, list[tuple[int, PlacedPiece]]]:
+    """Rank and piece, by name of the wanted tensors; refuses tensors of another shape or dtype by name."""
+    wants = {w.name: w for w in wanted}
+    homes: dict[str, list[tuple[int, PlacedPiece]]] = defaultdict(list)
+    for rank, stream in sorted(streams.items()):
+        for tensor in stream.layout.tensors:
+            want = wants.get(tensor.name)
+            if want is not None and (tensor.dtype, tensor.shape) != (want.dtype, want.shape):
+                raise StateMismatch(
+                    f"tensor {tensor.name} is {want.dtype} {list(want.shape)} in the program and"
+                    f" {tensor.dtype} {list(tensor.shape)} in the checkpoint"
+                )
+        for part in stream.pieces:
+            if part.tensor.name in wants:
+                homes[part.tensor.name].append((rank, part))
+    missing = sorted(set(wants) - {t.name for stream in streams.values() for t in stream.layout.tensors})
+    if missing:
+        raise StateMismatch(f"tensor {missing[0]} is not in the checkpoint ({len(missing)} such tensors)")
+    return homes
+
+
+def _segments(number: int, wanted: Box, part: PlacedPiece, runs: Iterable[Run]) -> Iterator[Segment]:
+    """The blocks of `runs`, cut where a row of tiles ends, a block is clipped, or only part of one is wanted."""
+    piece, tiling = part.piece, part.tiling
+    inside = wanted.relative_to(piece.offsets)
+    for run in runs:
+        index, start = run.first, run.start
+        while index < run.first + run.count:
+            box = tiling.block_box(index)
+            shared = box.intersect(inside)
+            if shared is None:
+                raise AssertionError(f"block {index} of a run holds nothing of {inside}")
+            count = min(_alike(box, inside, tiling), run.first + run.count - index)
+            yield Segment(
+                first=part.first_block + index,
+                count=count,
+                start=piece.stream_offset + start,
+                block=box.lengths,
+                take=shared.relative_to(box.offsets),
+                place=_shifted(_widened(shared, count), piece.offsets),
+                wanted=number,
+            )
+            index += count
+            start += count * box.volume * tiling.itemsize
+
+
+def _alike(box: Box, inside: Box, tiling: Tiling) -> int:
+    """How many blocks from `box` on have its shape and are wanted to their full width."""
+    if not box.lengths or box.lengths[-1] != tiling.tile[-1]:
+        return 1
+    width = tiling.tile[-1]
+    if box.offsets[-1] < inside.offsets[-1]:
+        return 1
+    stop = min(inside.stops[-1], tiling.lengths[-1] // width * width)
+    return max(1, (stop - box.offsets[-1]) // width)
+
+
+def _widened(box: Box, count: int) -> Box:
+    if count == 1:
+        return box
+    return Box(box.offsets, (*box.lengths[:-1], box.lengths[-1] * count))
+
+
+def _shifted(box: Box, by: tuple[int, ...]) -> Box:
+    return Box(tuple(o + d for o, d in zip(box.offsets, by, strict=True)), box.lengths)
+
+
+def _ranges(
+    rank: int, segments: Iterable[Segment], layout: Layout, itemsizes: Sequence[int], gap_bytes: int
+) -> Iterator[RangeRead]:
+    """Segments cut at chunks, sorted, and joined where they touch or nearly do."""
+    starts = layout.chunk_starts
+    cut = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.wanted])]
+    cut.sort(key=lambda s: (s.start, s.wanted))
+    group: list[Segment] = []
+    chunk, stop = -1, 0
+    for segment in cut:
+        at = bisect_right(starts, segment.start) - 1
+        if group and (at != chunk or segment.start > stop + gap_bytes):
+            yield _range(rank, chunk, starts[chunk], stop, group)
+            group = []
+        if not group:
+            chunk, stop = at, 0
+        group.append(segment)
+        stop = max(stop, segment.start + _bytes(segment, itemsizes[segment.wanted]))
+    if group:
+        yield _range(rank, chunk, starts[chunk], stop, group)
+
+
+def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[Segment]) -> RangeRead:
+    begin = group[0].start
+    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, tuple(group))
+
+
+def _bytes(segment: Segment, itemsize: int) -> int:
+    return segment.count * Box.whole(segment.block).volume * itemsize
+
+
+def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
+    """No block straddles a chunk, so a segment is cut between blocks."""
+    size = Box.whole(segment.block).volume * itemsize
+    while segment.count > 1:
+        chunk = bisect_right(starts, segment.start)
+        room = (starts[chunk] - segment.start) // size if chunk < len(starts) else segment.count
+        if room >= segment.count:
+            break
+        yield _part(segment, 0, room, size)
+        segment = _part(segment, room, segment.count - room, size)
+    yield segment
+
+
+def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
+    width = segment.take.lengths[-1]
+    place = segment.place
+    return Segment(
+        first=segment.first + skip,
+        count=count,
+        start=segment.start + skip * size,
+        block=segment.block,
+        take=segment.take,
+        place=Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
+        wanted=segment.wanted,
+    )
