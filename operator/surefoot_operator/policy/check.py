@@ -1,0 +1,111 @@
+"""`check`: that a plan keeps the invariants, before anything of it is carried out. Pure; a breach is a bug.
+
+The reconciler calls it on every plan, the simulator and the property tests on every plan they ever see.
+"""
+
+from __future__ import annotations
+
+from surefoot.protocol.completeness import complete
+from surefoot.protocol.lineage import on_lineage
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.errors import InvariantBroken
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import CreateWorker, Plan
+from surefoot_operator.policy.facts import gather, reading_at
+from surefoot_operator.policy.sizing import is_allowed
+
+
+def check(plan: Plan, seen: Observed) -> None:
+    """Raises InvariantBroken with the sentence that the plan breaks."""
+    old, new = seen.status, plan.status
+    if not plan.reason:
+        _break("a plan has no reason")
+    _check_growth(old, new)
+    _check_world(old.world, new.world, seen)
+    if new.world is not None and new.world.state == "Committed" and new.world != old.world:
+        _check_commit(new.world, new, seen)
+    _check_floor(old, new, seen)
+    for action in plan.actions:
+        if isinstance(action, CreateWorker) and action.attempt >= new.next_attempt:
+            _break(f"{action} is not counted in status first (next attempt {new.next_attempt})")
+
+
+def _check_growth(old: JobStatus, new: JobStatus) -> None:
+    for what, before, after in (
+        ("restarts", old.restarts, new.restarts),
+        ("counted restarts", old.restarts_counted, new.restarts_counted),
+        ("the next attempt", old.next_attempt, new.next_attempt),
+        ("what was recorded", old.recorded, new.recorded),
+        ("the number of bad checkpoints", len(old.bad), len(new.bad)),
+    ):
+        if after < before:
+            _break(f"{what} would shrink from {before} to {after}")
+    if len(new.incidents) > 10:
+        _break("more than ten incidents would be kept")
+    if old.phase in ("Complete", "Failed") and new.phase != old.phase:
+        _break(f"a job that is {old.phase} would become {new.phase}")
+
+
+def _check_world(old: World | None, new: World | None, seen: Observed) -> None:
+    if old == new:
+        return
+    if new is None:
+        _break("the world would be forgotten")
+        return
+    before = old.epoch if old is not None else 0
+    if new.state == "Claimed" and new.epoch <= before:
+        _break(f"epoch {new.epoch} would be claimed after {before}")
+    if new.state == "Committed" and (old is None or old.state != "Claimed" or new.epoch != old.epoch):
+        _break(f"epoch {new.epoch} would be committed without having been claimed")
+    if seen.status.phase in ("Complete", "Failed"):
+        _break("the world of a job that is over would change")
+
+
+def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
+    spec, facts = seen.job.spec, gather(seen)
+    count = len(world.members)
+    if count and not is_allowed(spec, count):
+        _break(f"a world of {count} workers is none that the spec allows")
+    if world.size != count * spec.nproc_per_node:
+        _break(f"{count} workers of {spec.nproc_per_node} ranks are not a world of {world.size}")
+    if len({m.index for m in world.members}) != count or len({m.incarnation for m in world.members}) != count:
+        _break("a worker or an agent would be a member twice")
+    for member in world.members:
+        session = next((s for s in seen.sessions if s.incarnation == member.incarnation), None)
+        if session is None or not session.connected or not session.warm or session.stopped < world.epoch:
+            _break(f"worker {member.index} would be a member without being connected, warm and stopped")
+    parents = [entry for entry in new.lineage if entry.epoch == world.epoch]
+    if len(parents) != 1 or parents[0].parent != world.parent:
+        _break(f"epoch {world.epoch} would have two parents, or none that its lineage knows")
+    parent = world.parent
+    if parent is None:
+        return
+    before = seen.status.lineage
+    epoch = before[-1].epoch if before else 0
+    if not on_lineage(before, parent, epoch):
+        _break(f"parent {parent} does not lie on the lineage of epoch {epoch}")
+    readable = complete(reading_at(facts, world.epoch), before, epoch, frozenset(seen.status.bad), seen.covers)
+    if parent not in readable:
+        _break(f"parent {parent} was not read to be complete")
+    floor = seen.status.floor
+    if floor is not None and floor not in seen.status.bad and parent.step < floor.step:
+        _break(f"parent {parent} lies below the floor, {floor}")
+
+
+def _check_floor(old: JobStatus, new: JobStatus, seen: Observed) -> None:
+    if new.floor == old.floor:
+        return
+    world = new.world
+    if world is None or world.state != "Committed":
+        _break("the floor would move while the world is claimed")
+        return
+    if new.floor is not None and not on_lineage(new.lineage, new.floor, world.epoch):
+        _break(f"floor {new.floor} does not lie on the lineage of epoch {world.epoch}")
+    fell = old.floor is not None and (new.floor is None or new.floor.step < old.floor.step)
+    excused = old.floor in seen.status.bad or world.parent is None
+    if fell and not excused:
+        _break(f"the floor would fall from {old.floor} to {new.floor}")
+
+
+def _break(sentence: str) -> None:
+    raise InvariantBroken(sentence)

@@ -1,0 +1,118 @@
+"""Phase, conditions, message and progress: what people and their tools read of a job. Pure; the last stroke of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.protocol.completeness import complete, copies_of, effective_replicas
+from surefoot.protocol.lineage import newest
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, JobStatus, Phase
+from surefoot_operator.policy.facts import (
+    Facts,
+    bad_of,
+    domains_of,
+    has_stepped,
+    last_step_seconds,
+    reading_at,
+    step_of,
+)
+from surefoot_operator.policy.incidents import open_incident
+
+PROGRESS_SECONDS = 5.0
+"""Steps are written to status no more often than this, so that progress costs no stream of writes."""
+
+STALLED_INTERVALS = 3
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+def summarised(facts: Facts, status: JobStatus, message: str) -> JobStatus:
+    """`status` with everything in it that only tells. Equal input gives equal output, so plans come to rest."""
+    status = _with_progress(facts, status)
+    status = replace(status, observed_generation=facts.seen.job.generation)
+    if status.phase not in ("Complete", "Failed"):
+        status = replace(status, phase=_phase(facts, status), message=message)
+    return replace(status, conditions=_conditions(facts, status))
+
+
+def protection(facts: Facts) -> tuple[Truth, str, str]:
+    """Whether a failure now would find a checkpoint in safety: (truth, reason, message)."""
+    world = facts.status.world
+    if world is None or world.state != "Committed":
+        return _last(facts)
+    reading = reading_at(facts, world.epoch)
+    if not reading.holders:
+        return _last(facts)
+    domains = domains_of(facts)
+    replicas = effective_replicas(
+        facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.holders})
+    )
+    found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
+    full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
+    safe = newest(c for c in (full, facts.status.floor) if c is not None)
+    behind = step_of(facts, world.epoch) - (max(c.step for c in found) if found else 0)
+    limit = STALLED_INTERVALS * facts.spec.checkpoint.memory.interval_steps
+    if behind > limit + facts.spec.checkpoint.memory.interval_steps:
+        return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
+    if safe is not None:
+        return "True", "Protected", f"a complete checkpoint has {replicas} copies or lies in the persistent tier"
+    if found:
+        return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
+    return "False", "NothingSaved", "no checkpoint is complete yet"
+
+
+def _last(facts: Facts) -> tuple[Truth, str, str]:
+    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
+    if known is None:
+        return "False", "NothingSaved", "no checkpoint is complete yet"
+    return known.status, known.reason, known.message
+
+
+def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
+    epoch = facts.running_epoch
+    step, at = step_of(facts, epoch), last_step_seconds(facts, epoch) if status.world is not None else None
+    if at is None or step == status.step:
+        return status
+    moved = status.world != facts.status.world or status.phase in ("Complete", "Failed")
+    if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
+        return replace(status, step=step, progress_seconds=at)
+    return status
+
+
+def _phase(facts: Facts, status: JobStatus) -> Phase:
+    world = status.world
+    if world is None:
+        return "Suspended" if facts.spec.suspend else "Pending"
+    if facts.spec.suspend and (world.state == "Claimed" or not world.members):
+        return "Suspended" if not world.members else "Resizing"
+    incident = open_incident(status.incidents)
+    if incident is not None:
+        return "Resizing" if incident.kind == "planned" else "Recovering"
+    if world.state == "Claimed":
+        return "Pending" if not status.lineage else "Starting"
+    stepped = world == facts.status.world and has_stepped(facts, world.epoch)
+    return "Running" if stepped else "Starting"
+
+
+def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
+    phase, message = status.phase, status.message
+    protected = protection(facts)
+    wanted: list[tuple[str, Truth, str, str]] = [
+        (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
+        for kind in (names.SUSPENDED, names.RUNNING, names.RECOVERING, names.RESIZING)
+    ]
+    wanted.append((names.CHECKPOINT_PROTECTED, *protected))
+    if phase in ("Complete", "Failed"):
+        wanted.append((phase, "True", phase, message))
+    known = {c.type: c for c in facts.status.conditions}
+    return tuple(
+        _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
+    )
+
+
+def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: float) -> Condition:
+    kind, truth, reason, message = wanted
+    since = old.last_transition_seconds if old is not None and old.status == truth else now
+    return Condition(kind, truth, reason, message, since)

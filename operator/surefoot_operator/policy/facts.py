@@ -1,0 +1,152 @@
+"""What follows from a snapshot at once: who is who, who is reachable, what was read. Pure; read by every decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from surefoot.protocol.completeness import TierReading
+from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A snapshot with its indexes: built once per plan, so that no decision searches a list per worker."""
+
+    seen: Observed
+    workers: Mapping[WorkerId, WorkerSeen]
+    sessions: Mapping[WorkerId, SessionSeen]
+    nodes: Mapping[str, NodeSeen]
+
+    @property
+    def now(self) -> float:
+        return self.seen.now
+
+    @property
+    def spec(self) -> TrainingJobSpec:
+        return self.seen.job.spec
+
+    @property
+    def status(self) -> JobStatus:
+        return self.seen.status
+
+    @property
+    def world(self) -> World:
+        """The present world; only where one was claimed already."""
+        world = self.seen.status.world
+        if world is None:
+            raise LookupError("this job has no world yet")
+        return world
+
+    @property
+    def running_epoch(self) -> int:
+        """The newest epoch that was committed, 0 before the first."""
+        return self.seen.status.lineage[-1].epoch if self.seen.status.lineage else 0
+
+
+def gather(seen: Observed) -> Facts:
+    """Indexes the snapshot. Of two sessions of one worker, the one that is connected or came later counts."""
+    sessions: dict[WorkerId, SessionSeen] = {}
+    for session in sorted(seen.sessions, key=lambda s: (s.connected, s.since_seconds, s.incarnation)):
+        sessions[WorkerId(session.index, session.attempt)] = session
+    return Facts(
+        seen,
+        {WorkerId(w.index, w.attempt): w for w in seen.workers},
+        sessions,
+        {node.name: node for node in seen.nodes},
+    )
+
+
+def worker_id(one: Member | SessionSeen | WorkerSeen) -> WorkerId:
+    return WorkerId(one.index, one.attempt)
+
+
+def node_lost(facts: Facts, name: str | None) -> bool:
+    """Whether the fabric itself says that this node is gone: a witness, where silence alone is none."""
+    if name is None or not facts.nodes:
+        return False
+    node = facts.nodes.get(name)
+    return node is None or not node.ready
+
+
+def audible(facts: Facts, session: SessionSeen) -> bool:
+    """Connected, and heard within the heartbeat timeout."""
+    return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
+
+
+def usable(facts: Facts, session: SessionSeen) -> bool:
+    """Whether this agent could be a member of a new world as far as its worker and its line go."""
+    worker = facts.workers.get(worker_id(session))
+    if worker is None or worker.deleting or worker.phase in ("Succeeded", "Failed"):
+        return False
+    return audible(facts, session) and not node_lost(facts, session.node)
+
+
+def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]:
+    """Each member of the world with its own agent's session: None if another incarnation, or nobody, speaks."""
+    for member in facts.world.members:
+        session = facts.sessions.get(worker_id(member))
+        yield member, session if session is not None and session.incarnation == member.incarnation else None
+
+
+def in_epoch(facts: Facts, epoch: int) -> list[SessionSeen]:
+    """Sessions whose facts (step, exit, held…) are about this epoch."""
+    return [s for s in facts.sessions.values() if s.epoch == epoch]
+
+
+def step_of(facts: Facts, epoch: int) -> int:
+    """The highest step that any rank of `epoch` is known to have finished, 0 if none is."""
+    return max((s.step for s in in_epoch(facts, epoch)), default=0)
+
+
+def has_stepped(facts: Facts, epoch: int) -> bool:
+    """Whether `epoch` made a step of its own: beyond the one that it was restored from."""
+    parent = facts.world.parent.step if facts.world.parent else 0
+    return any(s.step_at_seconds is not None or s.step > parent for s in in_epoch(facts, epoch))
+
+
+def last_step_seconds(facts: Facts, epoch: int) -> float | None:
+    """When a step of `epoch` was last reported; an operator that just came counts from its first word."""
+    times = [
+        s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
+        for s in in_epoch(facts, epoch)
+        if s.step_at_seconds is not None or s.step > (facts.world.parent.step if facts.world.parent else 0)
+    ]
+    return max(times, default=None)
+
+
+def seconds_per_step(facts: Facts) -> float | None:
+    """The slowest rank's step time; None if nobody said one."""
+    return max((s.step_seconds for s in facts.sessions.values() if s.step_seconds is not None), default=None)
+
+
+def sealed_holders(facts: Facts, epoch: int) -> list[HolderSeen]:
+    """Holders that answer, are sealed at `epoch` or newer, and whose index was read after that."""
+    return [
+        h
+        for h in facts.seen.holders
+        if h.state == "Ready" and h.read_epoch == epoch and h.fence is not None and h.fence >= epoch
+    ]
+
+
+def reading_at(facts: Facts, epoch: int) -> TierReading:
+    """What was read for `epoch` of all tiers; holders that were not are left out, not taken as empty."""
+    persistent = facts.seen.persistent
+    listed = persistent.entries if persistent.read_epoch == epoch else None
+    return TierReading({h.endpoint.holder: h.entries for h in sealed_holders(facts, epoch)}, listed)
+
+
+def domains_of(facts: Facts) -> dict[HolderId, str]:
+    return {h.endpoint.holder: h.endpoint.domain for h in facts.seen.holders}
+
+
+def bad_of(facts: Facts) -> frozenset[Checkpoint]:
+    return frozenset(facts.status.bad)
+
+
+def soonest(times: Iterable[float | None]) -> float | None:
+    """The earliest of some moments, those that are none left out."""
+    return min((t for t in times if t is not None), default=None)

@@ -1,0 +1,238 @@
+"""Which workers of the committed world are lost, and by what evidence. Pure; called by `plan`.
+
+The fabric's word is certain. A broken line or silence is not: it counts only while the epoch's steps stand still, and
+if most workers seem lost by that alone, the observer is the likelier fault and nothing is decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Member
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    has_stepped,
+    in_epoch,
+    last_step_seconds,
+    member_sessions,
+    node_lost,
+    seconds_per_step,
+    worker_id,
+)
+
+RECONNECT_GRACE_SECONDS = 0.25
+"""A line that broke may come back for so long; also how long a first cause may trail its echoes on other ranks."""
+
+UNHEARD_SECONDS = 30.0
+"""Workers not heard in this term are judged only after so long, and only with a witness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the epoch cannot go on. `at_seconds`: the first sign of it."""
+
+    kind: str
+    reason: str
+    at_seconds: float
+    worker: int | None = None
+    node: str | None = None
+    application: bool = False
+    exit_code: int | None = None
+    bad: Checkpoint | None = None
+    witnessed: bool = True
+    """False: only a broken line or silence says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`losses`, the likeliest cause first. `frozen`: why nothing may be decided. `recheck_seconds`: when to look again."""
+
+    losses: tuple[Loss, ...] = ()
+    frozen: str | None = None
+    recheck_seconds: tuple[float, ...] = ()
+
+
+def judge(facts: Facts) -> Verdict:
+    """Everything that ended the committed epoch, as far as is known now."""
+    epoch = facts.world.epoch
+    exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
+    losses: list[Loss] = []
+    recheck: list[float] = []
+    for member, session in member_sessions(facts):
+        found = _member(facts, member, session, epoch_dead=bool(exits))
+        if isinstance(found, Loss):
+            losses.append(found)
+        elif found is not None:
+            recheck.append(found)
+    unwitnessed = [loss for loss in losses if not loss.witnessed]
+    if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
+        names = ", ".join(str(loss.worker) for loss in unwitnessed)
+        frozen = (
+            f"workers {names} are silent, most of the world, and nothing else says that they are gone: "
+            "waiting, since the observer is the likelier fault"
+        )
+        losses = [loss for loss in losses if loss.witnessed]
+    else:
+        frozen = None
+    for found in (_echo(facts, exits, losses), _standstill(facts)):
+        if isinstance(found, Loss):
+            losses.append(found)
+        elif found is not None:
+            recheck.append(found)
+    losses.sort(key=lambda loss: (loss.kind == "hang", loss.at_seconds))
+    return Verdict(tuple(losses), frozen, tuple(recheck))
+
+
+def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | float | None:
+    """One member: lost, or the moment at which it has to be looked at again, or well."""
+    epoch = facts.world.epoch
+    if session is not None and session.epoch == epoch and session.finished == 0:
+        return None
+    certain = _by_fabric(facts, member, session)
+    if certain is not None:
+        return certain
+    other = facts.sessions.get(worker_id(member))
+    if session is None:
+        if other is not None:
+            reason = f"the agent of worker {member.index} was started anew"
+            return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
+        return _unheard(facts, member)
+    if session.exit is not None and session.exit.epoch == epoch and not session.exit.secondary:
+        return _exited(session, member)
+    if session.unreadable is not None and session.epoch == epoch:
+        return _unreadable(facts, session, member)
+    if not session.connected:
+        return _broken(facts, session, member, epoch_dead)
+    return _silent(facts, session, member)
+
+
+def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Loss | None:
+    worker = facts.workers.get(worker_id(member))
+    sign = session.since_seconds if session is not None and not session.connected else facts.now
+    gone = node_lost(facts, member.node)
+    if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
+        return None
+    over = worker is None or worker.phase in ("Succeeded", "Failed")
+    if gone and (over or (session is not None and not audible(facts, session))):
+        node = facts.nodes.get(member.node)
+        why = f": {node.reason}" if node is not None and node.reason else ""
+        return Loss("node-lost", f"node {member.node} of worker {member.index} is gone{why}", sign, *_at(member))
+    if not over:
+        return None
+    if worker is None:
+        return Loss("agent-lost", f"worker {member.index} was deleted", sign, *_at(member))
+    detail = f" ({worker.message})" if worker.message else ""
+    reason = f"worker {member.index} ended with exit code {worker.exit_code}{detail}"
+    return Loss("agent-lost", reason, sign, *_at(member))
+
+
+def _unheard(facts: Facts, member: Member) -> Loss | float | None:
+    worker = facts.workers.get(worker_id(member))
+    if worker is not None and worker.phase == "Succeeded":
+        return None
+    due = facts.seen.term_seconds + UNHEARD_SECONDS
+    if facts.now < due:
+        return due
+    if worker is not None and worker.phase == "Running" and not node_lost(facts, member.node):
+        return None
+    reason = f"worker {member.index} was not heard since this operator began, and the fabric cannot say that it runs"
+    return Loss("worker-silent", reason, due, *_at(member))
+
+
+def _exited(session: SessionSeen, member: Member) -> Loss | None:
+    exit_seen = session.exit
+    if exit_seen is None:
+        return None
+    how = f"signal {-exit_seen.code}" if exit_seen.code < 0 else f"exit code {exit_seen.code}"
+    cause = f": {exit_seen.cause}" if exit_seen.cause else ""
+    reason = f"rank {exit_seen.rank} on worker {member.index} ended with {how}{cause}"
+    return Loss("trainer-failed", reason, exit_seen.at_seconds, *_at(member), True, exit_seen.code)
+
+
+def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
+    if session.unreadable is None:
+        return None
+    checkpoint, absent, detail = session.unreadable
+    if absent:
+        reason = f"no holder has all of {checkpoint} any more ({detail})"
+        return Loss("unreadable", reason, facts.now, *_at(member))
+    reason = f"every copy of something in {checkpoint} is damaged ({detail})"
+    return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
+
+
+def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | float | None:
+    due = session.since_seconds + RECONNECT_GRACE_SECONDS
+    if not epoch_dead:
+        if facts.now < due:
+            return due
+        moving = _moving_until(facts, session.since_seconds)
+        if moving is not None:
+            return moving
+    reason = f"the connection to worker {member.index} broke and did not come back"
+    return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
+
+
+def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float | None:
+    due = session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
+    if facts.now <= due:
+        return due
+    moving = _moving_until(facts, session.heard_seconds)
+    if moving is not None:
+        return moving
+    silence = facts.spec.health_policy.heartbeat_timeout_seconds
+    reason = f"worker {member.index} has been silent for more than {silence:g} seconds"
+    return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
+
+
+def _moving_until(facts: Facts, since_seconds: float) -> float | None:
+    """Until when the epoch counts as advancing after `since_seconds`; None if it stands still.
+
+    One step may still be reported just after a rank died, so a step is proof of life for two step times only.
+    """
+    last = last_step_seconds(facts, facts.world.epoch)
+    if last is None or last <= since_seconds:
+        return None
+    until = last + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
+    return until if facts.now < until else None
+
+
+def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | float | None:
+    """Trainers that ended because a peer's connection broke, with no first cause in sight."""
+    if losses or not exits:
+        return None
+    first = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.at_seconds)
+    due = first.at_seconds + RECONNECT_GRACE_SECONDS
+    if facts.now < due:
+        return due
+    reason = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'}), and nobody said why"
+    return Loss("trainer-failed", reason, first.at_seconds, None, None, False, first.code)
+
+
+def _standstill(facts: Facts) -> Loss | float | None:
+    """No first step, or no further one, for too long."""
+    epoch = facts.world.epoch
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    running = [s for s in members if s.finished is None or s.epoch != epoch]
+    if not running:
+        return None
+    if not has_stepped(facts, epoch):
+        limit = facts.spec.run_policy.startup_deadline_seconds
+        due = max(facts.world.changed_seconds, facts.seen.term_seconds) + limit
+        reason = f"epoch {epoch} made no first step within startupDeadlineSeconds ({limit:g} s)"
+        return due if facts.now < due else Loss("startup", reason, due, application=True)
+    last = last_step_seconds(facts, epoch)
+    if last is None:
+        return None
+    limit = facts.spec.health_policy.step_timeout_seconds
+    if facts.now < last + limit:
+        return last + limit
+    slowest = min(running, key=lambda s: (s.step, s.index))
+    reason = f"no step for stepTimeoutSeconds ({limit:g} s); worker {slowest.index} stands at step {slowest.step}"
+    return Loss("hang", reason, last + limit, slowest.index, slowest.node, all(audible(facts, s) for s in members))
+
+
+def _at(member: Member) -> tuple[int, str]:
+    return member.index, member.node

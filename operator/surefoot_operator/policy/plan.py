@@ -1,0 +1,243 @@
+"""`plan`: the one decision about a job. Pure and level-triggered; called by `reconcile` with every new snapshot.
+
+Everything follows from what is seen: killed after any prefix of its actions and asked again, it goes on to the same
+world. One plan claims or commits at most once; the rest of what it wants comes with the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator import names
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy import ending, incidents, planned
+from surefoot_operator.policy.actions import Action, Event, Plan
+from surefoot_operator.policy.budget import allowance, remember
+from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
+from surefoot_operator.policy.conditions import protection, summarised
+from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
+from surefoot_operator.policy.failures import Loss, judge
+from surefoot_operator.policy.restore_point import Chosen, TotalLoss, Waiting, choose, describe
+from surefoot_operator.policy.sizing import target_size
+from surefoot_operator.policy.workers import Tending, tend
+
+SHORTEST_WAKE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    reason: str
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wakes: tuple[float | None, ...] = ()
+
+
+def plan(seen: Observed) -> Plan:
+    """What to do now, and the sentence that explains it."""
+    facts = gather(seen)
+    decision = _decide(facts)
+    status = summarised(facts, decision.status, decision.reason)
+    events = (*decision.events, *_stalled(facts))
+    wake = soonest((*decision.wakes, _deadline_left(facts, status)))
+    if status.world != seen.status.world:
+        after: float | None = 0.0
+    else:
+        after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
+    return Plan(decision.actions, status, decision.reason, events, after)
+
+
+def _decide(facts: Facts) -> _Decision:
+    status = facts.status
+    if facts.seen.job.deleted or status.phase in ("Complete", "Failed"):
+        tidying = ending.tidy(facts)
+        return _Decision(tidying.reason, status, tidying.actions, wakes=(tidying.until_seconds,))
+    due = ending.deadline(facts)
+    if due is not None and facts.now >= due:
+        limit = facts.spec.run_policy.active_deadline_seconds
+        return _fail(facts, f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing")
+    if status.world is None:
+        if facts.spec.suspend:
+            return _with_workers(facts, _Decision("the job is suspended and has not begun", status), 0)
+        return _Decision("the job begins", claimed(facts, "the job begins"), events=_claim_event("the job begins"))
+    newest = newest_epoch_seen(facts)
+    if newest > status.world.epoch:
+        reason = f"epoch {newest} was seen, which status knows nothing of: beginning beyond it"
+        return _Decision(reason, claimed(facts, reason), events=_claim_event(reason))
+    return _claimed(facts) if status.world.state == "Claimed" else _committed(facts)
+
+
+# ---- committed -----------------------------------------------------------------------------------------------------
+
+
+def _committed(facts: Facts) -> _Decision:
+    end = ending.verdict(facts)
+    if end is not None:
+        status = ending.ended(facts.status, end.phase, end.reason, facts.now)
+        return _Decision(end.reason, status, events=(ending.ended_event(end.phase, end.reason),))
+    found = judge(facts)
+    if found.losses:
+        return _lose(facts, found.losses[0])
+    if found.frozen is not None:
+        return _Decision(found.frozen, facts.status, wakes=found.recheck_seconds)
+    halt = planned.pursue(facts)
+    if halt is not None and halt.claim:
+        return _change(facts, halt.reason)
+    base = _Decision(
+        halt.reason if halt is not None else _steady(facts),
+        replace(facts.status, incidents=incidents.closed(facts)),
+        halt.actions if halt is not None else (),
+        _restored(facts),
+        (*found.recheck_seconds, halt.until_seconds if halt is not None else None),
+    )
+    return _with_workers(facts, base, 0 if facts.spec.suspend else target_size(facts.spec))
+
+
+def _lose(facts: Facts, loss: Loss) -> _Decision:
+    """The epoch cannot go on: the next one is claimed, unless a budget says that enough is enough."""
+    status = facts.status
+    last_step = _last_step(facts)
+    allowed = allowance(facts, loss, last_step)
+    bad = status.bad if loss.bad is None or loss.bad in status.bad else (*status.bad, loss.bad)
+    told = Event(names.TRAINER_FAILED if loss.kind == "trainer-failed" else names.WORKER_LOST, loss.reason, True)
+    events = (told, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
+    if allowed.refusal is not None:
+        failed = _fail(facts, allowed.refusal)
+        limit = Event(names.RESTART_LIMIT, allowed.refusal, True)
+        return replace(failed, events=(*events, limit, *failed.events))
+    status = replace(
+        claimed(facts, loss.reason),
+        bad=bad,
+        restarts=status.restarts + 1,
+        restarts_counted=status.restarts_counted + int(allowed.restart.counted),
+        recent_restarts=remember(status.recent_restarts, allowed.restart),
+        incidents=incidents.opened(facts, loss, last_step),
+    )
+    return _Decision(loss.reason, status, events=(*events, *_claim_event(loss.reason)))
+
+
+def _change(facts: Facts, reason: str) -> _Decision:
+    """A planned change: everybody holds and is saved, or nobody runs."""
+    status = claimed(facts, reason)
+    if facts.world.members and not facts.spec.suspend:
+        loss = Loss("planned", reason, facts.now)
+        status = replace(status, incidents=incidents.opened(facts, loss, _last_step(facts)))
+    return _Decision(reason, status, events=_claim_event(reason))
+
+
+def _last_step(facts: Facts) -> int:
+    parent = facts.world.parent.step if facts.world.parent else 0
+    return max(step_of(facts, facts.world.epoch), parent)
+
+
+def _steady(facts: Facts) -> str:
+    world = facts.world
+    if not world.members:
+        return "the job is suspended" if facts.spec.suspend else "the world is empty"
+    if not has_stepped(facts, world.epoch):
+        return f"{describe(world, world.parent)}, waiting for its first step"
+    return f"epoch {world.epoch} runs with {world.size} ranks on {len(world.members)} workers"
+
+
+def _restored(facts: Facts) -> tuple[Event, ...]:
+    incident = incidents.closed(facts)[-1:] if facts.status.incidents else ()
+    if not incident or incident[0] == facts.status.incidents[-1]:
+        return ()
+    done = incident[0]
+    seconds = (done.first_step_seconds or facts.now) - done.detected_seconds
+    source = f" from {done.restored_from}" if done.restored_from else ""
+    text = f"training goes on {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
+    return (Event(names.RESTORED, text),)
+
+
+# ---- claimed -------------------------------------------------------------------------------------------------------
+
+
+def _claimed(facts: Facts) -> _Decision:
+    choice = choose(facts)
+    if isinstance(choice, TotalLoss):
+        lost = _fail(facts, choice.reason)
+        return replace(lost, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *lost.events))
+    stopped = not isinstance(choice, Waiting) or choice.stopped
+    phased = incidents.phased(facts, stopped, isinstance(choice, Chosen))
+    status = replace(facts.status, incidents=phased)
+    if isinstance(choice, Chosen):
+        return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
+    base = _Decision(choice.reason, status, choice.actions, wakes=(choice.until_seconds,))
+    if facts.spec.suspend:
+        heard = any(audible(facts, s) for s in facts.sessions.values())
+        return base if heard else _with_workers(facts, base, 0)
+    return _with_workers(facts, base, target_size(facts.spec))
+
+
+def _commit(facts: Facts, choice: Chosen) -> _Decision:
+    if facts.spec.suspend:
+        status = committed(facts, choice, ())
+        reason = f"the job is suspended; it will go on from {choice.parent or 'step 0'}"
+        return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+    found = muster(facts)
+    if not found.members:
+        base = _Decision(found.waiting or "waiting for workers", facts.status, wakes=(found.until_seconds,))
+        return _with_workers(facts, base, target_size(facts.spec))
+    status = committed(facts, choice, found.members)
+    world = status.world or facts.world
+    reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
+    return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+
+
+def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:
+    """What may have been lost by not waiting longer."""
+    since = _or_begin(choice.parent)
+    events = [
+        Event(names.HOLDER_GIVEN_UP, f"{e.holder} did not answer; steps after {since} that only it held are lost", True)
+        for e in choice.given_up
+    ]
+    if choice.unlisted:
+        text = f"the persistent tier did not answer; steps after {since} that only it held are lost"
+        events.append(Event(names.HOLDER_GIVEN_UP, text, True))
+    if choice.parent is None and facts.status.recorded:
+        events.append(Event(names.CHECKPOINT_LOST, "every checkpoint is lost; training begins again at step 0", True))
+    return tuple(events)
+
+
+def _or_begin(parent: Checkpoint | None) -> str:
+    return f"step {parent.step}" if parent else "the beginning"
+
+
+# ---- both ----------------------------------------------------------------------------------------------------------
+
+
+def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
+    """The same decision, and what the workers need beside it: fence first, then workers, then the tiers, then talk."""
+    tending: Tending = tend(facts, wanted)
+    return replace(
+        base,
+        status=replace(base.status, next_attempt=tending.next_attempt),
+        actions=(*tending.actions, *base.actions),
+        events=(*base.events, *tending.events),
+        wakes=(*base.wakes, tending.until_seconds),
+    )
+
+
+def _fail(facts: Facts, reason: str) -> _Decision:
+    status = ending.ended(facts.status, "Failed", reason, facts.now)
+    return _Decision(reason, status, events=(ending.ended_event("Failed", reason),))
+
+
+def _claim_event(reason: str) -> tuple[Event, ...]:
+    return (Event(names.WORLD_CLAIMED, reason),)
+
+
+def _stalled(facts: Facts) -> tuple[Event, ...]:
+    """Told when it begins, not as long as it lasts."""
+    truth, reason, message = protection(facts)
+    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
+    if truth == "False" and reason == "Stalled" and (known is None or known.reason != reason):
+        return (Event(names.CHECKPOINT_STALLED, message, True),)
+    return ()
+
+
+def _deadline_left(facts: Facts, status: JobStatus) -> float | None:
+    return None if status.phase in ("Complete", "Failed") else ending.deadline(facts)

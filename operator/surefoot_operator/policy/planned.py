@@ -1,0 +1,143 @@
+"""Changes of the world that nobody was forced to: grow, scale down, suspend, a worker that leaves. Pure.
+
+They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next epoch
+claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.observed import HoldSeen
+from surefoot_operator.policy.actions import Action, ProposeHold
+from surefoot_operator.policy.claim import spares
+from surefoot_operator.policy.facts import Facts, has_stepped, member_sessions, seconds_per_step, step_of, worker_id
+from surefoot_operator.policy.sizing import largest_size
+
+AHEAD_SECONDS = 0.5
+"""How far ahead a halt is named, so that word of it arrives before the first rank does."""
+
+ANSWER_SECONDS = 5.0
+"""A proposal that not everybody answered in this time is withdrawn."""
+
+AGAIN_SECONDS = 0.5
+"""After a refusal."""
+
+HELD_SECONDS = 30.0
+"""How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """`urgent`: not worth a first step if none was made."""
+
+    reason: str
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """What the wish needs now: an action, or to wait, or (`claim`) the next epoch."""
+
+    reason: str
+    actions: tuple[Action, ...] = ()
+    claim: bool = False
+    until_seconds: float | None = None
+
+
+def wish(facts: Facts) -> Wish | None:
+    """Whether the committed world should be another one."""
+    members = len(facts.world.members)
+    if facts.spec.suspend:
+        return Wish("the job is suspended", urgent=True) if members else None
+    if not members:
+        return Wish("the job is resumed", urgent=True)
+    leaving = [m for m in facts.world.members if (w := facts.workers.get(worker_id(m))) is not None and w.deleting]
+    staying = members - len(leaving)
+    possible = largest_size(facts.spec, staying + len(spares(facts)))
+    if leaving and possible:
+        names = ", ".join(str(m.index) for m in leaving)
+        return Wish(f"workers {names} are being deleted", urgent=True)
+    if possible < members and largest_size(facts.spec, members) < members:
+        return Wish(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
+    if possible > members:
+        return Wish(f"grow from {members} to {possible} workers", urgent=False)
+    return None
+
+
+def pursue(facts: Facts) -> Halt | None:
+    """The next thing to do for a wish, or to undo if there is none any more. None: nothing."""
+    hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
+    wanted = wish(facts)
+    if hold is not None and hold.state == "Bound":
+        return _bound(facts, hold, wanted)
+    if hold is None and _all_wait(facts):
+        return Halt("every rank waits at a step that an earlier operator named", claim=True)
+    if wanted is None:
+        if hold is not None and hold.state == "Proposed":
+            return Halt("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
+        return None
+    if not facts.world.members or (wanted.urgent and not has_stepped(facts, facts.world.epoch)):
+        return Halt(wanted.reason, claim=True)
+    if not wanted.urgent:
+        due = _snoozing(facts)
+        if due is not None:
+            return Halt(f"{wanted.reason}, later", until_seconds=due)
+        if not has_stepped(facts, facts.world.epoch):
+            return Halt(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
+    return _propose(facts, hold, wanted)
+
+
+def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
+    if hold is not None and hold.state == "Proposed":
+        due = hold.asked_seconds + ANSWER_SECONDS
+        if facts.now < due:
+            return Halt(f"{wanted.reason}: asking every worker to halt at step {hold.step}", until_seconds=due)
+        return Halt(
+            f"not everybody answered to a halt at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
+        )
+    if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
+        return Halt(
+            f"{wanted.reason}: a halt at step {hold.step} was refused", until_seconds=hold.asked_seconds + AGAIN_SECONDS
+        )
+    epoch, pace = facts.world.epoch, seconds_per_step(facts)
+    ahead = 3 if not pace else max(2, ceil(AHEAD_SECONDS / pace) + 1)
+    step = max(step_of(facts, epoch), hold.step if hold is not None else 0) + ahead
+    return Halt(
+        f"{wanted.reason}: naming step {step} to halt at",
+        (ProposeHold(epoch, step, "propose"),),
+        until_seconds=facts.now + ANSWER_SECONDS,
+    )
+
+
+def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
+    """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
+    reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
+    goal = Checkpoint(hold.epoch, hold.step)
+    sessions = [session for _, session in member_sessions(facts)]
+    held = [s for s in sessions if s is not None and s.epoch == hold.epoch and s.held == hold.step]
+    saved = [s for s in held if goal not in s.pending and s.saved is not None and s.saved >= goal]
+    if len(saved) == len(sessions):
+        return Halt(reason, claim=True)
+    pace = seconds_per_step(facts) or 1.0
+    due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
+    if len(held) == len(sessions) and facts.now >= due:
+        return Halt(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
+    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have their saves in safety"
+    return Halt(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+
+
+def _all_wait(facts: Facts) -> bool:
+    """Bound by an operator that died since: nobody would ever tell them to go on."""
+    sessions = [session for _, session in member_sessions(facts)]
+    return bool(sessions) and all(
+        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.step for s in sessions
+    )
+
+
+def _snoozing(facts: Facts) -> float | None:
+    policy = facts.spec.elastic_policy
+    due = facts.world.changed_seconds + (policy.scale_up_snooze_seconds if policy is not None else 0.0)
+    return due if facts.now < due else None

@@ -1,0 +1,212 @@
+"""Steps 3 to 5 of a change of the world: wait for drains, seal and read, list, and choose the parent. Pure.
+
+Called by `plan` while an epoch is claimed, again and again, until it answers with a parent. A silent tier is unknown,
+never empty: it is waited for, but no longer than what it may hold is worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.completeness import complete, is_complete, layouts_to_check
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.lineage import newest, on_lineage
+from surefoot_operator.api.status import World
+from surefoot_operator.policy.actions import Action, ListPersistentTier, SealHolder
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    bad_of,
+    reading_at,
+    seconds_per_step,
+    step_of,
+)
+from surefoot_operator.policy.incidents import open_incident
+
+LISTING_SECONDS = 10.0
+"""How long one listing of the persistent tier may take before it counts as failed."""
+
+LIST_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Not yet. `until_seconds`: when to look again even if nothing is heard."""
+
+    reason: str
+    actions: tuple[Action, ...] = ()
+    until_seconds: float | None = None
+    stopped: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The parent, and which holders were waited for in vain."""
+
+    parent: Checkpoint | None
+    given_up: tuple[HolderEndpoint, ...] = ()
+    unlisted: bool = False
+    """The persistent tier did not answer, and the parent is good enough without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TotalLoss:
+    """Something was recorded, and no copy of any of it is left."""
+
+    reason: str
+
+
+def choose(facts: Facts) -> Waiting | Chosen | TotalLoss:
+    """The next thing that the claimed epoch needs before it can have a parent."""
+    draining = _draining(facts)
+    if draining is not None:
+        return draining
+    unread = [h for h in facts.seen.holders if h.state == "Ready" and h.read_epoch != facts.world.epoch]
+    if unread:
+        holders = sorted(h.endpoint.holder for h in unread)
+        actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
+        return Waiting(f"sealing and reading {', '.join(map(str, holders))}", actions)
+    best = _best(facts)
+    limit = facts.world.changed_seconds + _worth_waiting(facts, best)
+    return _listing(facts, best, limit) or _unchecked(facts, best) or _silence(facts, limit) or _conclusion(facts, best)
+
+
+def floor_of(facts: Facts) -> Checkpoint | None:
+    """The floor that binds: one that turned out to be damaged binds nobody."""
+    floor = facts.status.floor
+    return None if floor in facts.status.bad else floor
+
+
+def silent_holders(facts: Facts) -> list[HolderEndpoint]:
+    """Named holders that may still hold something and do not answer. One whose node runs another instance is gone."""
+    known = {h.endpoint.holder: h for h in facts.seen.holders}
+    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    silent = []
+    for endpoint in facts.status.named_holders:
+        holder = known.get(endpoint.holder)
+        if endpoint.holder.instance in facts.status.given_up or (holder is not None and holder.state != "Silent"):
+            continue
+        if restarted.get(endpoint.holder.node, endpoint.holder) == endpoint.holder:
+            silent.append(endpoint)
+    return silent
+
+
+def _draining(facts: Facts) -> Waiting | None:
+    """Until no newer step of the old epoch can complete any more, or the grace ends."""
+    epoch, world = facts.running_epoch, facts.world
+    if not epoch:
+        return None
+    live = [s for s in facts.sessions.values() if audible(facts, s)]
+    running = [s for s in live if s.stopped < world.epoch and s.epoch == epoch]
+    busy = [s for s in live if any(c.epoch == epoch for c in s.pending)]
+    until = world.changed_seconds + facts.spec.checkpoint.drain_grace_seconds
+    if not (running or busy) or facts.now >= until:
+        return None
+    if running:
+        names = ", ".join(str(s.index) for s in sorted(running, key=lambda s: s.index))
+        return Waiting(f"workers {names} are stopping their trainers", until_seconds=until, stopped=False)
+    return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
+
+
+def _best(facts: Facts) -> Checkpoint | None:
+    """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
+    epoch = facts.running_epoch
+    if not epoch:
+        return None
+    reading = reading_at(facts, facts.world.epoch)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    floor = floor_of(facts)
+    return newest(c for c in found if floor is None or c.step >= floor.step)
+
+
+def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
+    """Seconds that an unknown tier is waited for: what running the lost steps again would cost, within bounds."""
+    most = facts.spec.checkpoint.holder_return_seconds
+    incident = open_incident(facts.status.incidents)
+    reached = max(
+        facts.status.step, step_of(facts, facts.running_epoch), incident.last_step if incident is not None else 0
+    )
+    lost = reached - (best.step if best else 0)
+    if best is not None and lost <= 0:
+        return 0.0
+    if best is None and facts.status.recorded:
+        return most
+    pace = seconds_per_step(facts)
+    return most if pace is None else min(most, lost * pace)
+
+
+def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
+    """The persistent tier, listed after the last index was read."""
+    persistent, epoch = facts.seen.persistent, facts.world.epoch
+    if facts.spec.checkpoint.persistent is None or persistent.read_epoch == epoch or not facts.running_epoch:
+        return None
+    failed = persistent.error is not None
+    if best is not None and failed and facts.now >= limit:
+        return None
+    asked = persistent.asked_seconds
+    again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
+    if facts.now < again:
+        trouble = f" (last answer: {persistent.error})" if failed else ""
+        return Waiting(f"waiting for the listing of the persistent tier{trouble}", until_seconds=again)
+    asked_of = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    if asked_of is None:
+        return Waiting("no agent is connected that could list the persistent tier")
+    return Waiting(
+        f"listing the persistent tier through worker {asked_of}", (ListPersistentTier(epoch, asked_of),), again + 1.0
+    )
+
+
+def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
+    """A newer checkpoint has all its ranks, and whether they cover every tensor is not known yet."""
+    reading = reading_at(facts, facts.world.epoch)
+    unknown = layouts_to_check(reading) - set(facts.seen.covers)
+    if not unknown or not facts.running_epoch:
+        return None
+    assumed = {**facts.seen.covers, **dict.fromkeys(unknown, True)}
+    epoch, bad = facts.running_epoch, bad_of(facts)
+    newer = [
+        c
+        for c, ranks in reading.manifests().items()
+        if c not in bad
+        and on_lineage(facts.status.lineage, c, epoch)
+        and (best is None or c.step > best.step)
+        and is_complete(ranks, assumed)
+    ]
+    until = facts.world.changed_seconds + facts.spec.checkpoint.holder_return_seconds
+    if not newer or facts.now >= until:
+        return None
+    return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
+
+
+def _silence(facts: Facts, limit: float) -> Waiting | None:
+    silent = silent_holders(facts)
+    if not silent or facts.now >= limit:
+        return None
+    names = ", ".join(str(e.holder) for e in silent)
+    patience = limit - facts.world.changed_seconds
+    return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), limit)
+
+
+def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss:
+    status, world = facts.status, facts.world
+    silent = tuple(silent_holders(facts))
+    persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
+    unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
+    if best is not None or not facts.running_epoch:
+        return Chosen(best, silent, unlisted)
+    if unlisted:
+        return Waiting(
+            "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
+        )
+    if not status.recorded and status.floor is None:
+        return Chosen(None, silent)
+    if facts.spec.checkpoint.on_total_loss == "Restart":
+        return Chosen(None, silent)
+    return TotalLoss(
+        f"every copy of every checkpoint is lost (the last known was {status.last_complete or status.floor}); "
+        "spec.checkpoint.onTotalLoss: Restart would begin again at step 0"
+    )
+
+
+def describe(world: World, parent: Checkpoint | None) -> str:
+    return f"epoch {world.epoch} restores {parent}" if parent else f"epoch {world.epoch} begins at step 0"

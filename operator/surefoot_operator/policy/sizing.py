@@ -1,0 +1,22 @@
+"""How many workers a world may have, should have, and can have now. Pure."""
+
+from __future__ import annotations
+
+from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.spec import TrainingJobSpec
+
+
+def target_size(spec: TrainingJobSpec) -> int:
+    """Workers that should exist: `replicas`, or the largest allowed number below it if it is none."""
+    sizes = allowed_sizes(spec)
+    return max((size for size in sizes if size <= spec.replicas), default=sizes[0])
+
+
+def largest_size(spec: TrainingJobSpec, available: int) -> int:
+    """The largest allowed world out of `available` workers, never beyond the target; 0 if there is none."""
+    most = min(available, target_size(spec))
+    return max((size for size in allowed_sizes(spec) if size <= most), default=0)
+
+
+def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
+    return workers in allowed_sizes(spec)

@@ -1,0 +1,138 @@
+"""Which workers should exist: missing ones are created, dead ones replaced, surplus ones deleted. Pure.
+
+An attempt is counted in status before anything is created under it, so no attempt is ever used twice. Members of a
+committed world are left alone here: losing one is a matter of the world, and that is decided first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import WorkerId
+from surefoot_operator.names import WORKER_CREATED
+from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
+from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, worker_id
+
+SILENT_SECONDS = 10.0
+"""An agent that is out of the world and unheard for so long is replaced, if there is room for another."""
+
+SILENT_WITHOUT_ROOM_SECONDS = 30.0
+"""The same where only its own node could take the replacement: it may well thaw and be warm."""
+
+FAILING_SECONDS = 5.0
+"""A worker that failed sooner after its creation is not replaced before that, so that nothing spins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tending:
+    """What to do, and which attempt comes next once it is counted."""
+
+    actions: tuple[Action, ...]
+    next_attempt: int
+    events: tuple[Event, ...] = ()
+    until_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One index: who stays there, who goes, whether somebody has to be created, and when to look again."""
+
+    goes: tuple[WorkerSeen, ...] = ()
+    vacant: bool = False
+    until_seconds: float | None = None
+
+
+def tend(facts: Facts, wanted: int) -> Tending:
+    """What it takes to have one live worker for each index below `wanted`, and no other."""
+    members = _members(facts)
+    by_index: dict[int, list[WorkerSeen]] = {index: [] for index in range(wanted)}
+    for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
+        by_index.setdefault(worker.index, []).append(worker)
+    blind = _observer_is_blind(facts)
+    places = {i: _place(facts, workers, members, blind, i < wanted) for i, workers in sorted(by_index.items())}
+    deletes = [d for place in places.values() for w in place.goes for d in _delete(facts, w)]
+    attempt = _next_attempt(facts)
+    taken = {member.index for member in members}
+    creates = [
+        CreateWorker(index, attempt, _avoided(facts))
+        for index, place in places.items()
+        if place.vacant and index not in taken
+    ]
+    return Tending(
+        actions=(*deletes, *creates),
+        next_attempt=attempt + 1 if creates else facts.status.next_attempt,
+        events=tuple(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in creates),
+        until_seconds=soonest(place.until_seconds for place in places.values()),
+    )
+
+
+def _members(facts: Facts) -> set[WorkerId]:
+    world = facts.status.world
+    return {worker_id(m) for m in world.members} if world is not None and world.state == "Committed" else set()
+
+
+def _next_attempt(facts: Facts) -> int:
+    """Beyond whatever status counted and whatever is seen to exist."""
+    seen = [w.attempt for w in facts.seen.workers] + [s.attempt for s in facts.sessions.values()]
+    return max(facts.status.next_attempt, max(seen, default=0) + 1)
+
+
+def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:
+    member = next((w for w in workers if worker_id(w) in members), None)
+    if member is not None:
+        return _Place(tuple(w for w in workers if w is not member))
+    if not wanted:
+        return _Place(tuple(workers))
+    for worker in reversed(workers):
+        if worker.deleting or worker.phase in ("Succeeded", "Failed") or node_lost(facts, worker.node):
+            continue
+        due = _patience_ends(facts, worker)
+        if due is None or blind or facts.now < due:
+            return _Place(tuple(w for w in workers if w is not worker), until_seconds=None if blind else due)
+    due = max((w.created_seconds + FAILING_SECONDS for w in workers if w.phase == "Failed"), default=0.0)
+    if facts.now < due:
+        return _Place(until_seconds=due)
+    return _Place(tuple(workers), vacant=True)
+
+
+def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
+    """When a worker that the fabric calls well counts as dead because nobody hears its agent; None: it is heard."""
+    session = facts.sessions.get(worker_id(worker))
+    if worker.phase == "Pending":
+        return None
+    if session is None:
+        known_since = max(worker.created_seconds, facts.seen.term_seconds)
+        return known_since + facts.spec.run_policy.startup_deadline_seconds
+    if audible(facts, session):
+        return None
+    room = facts.seen.free_nodes is None or facts.seen.free_nodes > 0
+    return session.heard_seconds + (SILENT_SECONDS if room else SILENT_WITHOUT_ROOM_SECONDS)
+
+
+def _observer_is_blind(facts: Facts) -> bool:
+    """Most workers silent at once, all running as far as the fabric knows: nothing is replaced for silence."""
+    running = [w for w in facts.seen.workers if w.phase == "Running" and not node_lost(facts, w.node)]
+    heard = [facts.sessions.get(worker_id(w)) for w in running]
+    silent = sum(session is not None and not audible(facts, session) for session in heard)
+    return len(running) > 1 and 2 * silent > len(running)
+
+
+def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
+    """Gently, or by force where its node cannot be reached; once is enough unless force becomes possible."""
+    force = node_lost(facts, worker.node)
+    if worker.deleting and not force:
+        return []
+    if force:
+        reason = f"node {worker.node} is gone"
+    elif worker.phase in ("Succeeded", "Failed"):
+        reason = f"it ended with exit code {worker.exit_code}"
+    else:
+        reason = "it is not needed any more, or silent and replaced"
+    return [DeleteWorker(worker.name, worker.uid, force, reason)]
+
+
+def _avoided(facts: Facts) -> tuple[str, ...]:
+    excluded = [e.name for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
+    lost = [name for name in facts.nodes if node_lost(facts, name)]
+    return tuple(sorted({*excluded, *lost}))
