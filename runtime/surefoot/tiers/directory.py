@@ -1,0 +1,131 @@
+"""A folder as the store of the persistent tier: a disk, or a shared file system on a cluster.
+
+Data is on the disk before the manifest that names it exists; the manifest appears by a hard link, which is atomic and
+exclusive, also over NFS. File systems give no time limits: a hung mount hangs the caller, which is never a trainer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+
+from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DirectoryStore:
+    """Everything below `root`, which is made if it is not there. Names that begin with a dot are being written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        with self._explained("opening", "it"):
+            root.mkdir(parents=True, exist_ok=True)
+
+    def put(self, path: str, data: bytes | memoryview) -> None:
+        with self._explained("writing", path):
+            temporary = self._write(path, data)
+            os.replace(temporary, self._root / path)
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._explained("creating", path):
+            temporary = self._write(path, data)
+            try:
+                _sync(temporary)
+                os.link(temporary, self._root / path)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync((self._root / path).parent)
+            return True
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._explained("reading", path), (self._root / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(-1 if length is None else length)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        with self._explained("listing", folder):
+            return {entry.name: entry.stat().st_size for entry in self._entries(folder) if entry.is_file()}
+
+    def folders(self, folder: str) -> list[str]:
+        with self._explained("listing", folder):
+            return [entry.name for entry in self._entries(folder) if entry.is_dir()]
+
+    def make_durable(self, folder: str) -> None:
+        with self._explained("flushing", folder):
+            for entry in self._entries(folder):
+                if entry.is_file():
+                    _sync(Path(entry.path))
+            place = self._root / folder
+            while place != self._root.parent:
+                if place.exists():
+                    _sync(place)
+                place = place.parent
+
+    def remove(self, path: str) -> None:
+        with self._explained("removing", path):
+            (self._root / path).unlink(missing_ok=True)
+
+    def remove_folder(self, folder: str) -> None:
+        place = self._root / folder
+        with self._explained("removing", folder):
+            if place.exists():
+                shutil.rmtree(place)
+            try:
+                place.parent.rmdir()  # the last rank of a checkpoint takes its folder along
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _write(self, path: str, data: bytes | memoryview) -> Path:
+        target = self._root / path
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{token_hex(4)}")
+        try:
+            try:
+                temporary.write_bytes(data)
+            except FileNotFoundError:  # the first of its folder
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary.write_bytes(data)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # half of it would only take room
+            raise
+        return temporary
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".")]
+        except FileNotFoundError:
+            if not self._root.exists():
+                raise  # an unmounted disk is silent, not empty
+            return []
+
+    @contextmanager
+    def _explained(self, doing: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._root.exists():
+                raise ChunkMissing(f"{self._root} does not have {what}") from error
+            text = f"folder {self._root}, {doing} {what}: {error.strerror or error}"
+            if error.errno in _FULL:
+                raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
+            raise TierUnavailable(f"{text}: check the disk or mount and its permissions") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

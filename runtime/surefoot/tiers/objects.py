@@ -1,0 +1,46 @@
+"""What the persistent tier needs of a place for files or objects. `directory.DirectoryStore` and `s3.S3Store` are it.
+
+Paths are relative, with `/`. Every call raises from `surefoot.errors` as `Tier` says; a missing path is ChunkMissing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """One folder or one bucket prefix. One thread at a time per instance."""
+
+    def put(self, path: str, data: bytes | memoryview) -> None:
+        """Writes, or writes again; a reader sees all of it or what was there before."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes durably if nothing is there; False if something is. Of many callers exactly one gets True."""
+        ...
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `offset`, or fewer where it ends before; all of it without `length`."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name → bytes of what lies directly in `folder`; empty where there is no such folder."""
+        ...
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders directly in `folder`."""
+        ...
+
+    def make_durable(self, folder: str) -> None:
+        """Returns when everything in `folder`, and the way to it, would survive a power cut."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Removes one. Absent is success."""
+        ...
+
+    def remove_folder(self, folder: str) -> None:
+        """Removes all that is in `folder`, and it. Absent is success."""
+        ...
+
+    def close(self) -> None: ...
