@@ -36,7 +36,11 @@ class Corrupt(SurefootError):
 
 
 class Unreadable(SurefootError):
-    """Every copy of a needed range answered and failed verification, or none has it."""
+    """Every copy of a needed range answered and failed verification, or (`absent`) every one answered and none has it."""
+
+    def __init__(self, text: str, absent: bool = False) -> None:
+        super().__init__(text)
+        self.absent = absent
 
 
 class StateMismatch(SurefootError):
