@@ -20,7 +20,7 @@ _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
 # what a run makes in its folder; the rest of a folder is never touched
 _OWN = ("job.json", "status.json", "events.jsonl", "operator.json", "marker")
-_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs")
+_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "persistent")
 
 
 class LockBusy(Exception):

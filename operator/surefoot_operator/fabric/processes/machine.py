@@ -132,6 +132,11 @@ class Machine:
         send_group(self._nodes[name].pid, signal.SIGCONT)
         self.frozen.discard(name)
 
+    def running_workers(self) -> int:
+        """Agents that live."""
+        states = [read_json(path) or {} for path in self.folder.workers.glob("*.state")]
+        return sum(1 for state in states if state.get("life") and is_alive(Life.parse(state["life"])))
+
     # ---- parts of nodes -------------------------------------------------------------------------------------------
 
     def kill_trainer(self, name: str) -> bool:

@@ -1,0 +1,77 @@
+"""Compares a run with the undisturbed one: parameters out of the newest checkpoint that both have in the persistent tier.
+
+Touches a process of its own, `surefoot.tools.compare`: reading tensors needs what no operator may import. Called by
+`local` and `conclusion`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import PersistentTier, TrainingJob
+
+if TYPE_CHECKING:
+    from surefoot_operator.cli.local import Request
+
+_TOOL_SECONDS = 600.0
+
+
+def with_persistent_tier(request: Request, root: Path) -> Request:
+    """The request, with a folder as persistent tier where the job has none: memory is gone when a run is."""
+    if request.job.spec.checkpoint.persistent is not None:
+        return request
+    steps = request.job.spec.checkpoint.memory.interval_steps
+    uri = f"file://{root.resolve() / 'persistent'}"
+    print(f"the job has no persistent tier; for the comparison it gets {uri}, every {steps} steps", flush=True)
+    spec = request.document["spec"]
+    checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, "intervalSteps": steps}}
+    document = {**request.document, "spec": {**spec, "checkpoint": checkpoint}}
+    return dataclasses.replace(request, document=document, job=parse_job(document))
+
+
+def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:
+    """What the tool found: step, max_difference, bit_exact, tensors; or {"problem": why it could not}."""
+    tier = mine.spec.checkpoint.persistent
+    if tier is None:
+        return {"problem": "the job has no persistent tier"}
+    return run_tool("compare", tier, ["--job", mine.uid, "--with", other.uid])
+
+
+def run_tool(name: str, tier: PersistentTier, arguments: Sequence[str]) -> dict[str, Any]:
+    """Runs `surefoot.tools.NAME` on the persistent tier; its last line of output is JSON."""
+    environment = {
+        **os.environ,
+        "SUREFOOT_PERSISTENT_URI": tier.uri,
+        "SUREFOOT_PERSISTENT_ENDPOINT": tier.endpoint or "",
+        "SUREFOOT_PERSISTENT_REGION": tier.region or "",
+        "SUREFOOT_PERSISTENT_CA_BUNDLE": tier.ca_bundle or "",
+    }
+    command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env={k: v for k, v in environment.items() if v},
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": f"surefoot.tools.{name} did not end within {_TOOL_SECONDS:g} s"}
+    lines = done.stdout.strip().splitlines()
+    try:
+        body = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        return body
+    words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return {"problem": f"surefoot.tools.{name} ended with code {done.returncode}: {words}"}

@@ -1,0 +1,123 @@
+"""What a run came to: gathers ledger, status and comparison into the report and the lines a person reads last.
+
+Reads the run folder; called by `local` when all processes are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import Incident
+from surefoot_operator.cli import ledger, report
+from surefoot_operator.cli.comparison import compare_parameters
+from surefoot_operator.cli.faults import Fault
+from surefoot_operator.cli.progress import Progress
+from surefoot_operator.cli.report import Checkpoints, Comparison, Run, Struck
+
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that is over."""
+
+    job: TrainingJob
+    progress: Progress
+    struck: tuple[Struck, ...]
+    unstruck: tuple[Fault, ...]
+
+    @property
+    def outcome(self) -> str:
+        return self.progress.status.phase
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """`sound`: every sample was used once and, where asked for, the comparison could be made."""
+
+    report: dict[str, Any]
+    lines: tuple[str, ...]
+    sound: bool
+
+
+def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
+    """Builds the report, and says it."""
+    progress = ended.progress
+    lines = list(progress.all_lines())
+    kept = ledger.along(lines, progress.lineage)
+    account = ledger.account(kept)
+    incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
+    compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
+    found = report.build(
+        Run(
+            outcome=ended.outcome,
+            lineage=progress.lineage,
+            restored_from=_sources(progress, incidents),
+            incidents=incidents,
+            struck=ended.struck,
+            account=account,
+            checkpoints=Checkpoints(
+                len(progress.completed), progress.checkpoint_bytes, ledger.median_stall_seconds(lines)
+            ),
+            comparison=compared,
+        )
+    )
+    said = [*report.timeline(found)]
+    said += [f"not struck, its step was never finished: {fault}" for fault in ended.unstruck]
+    if compared is not None and compared.problem:
+        said.append(f"the parameters could not be compared: {compared.problem}")
+    if ended.outcome != "Complete":
+        said += explain_failure(progress)
+    said += report.verdict(found)
+    whole = account is None or (account.lost == 0 and account.repeated == 0)
+    return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem))
+
+
+def _compare(ended: Ended, reference: Ended, losses: dict[int, float]) -> Comparison:
+    if reference.outcome != "Complete":
+        problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
+        return Comparison(None, None, None, None, problem)
+    progress = reference.progress
+    undisturbed = ledger.losses(ledger.along(progress.all_lines(), progress.lineage))
+    found = compare_parameters(ended.job, reference.job)
+    return Comparison(
+        max_loss_difference=ledger.largest_difference(losses, undisturbed),
+        max_parameter_difference=found.get("max_difference"),
+        bit_exact=found.get("bit_exact"),
+        step=found.get("step"),
+        problem=str(found.get("problem") or ""),
+    )
+
+
+def _sources(progress: Progress, incidents: tuple[Incident, ...]) -> dict[int, str | None]:
+    """Epoch -> where its state came from: the incident that ended the epoch before it knows."""
+    found: dict[int, str | None] = {}
+    epochs = [entry.epoch for entry in progress.lineage]
+    for incident in incidents:
+        after = next((epoch for epoch in epochs if epoch > incident.epoch), None)
+        if after is not None:
+            found[after] = incident.restored_from
+    return found
+
+
+def explain_failure(progress: Progress) -> list[str]:
+    """Why the job failed: the operator's sentence, the log's last lines, and where that log is."""
+    log = newest_log(progress.folder.logs)
+    lines = [f"the job failed: {progress.status.message}"]
+    if log is not None:
+        text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines += [f"    {line}" for line in text[-_LOG_LINES:]]
+        lines.append(f"log: {log}")
+    return lines
+
+
+def newest_log(logs: Path) -> Path | None:
+    """The rank's log that was written to last and is not empty, else an agent's."""
+    for pattern in ("worker-*/epoch-*/rank-*.log", "worker-*/agent.log"):
+        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return None

@@ -1,0 +1,20 @@
+"""Ends of a command that are no bug: one clear message, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""The job, or the run under it, failed."""
+EXIT_USAGE = 2
+"""What was asked cannot be: nothing was started."""
+EXIT_DIFFERS = 3
+"""The job completed, and samples were lost or repeated, or the comparison could not be made."""
+EXIT_INTERRUPTED = 130
+
+
+class RunError(Exception):
+    """The run cannot go on; everything is ended before this reaches a person."""
+
+
+class UsageError(Exception):
+    """What was asked cannot be; nothing was started."""

@@ -1,0 +1,175 @@
+"""`surefoot local`: runs a TrainingJob on this machine, with whatever faults are asked for, and says what came of it.
+
+Called by `main`. Checks everything that can be checked before the first process starts; ends every process before it
+returns, however it returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import ConfigurationError
+from surefoot.holder.server import find_program
+from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.cli import comparison, conclusion
+from surefoot_operator.cli.errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
+from surefoot_operator.cli.faults import Fault, FaultError, parse_faults
+from surefoot_operator.cli.progress import Progress
+from surefoot_operator.cli.supervise import Scene, Supervisor
+from surefoot_operator.cli.validate import read_document
+from surefoot_operator.cli.view import View, view_for
+from surefoot_operator.fabric.processes.folder import RunFolder
+from surefoot_operator.fabric.processes.machine import Machine
+from surefoot_operator.fabric.processes.store import Store
+from surefoot_operator.fabric.processes.template import ignored_parts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
+    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas)")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="KIND:NODE@step=N[,for=S], KIND one of node, trainer, agent, freeze, memory; or coordinator@step=N;"
+        " S seconds until it returns or thaws (without: it stays away; freeze 5, coordinator 2)",
+    )
+    parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened as JSON")
+    parser.add_argument("--run-folder", type=Path, metavar="DIR", help="keep logs, ledgers and checkpoints here")
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked, checked."""
+
+    document: dict[str, Any]
+    job: TrainingJob
+    nodes: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    compare: bool
+    report: Path | None
+    plain: bool
+
+
+def run(given: argparse.Namespace) -> int:
+    """The exit code."""
+    request = check(given)
+    if given.run_folder is not None:
+        return _run_in(request, given.run_folder)
+    # a folder that nobody asked for goes with the run, unless the run leaves something to be looked at
+    root = Path(tempfile.mkdtemp(prefix="surefoot-"))
+    code = EXIT_FAILED
+    try:
+        code = _run_in(request, root)
+    finally:
+        if code == EXIT_OK:
+            shutil.rmtree(root)
+        else:
+            print(f"the run's folder is kept: {root}", file=sys.stderr)
+    return code
+
+
+def check(given: argparse.Namespace) -> Request:
+    """Refuses what cannot work, before anything is started."""
+    document, job = read_document(given.file)
+    if job.spec.suspend:
+        raise UsageError(f"{given.file}: spec.suspend is true, nothing would run; set it to false")
+    count = job.spec.replicas if given.nodes is None else given.nodes
+    least = min(allowed_sizes(job.spec))
+    if count < least:
+        raise UsageError(
+            f"--nodes {count} is too few: the smallest world that {given.file} allows has {least} workers, one on each"
+            f" node; give --nodes {least} or more, or lower spec.elasticPolicy.minReplicas"
+        )
+    nodes = tuple(f"node-{number}" for number in range(count))
+    try:
+        faults = parse_faults(given.fault, nodes)
+        find_program()
+    except (FaultError, ConfigurationError) as error:
+        raise UsageError(str(error)) from error
+    if given.report is not None and not given.report.resolve().parent.is_dir():
+        raise UsageError(f"--report {given.report}: there is no folder {given.report.resolve().parent}")
+    return Request(document, job, nodes, faults, given.compare, given.report, given.plain)
+
+
+def _run_in(request: Request, root: Path) -> int:
+    request = comparison.with_persistent_tier(request, root) if request.compare else request
+    for name in ignored_parts(request.job.spec):
+        print(f"ignored on one machine: {name}", file=sys.stderr)
+    disturbed = run_job(request, root, request.faults)
+    reference = None
+    if request.compare and disturbed.outcome == "Complete":
+        print("the same job, undisturbed:", flush=True)
+        reference = run_job(request, root / "undisturbed", ())
+    found = conclusion.conclude(disturbed, reference)
+    if request.report is not None:
+        request.report.write_text(json.dumps(found.report, indent=2) + "\n", encoding="utf-8")
+    for line in found.lines:
+        print(line)
+    if disturbed.outcome != "Complete":
+        return EXIT_FAILED
+    return EXIT_OK if found.sound else EXIT_DIFFERS
+
+
+def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusion.Ended:
+    """One run of the job under a fresh uid, from nothing to nothing."""
+    folder = RunFolder(root.resolve())
+    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes)
+    try:
+        machine.open()
+        job = Store(folder).write_job(request.document, str(uuid.uuid4()))
+        progress = Progress(folder)
+        with _ends_gently(), view_for(request.plain) as view:
+            supervisor = _supervise(Scene(progress, machine, request.nodes, job), faults, view)
+    finally:
+        with _deaf():
+            machine.close()
+    return conclusion.Ended(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()))
+
+
+def _supervise(scene: Scene, faults: tuple[Fault, ...], view: View) -> Supervisor:
+    supervisor = Supervisor(scene, faults, view.show, view.tell)
+    supervisor.run()
+    return supervisor
+
+
+@contextlib.contextmanager
+def _ends_gently() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: with nothing left behind."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A second Ctrl-C does not stop the cleaning that the first one began; it takes seconds at most."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

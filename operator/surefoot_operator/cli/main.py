@@ -1,0 +1,47 @@
+"""The `surefoot` command: reads the arguments, runs one command, turns what went wrong into one message and a code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from surefoot_operator.cli import checkpoints, local, validate
+from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, RunError, UsageError
+from surefoot_operator.errors import OperatorError
+
+_COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
+    "validate": (validate, "check a TrainingJob without running it"),
+    "checkpoints": (checkpoints, "list or verify what a job has in its persistent tier"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 failed, 2 cannot be, 3 samples or comparison wrong, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="surefoot", description="Training that goes on when nodes die.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, said) in _COMMANDS.items():
+        command = commands.add_parser(name, help=said, description=said)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    given = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = given.run
+    try:
+        return run(given)
+    except UsageError as error:
+        return _say(str(error), EXIT_USAGE)
+    except (RunError, OperatorError) as error:
+        return _say(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _say("interrupted; everything that was started has been ended", EXIT_INTERRUPTED)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"surefoot: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""One run from its first process to its last: starts nodes and operator, strikes faults when due, watches for the end.
+
+Touches the machine and the run folder; called by `local`. Whatever happens, `Supervisor.run` leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.cli.errors import RunError
+from surefoot_operator.cli.faults import Fault, due
+from surefoot_operator.cli.progress import Happened, Progress
+from surefoot_operator.cli.report import Struck
+from surefoot_operator.fabric.processes.holder_process import free_port
+from surefoot_operator.fabric.processes.machine import Machine
+from surefoot_operator.fabric.processes.node import last_words
+
+TICK_SECONDS = 0.05
+_NODES_UP_SECONDS = 60.0
+_LEAVING_SECONDS = 10.0
+_OPERATOR_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a view shows of one moment."""
+
+    progress: Progress
+    machine: Machine
+    nodes: tuple[str, ...]
+    job: TrainingJob
+
+
+@dataclass(slots=True)
+class _Return:
+    """Something that was struck and comes back."""
+
+    fault: Fault
+    at: float
+
+
+class Supervisor:
+    """Runs one job. `show` is called every tick, `tell` with each sentence as it becomes true."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        faults: tuple[Fault, ...],
+        show: Callable[[Scene], None],
+        tell: Callable[[str, bool], None],
+    ) -> None:
+        self.struck: list[Struck] = []
+        self._scene = scene
+        self._machine = scene.machine
+        self._progress = scene.progress
+        self._faults = faults
+        self._show = show
+        self._tell = tell
+        self._returns: list[_Return] = []
+        self._port = free_port()
+        self._operator_away = False
+        self._operator_restarts = 0
+
+    def run(self) -> None:
+        """Until the job is over. Raises RunError if it cannot go on, KeyboardInterrupt if it is told to stop."""
+        self._machine.start_operator(self._port)
+        for name in self._scene.nodes:
+            self._machine.start_node(name)
+        self._wait_for_nodes()
+        while self._progress.status.phase not in ("Complete", "Failed"):
+            self._tick()
+        self._let_leave()
+
+    def unstruck(self) -> list[Fault]:
+        """Faults whose step the job never finished."""
+        left = list(self._faults)
+        for struck in self.struck:
+            left.remove(struck.fault)
+        return left
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        time.sleep(TICK_SECONDS)
+        self._machine.poll()
+        for event in self._progress.look():
+            self._tell(_sentence(event), event.warning)
+        self._strike_what_is_due()
+        self._return_what_is_due()
+        self._check_operator()
+        self._show(self._scene)
+
+    def _wait_for_nodes(self) -> None:
+        deadline = time.monotonic() + _NODES_UP_SECONDS
+        waiting = set(self._scene.nodes)
+        while waiting:
+            self._tick()
+            for name in sorted(waiting):
+                record = self._machine.node_record(name)
+                if record is not None and record.holder is not None:
+                    waiting.discard(name)
+                log = self._machine.folder.logs / f"{name}.log"
+                if record is not None and record.message:
+                    raise RunError(f"{name} cannot work: {record.message}")
+                if self._machine.node_exit_code(name) is not None:
+                    raise RunError(f"{name} ended at its start: {last_words(log)} (log: {log})")
+            if time.monotonic() > deadline:
+                raise RunError(f"{', '.join(sorted(waiting))} did not start within {_NODES_UP_SECONDS:g} s")
+
+    def _let_leave(self) -> None:
+        """Workers that were told to leave flush and go by themselves; the rest ends with the nodes."""
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while time.monotonic() < deadline and self._machine.running_workers():
+            self._tick()
+        for event in self._progress.look():
+            self._tell(_sentence(event), event.warning)
+        self._show(self._scene)
+
+    def _check_operator(self) -> None:
+        code = self._machine.operator_exit_code()
+        if code is None or self._operator_away:
+            return
+        log = self._machine.folder.logs / "operator.log"
+        self._operator_restarts += 1
+        if self._operator_restarts > _OPERATOR_RESTARTS:
+            raise RunError(f"the operator ended with code {code}: {last_words(log)} (log: {log})")
+        self._tell(f"the operator ended with code {code} and is started again: {last_words(log)} (log: {log})", True)
+        self._machine.start_operator(self._port)
+
+    # ---- faults ---------------------------------------------------------------------------------------------------
+
+    def _strike_what_is_due(self) -> None:
+        step = self._progress.finished_step
+        for fault in due(self._faults, [s.fault for s in self.struck], step):
+            if any(r.fault.strikes == fault.strikes for r in self._returns):
+                continue  # its node is away because of another fault: it strikes when that one has returned
+            at = time.time()
+            if not self._strike(fault):
+                continue  # nothing of that kind runs there at this moment (it is being replaced): at the next tick
+            self.struck.append(Struck(fault, at, step))
+            self._tell(f"fault: {fault}", True)
+            if fault.seconds is not None:
+                self._returns.append(_Return(fault, time.monotonic() + fault.seconds))
+
+    def _strike(self, fault: Fault) -> bool:
+        machine, node = self._machine, fault.node or ""
+        match fault.kind:
+            case "node":
+                if machine.node_record(node) is None:
+                    return False
+                machine.kill_node(node)
+            case "freeze":
+                if machine.node_record(node) is None:
+                    return False
+                machine.freeze_node(node)
+            case "trainer":
+                return machine.kill_trainer(node)
+            case "agent":
+                return machine.kill_agent(node)
+            case "memory":
+                return machine.kill_holder(node)
+            case "coordinator":
+                self._operator_away = True
+                machine.kill_operator()
+        return True
+
+    def _return_what_is_due(self) -> None:
+        now = time.monotonic()
+        for back in [r for r in self._returns if now >= r.at]:
+            self._returns.remove(back)
+            node = back.fault.node or ""
+            match back.fault.kind:
+                case "node":
+                    self._machine.start_node(node)
+                case "freeze":
+                    self._machine.thaw_node(node)
+                case "memory":
+                    self._machine.return_holder(node)
+                case _:
+                    self._machine.start_operator(self._port)
+                    self._operator_away = False
+            verb = "thaws" if back.fault.kind == "freeze" else "returns"
+            what = f"the memory of {node}" if back.fault.kind == "memory" else node or "the coordinator"
+            self._tell(f"{what} {verb}", False)
+
+
+def _sentence(event: Happened) -> str:
+    return f"{event.reason}: {event.message}"

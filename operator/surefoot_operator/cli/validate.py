@@ -1,0 +1,43 @@
+"""`surefoot validate`: whether a TrainingJob is sound, and what this machine would ignore of it. Called by `main`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.parse import load_yaml, parse_job
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.cli.errors import EXIT_OK, UsageError
+from surefoot_operator.errors import SpecError
+from surefoot_operator.fabric.processes.template import ignored_parts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
+
+
+def run(given: argparse.Namespace) -> int:
+    job = read_job(given.file)
+    sizes = ", ".join(map(str, allowed_sizes(job.spec)))
+    print(f"{given.file} is sound: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
+    for name in ignored_parts(job.spec):
+        print(f"`surefoot local` ignores: {name}")
+    return EXIT_OK
+
+
+def read_job(path: Path) -> TrainingJob:
+    """The job in a file. Raises UsageError that names the file and what is wrong with it."""
+    return read_document(path)[1]
+
+
+def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
+    """The job in a file, as it is written and as it is understood."""
+    try:
+        document = load_yaml(path.read_text(encoding="utf-8"))
+        return document, parse_job(document)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    except SpecError as error:
+        raise UsageError(f"{path}: {error}") from error
