@@ -129,6 +129,22 @@ class PersistentTier:
             f"epochs {first} to {first + _CLAIM_TRIES - 1} of job {self._job} were all taken meanwhile"
         )
 
+    def record_epoch(self, epoch: int, text: str) -> None:
+        """Says what the claimed epoch stands on; written once, by whoever claimed it."""
+        self._store.create(f"{self._job}/epochs/{epoch}.json", text.encode())
+
+    def recorded_epochs(self) -> dict[int, str]:
+        """What the epochs of library mode stand on, by epoch; one that was claimed and never recorded is left out."""
+        names = [name.removesuffix(".json") for name in self._store.sizes(f"{self._job}/epochs")]
+        epochs = sorted({int(name) for name in names if name.isdecimal()})
+        found = {}
+        for epoch in epochs:
+            try:
+                found[epoch] = self._store.read(f"{self._job}/epochs/{epoch}.json").decode(errors="replace")
+            except ChunkMissing:
+                continue
+        return found
+
     # ---- how --------------------------------------------------------------------------------------------------------
 
     def _publish(self, manifest: RankManifest) -> None:
