@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from surefoot.protocol.identities import Checkpoint, HolderId
-from surefoot.protocol.lineage import Lineage, newest, on_lineage
+from surefoot.protocol.lineage import Lineage, entry_of, newest, on_lineage
 from surefoot.protocol.records import RankManifest
 
 Covers = Mapping[frozenset[str], bool]
@@ -68,9 +68,18 @@ def complete(
     found = [
         checkpoint
         for checkpoint, ranks in reading.manifests().items()
-        if checkpoint not in bad and on_lineage(lineage, checkpoint, epoch) and is_complete(ranks, covers)
+        if checkpoint not in bad
+        and on_lineage(lineage, checkpoint, epoch)
+        and _world_fits(lineage, checkpoint, len(ranks))
+        and is_complete(ranks, covers)
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _world_fits(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
+    """As many ranks as that epoch's world had: manifests that agree among themselves may still be of another world."""
+    entry = entry_of(lineage, checkpoint.epoch)
+    return entry is None or entry.size == ranks
 
 
 def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[HolderId, str]) -> int:

@@ -33,6 +33,10 @@ def uncovered(layouts: Iterable[Layout]) -> str | None:
 
 
 def _gap_or_overlap(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | None:
+    if any(len(p.offsets) != len(shape) or len(p.lengths) != len(shape) for p in pieces):
+        return "a piece has another number of dimensions"
+    if any(n < 0 for p in pieces for n in p.lengths):
+        return "a piece has a negative length"
     wanted, found = prod(shape), sum(prod(p.lengths) for p in pieces)
     if wanted == 0:
         return None

@@ -44,8 +44,17 @@ def on_lineage(lineage: Lineage, checkpoint: Checkpoint, epoch: int) -> bool:
         if entry.parent is None:
             return False
         bound = entry.parent.step if bound is None else min(bound, entry.parent.step)
-        entry = entry_of(lineage, entry.parent.epoch)
+        if checkpoint == entry.parent:
+            return checkpoint.step <= bound  # also where its own epoch's entry was pruned
+        entry = _before(lineage, entry)
     return False
+
+
+def _before(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
+    """The entry that `entry` branched from. Epochs only grow, so a damaged record cannot lead round in a circle."""
+    if entry.parent is None or entry.parent.epoch >= entry.epoch:
+        return None
+    return entry_of(lineage, entry.parent.epoch)
 
 
 def newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -59,7 +68,7 @@ def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
     while entry is not None:
         if entry.parent is None or step > entry.parent.step:
             return entry.epoch
-        entry = entry_of(lineage, entry.parent.epoch)
+        entry = _before(lineage, entry)
     return None
 
 
@@ -74,9 +83,9 @@ def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Li
     entry = entry_of(lineage, epoch)
     while entry is not None:
         chain.add(entry.epoch)
-        if entry.epoch <= oldest_needed.epoch or entry.parent is None:
+        if entry.epoch <= oldest_needed.epoch:
             break
-        entry = entry_of(lineage, entry.parent.epoch)
+        entry = _before(lineage, entry)
     return tuple(entry for entry in lineage if entry.epoch in chain)
 
 

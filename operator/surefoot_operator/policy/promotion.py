@@ -1,0 +1,160 @@
+"""Which checkpoint goes to the persistent tier, who uploads it, and what may be deleted there. Pure; part of upkeep.
+
+One at a time. The pin is the leader's and soft: an operator that dies forgets it, and what was uploaded already is
+found again by the next listing. The floor moves only when every manifest of a lineage checkpoint is there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.protocol import retention
+from surefoot.protocol.completeness import complete_persistent
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.lineage import entry_of, newest, on_lineage
+from surefoot_operator.names import CHECKPOINT_PROMOTED
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.actions import Event, ListPersistentTier
+from surefoot_operator.policy.errands import DropPersisted, Errand, UploadSaves
+from surefoot_operator.policy.facts import Facts, audible, bad_of, sealed_holders, worker_id
+
+LIST_AGAIN_SECONDS = 60.0
+"""A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
+
+UNANSWERED_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    floor: Checkpoint | None
+    pinned: Checkpoint | None = None
+    errands: tuple[Errand, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> Promotion:
+    """`in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted."""
+    if facts.spec.checkpoint.persistent is None:
+        return Promotion(facts.status.floor)
+    floor = _floor(facts)
+    events: tuple[Event, ...] = ()
+    if floor is not None and floor != facts.status.floor:
+        events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
+    due = [c for c in in_memory if c.step % interval_of(facts) == 0 and (floor is None or c.step > floor.step)]
+    if not due:
+        return Promotion(floor, events=events)
+    chosen = pinned if pinned in due else due[-1]
+    return Promotion(floor, chosen, _uploads(facts, chosen), events)
+
+
+def interval_of(facts: Facts) -> int:
+    """Steps between promotions: a multiple of the memory tier's interval, for only what was saved can go up."""
+    persistent, every = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.interval_steps
+    wanted = persistent.interval_steps if persistent is not None else every
+    return -(-wanted // every) * every
+
+
+def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> tuple[Errand, ...]:
+    """Deletes below what must stay, by a listing that knows the floor; asks for one where there is none."""
+    spec = facts.spec.checkpoint.persistent
+    if spec is None or floor is None:
+        return ()
+    worker = _any_agent(facts)
+    if worker is None:
+        return ()
+    due = listing_due(facts)
+    if due is not None:
+        return (ListPersistentTier(facts.world.epoch, worker.index),) if facts.now >= due else ()
+    entries = facts.seen.persistent.entries or ()
+    kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
+    standing = retention.Standing(
+        lineage=facts.status.lineage,
+        epoch=facts.world.epoch,
+        claimed=False,
+        parent=facts.world.parent,
+        watermark=None,
+        persistent=floor,
+        pinned=pinned,
+        bad=bad_of(facts),
+    )
+    gone = retention.persistent_drops({*kept, floor}, {m.save.checkpoint for m in entries}, standing, spec.keep)
+    return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
+
+
+def listing_due(facts: Facts) -> float | None:
+    """When to list again, because what is known lacks the floor; None: it is known well enough."""
+    persistent, floor = facts.seen.persistent, facts.status.floor
+    if facts.spec.checkpoint.persistent is None or floor is None:
+        return None
+    listed = persistent.read_epoch == facts.world.epoch and persistent.entries is not None
+    if listed and any(m.save.checkpoint == floor for m in persistent.entries or ()):
+        return None
+    if persistent.asked_seconds is None:
+        return facts.now
+    answered = listed or persistent.error is not None
+    return persistent.asked_seconds + (LIST_AGAIN_SECONDS if answered else UNANSWERED_SECONDS)
+
+
+def _floor(facts: Facts) -> Checkpoint | None:
+    """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
+    lineage, epoch, bad = facts.status.lineage, facts.world.epoch, bad_of(facts)
+    found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves)}
+    if facts.seen.persistent.read_epoch == epoch and facts.seen.persistent.entries is not None:
+        found |= set(complete_persistent(facts.seen.persistent.entries, lineage, epoch, bad, facts.seen.covers))
+    old = facts.status.floor
+    newer = {
+        c
+        for c in found
+        if c not in bad and on_lineage(lineage, c, epoch) and (old is None or old in bad or c.step > old.step)
+    }
+    return newest(newer) or old
+
+
+def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -> list[RankSave]:
+    entry = entry_of(facts.status.lineage, checkpoint.epoch)
+    if entry is None:
+        return [RankSave(checkpoint.epoch, checkpoint.step, 0)]
+    saves = (RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(entry.size))
+    return [save for save in saves if save not in there]
+
+
+def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[Errand, ...]:
+    """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
+    there = set(facts.seen.promoted.get(chosen, frozenset()))
+    there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}
+    agents = [s for s in sorted(facts.sessions.values(), key=lambda s: s.index) if audible(facts, s)]
+    if not agents:
+        return ()
+    nodes = _nodes_having(facts, chosen)
+    shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
+    for save in _missing(facts, chosen, frozenset(there)):
+        shares[_uploader(facts, save, agents, nodes)].append(save)
+    return tuple(UploadSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
+
+
+def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
+    nodes: dict[RankSave, set[str]] = defaultdict(set)
+    for holder in sealed_holders(facts, facts.world.epoch):
+        for manifest in holder.entries:
+            if manifest.save.checkpoint == chosen:
+                nodes[manifest.save].add(holder.endpoint.holder.node)
+    return nodes
+
+
+def _uploader(facts: Facts, save: RankSave, agents: list[SessionSeen], nodes: Mapping[RankSave, set[str]]) -> WorkerId:
+    world, ranks = facts.world, facts.spec.nproc_per_node
+    group = save.rank // ranks
+    own = world.members[group] if save.epoch == world.epoch and group < len(world.members) else None
+    for session in agents:
+        if own is not None and worker_id(session) == worker_id(own):
+            return worker_id(session)
+    beside = [s for s in agents if s.node in nodes.get(save, ())]
+    choice = beside or agents
+    return worker_id(choice[save.rank % len(choice)])
+
+
+def _any_agent(facts: Facts) -> WorkerId | None:
+    heard = [worker_id(s) for s in facts.sessions.values() if audible(facts, s)]
+    return min(heard, default=None)
