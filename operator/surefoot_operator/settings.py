@@ -29,7 +29,7 @@ class MemorySettings:
     """Of the operator's own calls to holders."""
 
     call_seconds: float = 1.0
-    probe_seconds: float = 0.5
+    probe_seconds: float = 0.25
     """Holders are asked for their instance this often: how soon one that restarted empty is found."""
     read_seconds: float = 1.0
     """While Committed, indexes are read this often: how old a watermark may be."""

@@ -12,27 +12,9 @@ from typing import Protocol
 
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.memory.place import HolderPlace as HolderPlace
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
-
-
-@dataclass(frozen=True, slots=True)
-class HolderPlace:
-    """Where the memory tier runs one holder. Which instance answers there is found by asking it, not by the fabric.
-
-    `process` names one life of the server as far as the fabric can tell (pid and start time, container id): another
-    value means that whatever was held there before is lost. `running` False means known to be dead; a frozen or
-    unreachable one stays True. A place that is left out of `FabricSeen.holders` is unknown (silent), not gone.
-    """
-
-    node: str
-    domain: str
-    host: str
-    port: int
-    process: str
-    running: bool = True
-    admin_user: str = "default"
-    admin_password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

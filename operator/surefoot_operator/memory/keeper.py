@@ -1,0 +1,172 @@
+"""Keeps one holder in view: visits it again and again, and knows whether it is Ready, Silent or Gone.
+
+A task of its own per holder, so that a frozen one delays nobody else; the blocking visit runs in a thread. Owned by
+`memory.tier`. Tells `changed` only when something that a plan could read has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from surefoot.errors import Fenced, SurefootError, TierUnavailable
+from surefoot.holder import Credentials
+from surefoot_operator import metrics
+from surefoot_operator.api.status import World
+from surefoot_operator.memory.place import HolderPlace
+from surefoot_operator.memory.visit import Errand, Report, Visitor
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Keeper:
+    """One place, from when the fabric first named it until it names another process there."""
+
+    def __init__(
+        self,
+        place: HolderPlace,
+        visitor: Visitor,
+        pool: ThreadPoolExecutor,
+        settings: MemorySettings,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self.place = place
+        self.seen: HolderSeen | None = None
+        """None until it answered once: then nothing is known of it, not even its name."""
+        self.replaced: list[HolderSeen] = []
+        """Instances that were here before the present one."""
+        self._visitor, self._pool, self._settings = visitor, pool, settings
+        self._clock, self._changed = clock, changed
+        self._world: World | None = None
+        self._sealing: int | None = None
+        self._read_due = 0.0
+        self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
+
+    def follow(self, world: World | None) -> None:
+        """The world as status has it. A new commit is a reason to look at once."""
+        if world != self._world:
+            self._world = world
+            self._wake.set()
+
+    def seal(self, epoch: int) -> None:
+        """Seal at this claimed epoch, then read: done by the next visit, which begins now. Repeating it is free."""
+        if self.seen is not None and self.seen.read_epoch == epoch:
+            return
+        if self._sealing != epoch:
+            self._sealing = epoch
+            self._wake.set()
+
+    async def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Runs one of the visitor's methods in a thread, between visits."""
+        async with self._turn:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *arguments, **named))
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                # the thread goes on until its own time limit: until then the connections are its own
+                await asyncio.wait([future])
+                raise
+
+    @property
+    def visitor(self) -> Visitor:
+        return self._visitor
+
+    async def stop(self) -> None:
+        """Ends the task, and waits for the call under way (≤ its time limits)."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Gives the connections back, once no thread uses them."""
+        async with self._turn:
+            self._visitor.close()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            errand = self._errand()
+            if errand is not None and self.place.running:
+                await self._once(errand)
+            try:
+                async with asyncio.timeout(self._settings.probe_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # time for the next visit
+
+    def _errand(self) -> Errand | None:
+        world = self._world
+        if world is None:
+            return None
+        claimed = world.state == "Claimed"
+        returning = self.seen is None or self.seen.state != "Ready"
+        due = self._clock() >= self._read_due or self.seen is None or self.seen.read_epoch != world.epoch or returning
+        # while Claimed an index is read only as ordered: a later reading would void the listing
+        return Errand(world.epoch, claimed, claimed and self._sealing == world.epoch, not claimed and due)
+
+    async def _once(self, errand: Errand) -> None:
+        try:
+            report = await self.call(self._visitor.visit, errand)
+        except Fenced as error:
+            # a newer leader's epoch rules there: our next write of status will fail, and says so
+            self._unwell("fenced", error)
+        except TierUnavailable as error:
+            self._unwell("away", error)
+        except SurefootError as error:
+            self._unwell("refused", error)
+        except Exception as error:
+            log.exception("visiting the holder on %s failed", self.place.node)
+            self._unwell("bug", error)
+        else:
+            self._well(errand, report)
+
+    def _well(self, errand: Errand, report: Report) -> None:
+        now, old = self._clock(), self.seen
+        if old is not None and old.endpoint.holder != report.endpoint.holder:
+            self.replaced.append(replace(old, state="Gone", since_seconds=now))
+            old = None
+        if old is None or old.state != "Ready":
+            log.info("%s answers: fence %d", report.endpoint.holder, report.fence)
+        since = old.since_seconds if old is not None and old.state == "Ready" else now
+        fresh = HolderSeen(report.endpoint, "Ready", since, fence=report.fence)
+        if report.index is not None and report.fence >= errand.epoch:
+            fresh = replace(fresh, read_epoch=errand.epoch, entries=report.index.manifests)
+            self._read_due = now + self._settings.read_seconds
+        elif old is not None:
+            fresh = replace(fresh, read_epoch=old.read_epoch, entries=old.entries)
+        if errand.seal:
+            self._sealing = None
+        if fresh != self.seen:
+            self.seen = fresh
+            self._changed()
+
+    def _unwell(self, kind: str, error: Exception) -> None:
+        metrics.holder_failures.labels(kind).inc()
+        if self.seen is not None and self.seen.state == "Ready":
+            log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
+            self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
+            self._changed()
+
+
+def keeper(
+    place: HolderPlace,
+    job: str,
+    account: Credentials,
+    pool: ThreadPoolExecutor,
+    settings: MemorySettings,
+    clock: Callable[[], float],
+    changed: Callable[[], None],
+) -> Keeper:
+    """A keeper with connections of its own; begins at once. Needs a running event loop."""
+    return Keeper(place, Visitor(place, job, account, settings.call_seconds), pool, settings, clock, changed)

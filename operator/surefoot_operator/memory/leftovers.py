@@ -1,0 +1,31 @@
+"""Which data without an index entry may go. Pure; called by `memory.tier` with what two passes found.
+
+A save under way has data and no index entry yet, so nothing goes on one look: only what was there on two looks some
+time apart, and only where nobody could still be about to commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from surefoot.protocol.identities import Checkpoint, RankSave
+
+
+def leftovers(
+    now: Mapping[RankSave, tuple[str, ...]],
+    before: Mapping[RankSave, tuple[str, ...]],
+    epoch: int,
+    watermark: Checkpoint | None,
+    busy: frozenset[RankSave],
+) -> tuple[str, ...]:
+    """Keys to remove from a holder that is sealed at `epoch` (committed).
+
+    Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark
+    were given up by their agents, and their steps come no more.
+    """
+    gone: list[str] = []
+    for save, names in now.items():
+        passed = save.epoch == epoch and watermark is not None and save.step < watermark.step
+        if save in before and save not in busy and (save.epoch < epoch or passed):
+            gone += [name for name in names if name in before[save]]
+    return tuple(gone)

@@ -1,0 +1,29 @@
+"""Where a holder is: what a fabric tells the memory tier. A plain value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPlace:
+    """Where the memory tier runs one holder. Which instance answers there is found by asking it, not by the fabric.
+
+    `process` names one life of the server as far as the fabric can tell (pid and start time, container id): another
+    value means that whatever was held there before is lost. `running` False means known to be dead; a frozen or
+    unreachable one stays True. A place that a fabric leaves out is unknown (silent), not gone. One a node.
+    """
+
+    node: str
+    domain: str
+    host: str
+    port: int
+    process: str
+    running: bool = True
+    admin_user: str = "default"
+    admin_password: str = field(default="", repr=False)
+
+    def same_server(self, other: HolderPlace) -> bool:
+        """Whether both mean one life of one server: what it held may still be there."""
+        mine = (self.node, self.host, self.port, self.process, self.running)
+        return mine == (other.node, other.host, other.port, other.process, other.running)

