@@ -1,0 +1,336 @@
+"""A modelled worker's shell around the real `agent.life`: it makes the events and carries the commands out.
+
+Forking, reaping, flushing and hosting a store take their time; the line to the operator breaks and is dialled again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simulator.drains import DrainRunner
+from simulator.engine import Line, Process, Refusal, Unavailable
+from simulator.tiers import Holder, Piece
+from simulator.trainers import Trainer
+from surefoot.agent import events as on
+from surefoot.agent import life as agent_life
+from surefoot.drain import transitions as drain
+from surefoot.protocol import messages as said
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+
+if TYPE_CHECKING:
+    from simulator.fabric import Pod
+    from simulator.world import Simulation
+
+
+class Agent:
+    """One start of one worker's agent, on one node."""
+
+    def __init__(self, simulation: Simulation, pod: Pod, node: str) -> None:
+        self.simulation, self.pod, self.node = simulation, pod, node
+        self.engine, self.network = simulation.engine, simulation.network
+        self.incarnation = f"i{simulation.next_number()}"
+        self.process = Process(f"agent {pod.name} {self.incarnation}", node)
+        self.life = agent_life.Life(step_timeout_seconds=simulation.settings.step_timeout_seconds)
+        self.trainers: list[Trainer] = []
+        self.drains: dict[int, DrainRunner] = {}
+        self.line: Line | None = None
+        self.endpoints: tuple[HolderEndpoint, ...] = ()
+        self._targets: on.Retarget | None = None
+        self._done: dict[Checkpoint, dict[int, int]] = {}
+        self.saved: tuple[Checkpoint, int] | None = None
+        rng = self.engine.rng
+        self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
+        self.engine.after(rng.uniform(0.5, 1.5), self.process, self.tell, on.WarmChanged(True))
+        self.engine.after(0.5, self.process, self._beat_forever)
+
+    # ---- the line ---------------------------------------------------------------------------------------------------
+
+    def dial(self) -> None:
+        if self.line is not None:
+            return
+        operator = self.simulation.listening()
+        if operator is None or not self.network.reaches(self.node, operator.process.site):
+            self.engine.after(self.engine.rng.uniform(0.1, 0.4), self.process, self.dial)
+            return
+        self.line = Line(self.network, self.process, operator.process)
+        self.line.hear[self.process] = self._hear
+        line = self.line
+        self.line.broken[self.process] = lambda: self._broken(line)
+        operator.accept(self.line)
+        self.line.send(
+            self.process,
+            said.Hello("job", self.pod.index, self.pod.attempt, self.incarnation, self.node, "",
+                       self.life.running, self.life.stopped, self.life.warm, self.life.store),
+        )  # fmt: skip
+
+    def _broken(self, line: Line) -> None:
+        if self.line is line:
+            self.line = None
+            self.engine.after(self.engine.rng.uniform(0.02, 0.2), self.process, self.dial)
+
+    def redial(self) -> None:
+        """The operator moved: its address answers no more for the old one."""
+        if self.line is not None:
+            line, self.line = self.line, None
+            line.close(self.process)
+            self.engine.after(self.engine.rng.uniform(0.02, 0.5), self.process, self.dial)
+
+    def _send(self, message: said.FromAgent) -> None:
+        if self.line is not None:
+            self.line.send(self.process, message)
+
+    def _beat_forever(self) -> None:
+        self.beat()
+        self.tell(on.Ticked(self.engine.now))
+        self.engine.after(0.5, self.process, self._beat_forever)
+
+    def beat(self) -> None:
+        life = self.life
+        pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
+        self._send(
+            said.Heartbeat(
+                epoch=life.running, stopped=life.stopped, warm=life.warm, step=life.step,
+                step_seconds=life.step_seconds, restored=life.restored, restored_from=life.restored_from,
+                pending=tuple(pending), saved=self.saved[0] if self.saved else None,
+                copies=self.saved[1] if self.saved else 0, level=life.reported_level,
+            )
+        )  # fmt: skip
+
+    def _hear(self, message: said.ToAgent) -> None:
+        match message:
+            case said.Welcome():
+                self.tell(on.Welcomed())
+            case said.Stop(epoch):
+                self.tell(on.StopAsked(epoch))
+            case said.Assign():
+                self.tell(on.Assigned(message))
+            case said.Holders():
+                self.tell(on.HoldersChanged(message))
+            case said.Hold():
+                self.tell(on.HoldAsked(message))
+            case said.SaveLevel(epoch, level):
+                self.tell(on.LevelAsked(epoch, level))
+            case said.Retire(_, exit_code):
+                self.tell(on.LeaveAsked(exit_code))
+            case said.ListPersistent(request):
+                self._list(request)
+            case said.RepairSave():
+                self._repair(message)
+            case said.PromoteSave(_, saves):
+                for save in saves:
+                    self._promote(save)
+            case said.DropPersistent(request, checkpoints):
+                self._drop_persistent(request, checkpoints)
+            case said.Refused(_, retry):
+                if not retry:
+                    self.tell(on.LeaveAsked(1))
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def tell_trainer(self, event: on.Event) -> None:
+        """From a trainer over its socket: arrives a little later, in order."""
+        self.engine.after(0.0004, self.process, self.tell, event)
+
+    def tell(self, event: on.Event) -> None:
+        self.life, commands = agent_life.advance(self.life, event)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: on.Command) -> None:
+        rng = self.engine.rng
+        match command:
+            case on.Send(message):
+                self._send(message)
+            case on.Beat():
+                self.beat()
+            case on.StartStore(epoch):
+                self.engine.after(
+                    rng.uniform(0.01, 0.05), self.process, self.tell, on.StoreUp(epoch, f"{self.node}:{epoch}")
+                )
+            case on.StartTrainers(assign, store):
+                self._start(assign, store)
+            case on.KillTrainers():
+                if self.simulation.rules.reap:
+                    for trainer in self.trainers:
+                        self.engine.after(rng.uniform(0.001, 0.02), self.process, trainer.kill)
+                else:
+                    for trainer in self.trainers:
+                        self.engine.after(0.01, self.process, self.exited, trainer, -9, "", False)
+            case on.TellHold(hold):
+                for trainer in self.trainers:
+                    self.engine.after(0.0004, trainer.process, trainer.told, hold)
+            case on.Retarget(holders):
+                self._retarget(holders)
+            case on.Flush(epoch):
+                self._flush(epoch, self.engine.now + 3.0)
+            case on.Exit(code):
+                self.simulation.fabric.left(self, code)
+            case _:
+                pass
+
+    def _start(self, assign: said.Assign, store: str) -> None:
+        self.simulation.oracle.starting(self, assign)
+        self.trainers = [Trainer(self, assign, store, local) for local in range(assign.local_ranks)]
+        for trainer in self.trainers:
+            self.engine.after(self.engine.rng.uniform(0.05, 0.3), trainer.process, trainer.begin)
+
+    def exited(self, trainer: Trainer, code: int, cause: str, secondary: bool) -> None:
+        self.engine.after(
+            0.001,
+            self.process,
+            self.tell,
+            on.TrainerExited(trainer.assign.epoch, trainer.local, code, cause, secondary),
+        )
+
+    def _flush(self, epoch: int, deadline: float) -> None:
+        if self.engine.now < deadline and any(d.state.busy() for d in self.drains.values()):
+            self.engine.after(0.05, self.process, self._flush, epoch, deadline)
+            return
+        self.tell(on.Flushed(epoch))
+
+    def kill_all(self, silent: bool = False) -> None:
+        """The worker's processes end together: trainers die with their agent."""
+        self.engine.kill(self.process, silent)
+        for trainer in self.trainers:
+            trainer.kill(silent)
+
+    # ---- saves ------------------------------------------------------------------------------------------------------
+
+    def holder(self, target: HolderId) -> Holder | None:
+        """Where an endpoint leads: that instance while it lives, else nobody who knows us."""
+        return self.simulation.holders.get(target)
+
+    def stage(self, trainer: Trainer, save: RankSave, content: int) -> bool:
+        runner = self.drains.get(trainer.local)
+        if runner is None:
+            runner = self.drains[trainer.local] = DrainRunner(self, self._freed)
+            self._aim(runner)
+        return runner.stage(save, trainer.assign.world, content)
+
+    def _retarget(self, holders: said.Holders) -> None:
+        self._targets = on.Retarget(holders)
+        self.endpoints = holders.holders
+        for runner in self.drains.values():
+            self._aim(runner)
+
+    def _aim(self, runner: DrainRunner) -> None:
+        if self._targets is None:
+            return
+        holders = self._targets.holders
+        everyone = frozenset(e.holder for e in holders.holders)
+        runner.tell(drain.Retargeted(holders.targets, everyone, holders.replicas, self.engine.now))
+
+    def _freed(self, save: RankSave, ok: bool, copies: int) -> None:
+        if not ok:
+            return
+        ranks = self._done.setdefault(save.checkpoint, {})
+        ranks[save.rank] = copies
+        if len(ranks) >= self.simulation.settings.local_ranks and (
+            self.saved is None or save.checkpoint > self.saved[0]
+        ):
+            self.saved = (save.checkpoint, min(ranks.values()))
+            self.beat()
+
+    # ---- errands for the leader -------------------------------------------------------------------------------------
+
+    def _list(self, request: int) -> None:
+        tier = self.simulation.persistent
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._send(said.Listing(request, error=str(answer)))
+            else:
+                self._send(said.Listing(request, tuple(m.to_json() for m in answer)))
+
+        if tier is None:
+            self._send(said.Listing(request, error="there is no persistent tier"))
+        else:
+            self.network.call(self.process, tier.process, tier.listing, done, 2.0)
+
+    def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
+        """A good copy of a rank save: (entry, pieces), or None."""
+        if not sources:
+            done(None)
+            return
+        source = sources[0]
+
+        def answered(answer: Any) -> None:
+            good = isinstance(answer, tuple) and answer[1] is not None and len(answer[1]) == 2
+            if good and not any(p.damaged for p in answer[1]):
+                done(answer)
+            else:
+                self._fetch(save, sources[1:], done)
+
+        self.network.call(self.process, source.process, lambda: (source.index.get(save), source.get(save)), answered)
+
+    def _repair(self, order: said.RepairSave) -> None:
+        source, target = self.holder(order.source), self.holder(order.target)
+
+        def reply(error: str | None) -> None:
+            self._send(said.Repaired(order.request, error))
+
+        def write(part: int, entry: Any, pieces: tuple[Piece, ...]) -> None:
+            assert target is not None
+            if part == len(pieces):
+                operation: Any = lambda: target.commit(entry, order.epoch)  # noqa: E731
+            else:
+                operation = lambda: target.put(order.save, pieces[part])  # noqa: E731
+
+            def done(answer: Any) -> None:
+                if isinstance(answer, Unavailable | Refusal):
+                    reply(str(answer))
+                elif part == len(pieces):
+                    reply(None)
+                else:
+                    write(part + 1, entry, pieces)
+
+            self.network.call(self.process, target.process, operation, done)
+
+        if source is None or target is None:
+            reply("gone")
+            return
+        self._fetch(order.save, [source], lambda got: reply("unreadable") if got is None else write(0, *got))
+
+    def _promote(self, save: RankSave) -> None:
+        tier = self.simulation.persistent
+        if tier is None:
+            return
+
+        def uploaded(answer: Any) -> None:
+            error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
+            self._send(said.Persisted(save, error, 1000, 0.1))
+
+        def fetched(got: Any) -> None:
+            if got is None:
+                self._send(said.Persisted(save, "no copy can be read"))
+                return
+            entry, pieces = got
+
+            def chunks_done(answer: Any) -> None:
+                if isinstance(answer, Unavailable | Refusal):
+                    uploaded(answer)
+                else:
+                    self.network.call(self.process, tier.process, lambda: tier.commit(entry), uploaded, 2.0)
+
+            slow = self.engine.rng.uniform(0.05, 0.5)
+            self.engine.after(
+                slow, self.process, self.network.call, self.process, tier.process,
+                lambda: tier.put(save, pieces), chunks_done, 2.0,
+            )  # fmt: skip
+
+        sources = [h for e in self.endpoints if (h := self.holder(e.holder)) is not None]
+        self._fetch(save, sources, fetched)
+
+    def _drop_persistent(self, request: int, checkpoints: tuple[Checkpoint, ...]) -> None:
+        tier = self.simulation.persistent
+        if tier is None or not checkpoints:
+            self._send(said.PersistentDropped(request))
+            return
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._send(said.PersistentDropped(request, str(answer)))
+            else:
+                self._drop_persistent(request, checkpoints[1:])
+
+        self.network.call(self.process, tier.process, lambda: tier.delete(checkpoints[0]), done, 2.0)

@@ -1,0 +1,14 @@
+"""The project's choice of a restore point, as a function of what was read: for the exhaustive search."""
+
+from __future__ import annotations
+
+from surefoot.protocol.completeness import Covers, TierReading, complete
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import Lineage, newest
+
+
+def restore_point(
+    reading: TierReading, lineage: Lineage, floor: Checkpoint | None, covers: Covers
+) -> Checkpoint | None:
+    """The newest complete checkpoint on the newest epoch's lineage."""
+    return newest(complete(reading, lineage, lineage[-1].epoch, frozenset(), covers))

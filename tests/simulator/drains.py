@@ -1,0 +1,128 @@
+"""Carries out the real drain transitions against modelled holders: the simulator's stand-in for `drain.engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from simulator.engine import Refusal, Unavailable
+from simulator.tiers import CHUNKS, Holder, Piece, manifest
+from surefoot.drain import transitions as drain
+from surefoot.protocol.identities import HolderId, RankSave
+
+if TYPE_CHECKING:
+    from simulator.agents import Agent
+
+Cause = Literal["unavailable", "full", "missing"]
+
+
+class DrainRunner:
+    """One rank's arena: two slots, as in the agent. `freed` hears of each slot that may be written again."""
+
+    def __init__(self, agent: Agent, freed: Callable[[RankSave, bool, int], None]) -> None:
+        self.agent = agent
+        self.state = drain.DrainState((drain.Free(), drain.Free()), agent.incarnation)
+        self._freed = freed
+        self._contents: dict[int, int] = {}
+        self._committed: dict[RankSave, int] = {}
+        self._tick_at: float | None = None
+
+    def stage(self, save: RankSave, world: int, content: int) -> bool:
+        """Seals a free slot with this save; False if there is none."""
+        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, drain.Free)), None)
+        if slot is None:
+            return False
+        self._contents[slot] = content
+        sealed = drain.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
+        self.tell(drain.Staged(slot, sealed, self.agent.engine.now))
+        return True
+
+    def tell(self, event: drain.Event) -> None:
+        self.state, commands = drain.step(self.state, event)
+        for command in commands:
+            self._carry_out(command)
+        tick = self.state.next_tick()
+        if tick is not None and (self._tick_at is None or tick < self._tick_at):
+            self._tick_at = tick
+            engine = self.agent.engine
+            engine.after(max(0.0, tick - engine.now) + 1e-6, self.agent.process, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_at = None
+        self.tell(drain.Tick(self.agent.engine.now))
+
+    def _carry_out(self, command: drain.Command) -> None:
+        match command:
+            case drain.WriteTo(slot, target):
+                self._write(slot, target, 0)
+            case drain.CommitOn(slot, target):
+                self._commit(slot, target)
+            case drain.Stop(slot, target):
+                self.agent.engine.after(0.001, self.agent.process, self.tell, drain.Ended(slot, target))
+            case drain.FreeSlot(_, save, ok, copies):
+                self._freed(save, ok, copies)
+            case _:
+                pass
+
+    def _sealed(self, slot: int) -> drain.SealedSave | None:
+        held = self.state.slots[slot]
+        return None if isinstance(held, drain.Free) else held.sealed
+
+    def _write(self, slot: int, target: HolderId, part: int) -> None:
+        """Chunk after chunk; the next only once the one before is acknowledged."""
+        sealed, holder = self._sealed(slot), self.agent.holder(target)
+        if sealed is None:
+            return
+        if part == CHUNKS:
+            self.tell(drain.SaveWritten(slot, target))
+            return
+        if holder is None:
+            self._failed(slot, target, "unavailable")
+            return
+        save, piece = sealed.save, Piece(self._contents[slot], part)
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._failed(slot, target, "full" if str(answer) == "full" else "unavailable")
+            elif self._still_writing(slot, target, save):
+                self._write(slot, target, part + 1)
+
+        self.agent.network.call(self.agent.process, holder.process, lambda: holder.put(save, piece), done)
+
+    def _still_writing(self, slot: int, target: HolderId, save: RankSave) -> bool:
+        held = self.state.slots[slot]
+        return (
+            isinstance(held, drain.Draining)
+            and held.sealed.save == save
+            and any(leg.target == target and leg.phase == "writing" for leg in held.legs)
+        )
+
+    def _commit(self, slot: int, target: HolderId) -> None:
+        sealed, holder = self._sealed(slot), self.agent.holder(target)
+        if sealed is None:
+            return
+        if holder is None:
+            self._failed(slot, target, "unavailable")
+            return
+        entry = manifest(sealed.save, sealed.world, sealed.incarnation, self._contents[slot], self.agent.engine.now)
+
+        def done(answer: Any) -> None:
+            if self._sealed(slot) is not sealed:
+                return
+            if isinstance(answer, Refusal) and str(answer) == "fenced":
+                self.tell(drain.Refused(slot, target))
+            elif isinstance(answer, Unavailable | Refusal):
+                self._failed(slot, target, "missing" if str(answer) == "missing" else "unavailable")
+            else:
+                self.tell(drain.Acknowledged(slot, target))
+
+        writer = sealed.save.epoch
+        self.agent.network.call(self.agent.process, holder.process, lambda: _commit(holder, entry, writer), done)
+
+    def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
+        now, spread = self.agent.engine.now, self.agent.engine.rng.random()
+        self.tell(drain.TargetFailed(slot, target, cause, now, spread))
+
+
+def _commit(holder: Holder, entry: Any, writer: int) -> None:
+    holder.commit(entry, writer)

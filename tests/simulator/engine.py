@@ -1,0 +1,241 @@
+"""Virtual time, one seed, processes that die, freeze and thaw, and a network that delays, parts and heals.
+
+Everything that happens in a simulated run is an event of this queue; every choice is drawn from one `random.Random`.
+A process that is dead loses its events; one that is frozen gets them, in order, when it thaws (late, as a stopped
+process reads what its kernel kept). Nothing else drops or repeats a message.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+Action = Callable[..., None]
+
+
+class Process:
+    """Something that runs at a site and can be killed or frozen. A restart is another Process."""
+
+    __slots__ = ("alive", "backlog", "frozen", "lines", "name", "silent", "site")
+
+    def __init__(self, name: str, site: str) -> None:
+        self.name = name
+        self.site = site
+        self.alive = True
+        self.frozen = False
+        self.silent = False  # died without a word: its machine is gone, nobody gets a reset
+        self.backlog: list[tuple[Action, tuple[Any, ...]]] = []
+        self.lines: list[Line] = []
+
+    @property
+    def running(self) -> bool:
+        return self.alive and not self.frozen
+
+
+class Engine:
+    """The queue. `run` goes on until `done()` holds, the queue is empty or virtual time is over."""
+
+    def __init__(self, seed: int, tracing: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.events = 0
+        self.environment = Process("environment", "outside")
+        self.tracing = tracing
+        self.lines: list[str] = []
+        self._queue: list[tuple[float, int, Process, Action, tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def after(self, delay: float, process: Process, action: Action, *arguments: Any) -> None:
+        heapq.heappush(self._queue, (self.now + delay, next(self._order), process, action, arguments))
+
+    def run(self, until: float, done: Callable[[], bool]) -> None:
+        queue = self._queue
+        while queue and queue[0][0] <= until and not done():
+            self.now, _, process, action, arguments = heapq.heappop(queue)
+            if not process.alive:
+                continue
+            if process.frozen:
+                process.backlog.append((action, arguments))
+                continue
+            self.events += 1
+            action(*arguments)
+
+    def kill(self, process: Process, silent: bool = False) -> None:
+        if not process.alive:
+            return
+        process.alive, process.silent = False, silent
+        process.backlog.clear()
+        for line in list(process.lines):
+            line.die(process)
+
+    def freeze(self, process: Process) -> None:
+        process.frozen = True
+
+    def thaw(self, process: Process) -> None:
+        if not process.frozen:
+            return
+        process.frozen = False
+        for action, arguments in process.backlog:
+            self.after(self.rng.uniform(0, 1e-4), process, action, *arguments)
+        process.backlog = []
+
+    def say(self, text: str, *arguments: Any) -> None:
+        """One line of the trace; costs nothing unless the run is being replayed."""
+        if self.tracing:
+            self.lines.append(f"{self.now:9.4f}  {text.format(*arguments)}")
+
+
+class Unavailable(Exception):
+    """What a call gets when nobody answered in time or the connection broke. It may have happened all the same."""
+
+
+class Refusal(Exception):
+    """What a call gets when the other side answered no: fenced, full, chunks missing."""
+
+
+class Network:
+    """Messages between sites. A cut holds what arrives; healing delivers some of it late."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._cuts: dict[frozenset[str], int] = {}
+        self._held: dict[frozenset[str], list[tuple[Process, Action, tuple[Any, ...]]]] = {}
+        self._parted: dict[frozenset[str], list[Line]] = {}
+
+    def reaches(self, one: str, other: str) -> bool:
+        return one == other or not self._cuts or frozenset((one, other)) not in self._cuts
+
+    def cut(self, one: str, other: str) -> None:
+        pair = frozenset((one, other))
+        self._cuts[pair] = self._cuts.get(pair, 0) + 1
+
+    def heal(self, one: str, other: str) -> None:
+        pair = frozenset((one, other))
+        self._cuts[pair] -= 1
+        if self._cuts[pair]:
+            return
+        del self._cuts[pair]
+        for target, action, arguments in self._held.pop(pair, ()):
+            if self.engine.rng.random() < 0.6:
+                self.engine.after(self.delay() * 20, target, action, *arguments)
+        for line in self._parted.pop(pair, ()):
+            line.resume()
+
+    def delay(self) -> float:
+        rng = self.engine.rng
+        return rng.uniform(0.0005, 0.004) if rng.random() < 0.97 else rng.uniform(0.02, 0.4)
+
+    def send(self, source: str, target: Process, action: Action, *arguments: Any) -> None:
+        """One datagram's worth: arrives once, late, or (held by a cut) perhaps never."""
+        self.engine.after(self.delay(), target, self._arrive, source, target, action, arguments)
+
+    def _arrive(self, source: str, target: Process, action: Action, arguments: tuple[Any, ...]) -> None:
+        if self.reaches(source, target.site):
+            action(*arguments)
+        else:
+            pair = frozenset((source, target.site))
+            self._held.setdefault(pair, []).append((target, action, arguments))
+
+    def hold(self, one: str, other: str, line: Line) -> None:
+        waiting = self._parted.setdefault(frozenset((one, other)), [])
+        if line not in waiting:
+            waiting.append(line)
+
+    def call(
+        self,
+        source: Process,
+        target: Process,
+        operation: Callable[[], Any],
+        done: Callable[[Any], None],
+        limit_seconds: float = 1.0,
+    ) -> None:
+        """Runs `operation` at the target; `done` gets what it returned, a Refusal, or Unavailable, exactly once."""
+        open_call = [True]
+        if not target.alive and not target.silent and self.reaches(source.site, target.site):
+            self.engine.after(self.delay(), source, self._finish, open_call, done, Unavailable("refused"))
+            return
+        self.send(source.site, target, self._serve, source, target.site, operation, open_call, done)
+        self.engine.after(limit_seconds, source, self._finish, open_call, done, Unavailable("no answer"))
+
+    def _serve(
+        self, source: Process, site: str, operation: Callable[[], Any], open_call: list[bool], done: Callable[..., None]
+    ) -> None:
+        try:
+            answer = operation()
+        except Refusal as refusal:
+            answer = refusal
+        self.send(site, source, self._finish, open_call, done, answer)
+
+    @staticmethod
+    def _finish(open_call: list[bool], done: Callable[[Any], None], answer: Any) -> None:
+        if open_call[0]:
+            open_call[0] = False
+            done(answer)
+
+
+CLOSED = object()
+
+
+class Line:
+    """An ordered connection of two processes: what is sent arrives in order, or the line breaks."""
+
+    def __init__(self, network: Network, one: Process, other: Process) -> None:
+        self.network = network
+        self.ends = (one, other)
+        self.hear: dict[Process, Callable[[Any], None]] = {}
+        self.broken: dict[Process, Callable[[], None]] = {}
+        self._flying: dict[Process, deque[Any]] = {one: deque(), other: deque()}
+        self._open: dict[Process, bool] = {one: True, other: True}
+        one.lines.append(self)
+        other.lines.append(self)
+
+    def peer(self, end: Process) -> Process:
+        return self.ends[1] if end is self.ends[0] else self.ends[0]
+
+    def send(self, sender: Process, message: Any) -> None:
+        if not self._open[sender]:
+            return
+        target = self.peer(sender)
+        self._flying[target].append(message)
+        self.network.engine.after(self.network.delay(), target, self._arrive, target)
+
+    def close(self, by: Process) -> None:
+        """This end hangs up; the other hears of it after everything that was sent."""
+        if self._open[by]:
+            self.send(by, CLOSED)
+            self._leave(by)
+
+    def die(self, by: Process) -> None:
+        if by.silent:
+            self._leave(by)
+        else:
+            self.close(by)
+
+    def resume(self) -> None:
+        for end in self.ends:
+            for _ in self._flying[end]:
+                self.network.engine.after(self.network.delay(), end, self._arrive, end)
+
+    def _arrive(self, target: Process) -> None:
+        flying = self._flying[target]
+        if not flying or not self._open[target]:
+            return
+        sender = self.peer(target)
+        if not self.network.reaches(sender.site, target.site):
+            self.network.hold(sender.site, target.site, self)
+            return
+        message = flying.popleft()
+        if message is CLOSED:
+            self._leave(target)
+            self.broken[target]()
+        else:
+            self.hear[target](message)
+
+    def _leave(self, end: Process) -> None:
+        self._open[end] = False
+        if self in end.lines:
+            end.lines.remove(self)

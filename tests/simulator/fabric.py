@@ -1,0 +1,243 @@
+"""A modelled fabric: nodes that hold Redis and at most one worker each, a scheduler, and an API that can lag.
+
+What it shows is late: a dead node is noticed after a while, a frozen or parted one much later or never. Pods on a node
+that cannot be reached stay until it returns, unless they are deleted by force; then their processes may live on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulator.agents import Agent
+from simulator.engine import Process
+from simulator.tiers import Holder
+from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+
+if TYPE_CHECKING:
+    from simulator.world import Simulation
+
+
+@dataclass(eq=False)
+class Pod:
+    index: int
+    attempt: int
+    uid: str
+    created: float
+    node: str | None = None
+    phase: str = "Pending"
+    exit_code: int | None = None
+    deleting: bool = False
+    agent: Agent | None = None
+
+    @property
+    def name(self) -> str:
+        return f"job-{self.index}-{self.attempt}"
+
+    @property
+    def over(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(eq=False)
+class Node:
+    name: str
+    holder: Holder | None = None
+    alive: bool = True
+    ready: bool = True
+    """As the API shows it."""
+    frozen: bool = False
+    pods: list[Pod] = field(default_factory=list)
+    """What really runs here, whatever the API says."""
+
+
+class Fabric:
+    def __init__(self, simulation: Simulation, names: list[str]) -> None:
+        self.simulation, self.engine = simulation, simulation.engine
+        self.nodes = {name: Node(name) for name in names}
+        self.pods: dict[tuple[int, int], Pod] = {}
+        self.retired: list[Process] = []
+        for node in self.nodes.values():
+            self._start_holder(node)
+
+    # ---- what it shows ----------------------------------------------------------------------------------------------
+
+    def workers(self) -> tuple[WorkerSeen, ...]:
+        return tuple(
+            WorkerSeen(p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting)  # type: ignore[arg-type]
+            for p in self.pods.values()
+        )
+
+    def seen_nodes(self) -> tuple[NodeSeen, ...]:
+        return tuple(NodeSeen(n.name, n.name, n.ready) for n in self.nodes.values())
+
+    def free_nodes(self) -> int:
+        return len(self._free())
+
+    def _free(self) -> list[Node]:
+        taken = {p.node for p in self.pods.values() if not p.over and p.node}
+        return [n for n in self.nodes.values() if n.ready and n.alive and n.name not in taken]
+
+    # ---- what it is told --------------------------------------------------------------------------------------------
+
+    def create(self, order: CreateWorker) -> None:
+        key = (order.index, order.attempt)
+        if key in self.pods:
+            return
+        self.simulation.oracle.created(order)
+        self.pods[key] = Pod(order.index, order.attempt, f"uid{self.simulation.next_number()}", self.engine.now)
+        self.engine.after(self.engine.rng.uniform(0.02, 0.2), self.engine.environment, self._schedule, key, order)
+
+    def _schedule(self, key: tuple[int, int], order: CreateWorker) -> None:
+        pod = self.pods.get(key)
+        if pod is None or pod.node is not None or pod.deleting:
+            return
+        free = self._free()
+        wanted = [n for n in free if n.name not in order.avoid_nodes] or free
+        if not wanted:
+            self.engine.after(0.3, self.engine.environment, self._schedule, key, order)
+            return
+        node = self.engine.rng.choice(wanted)
+        pod.node = node.name
+        self.engine.after(self.engine.rng.uniform(0.05, 0.4), self.engine.environment, self._start, pod)
+
+    def _start(self, pod: Pod) -> None:
+        node = self.nodes[pod.node or ""]
+        if pod.over or self.pods.get((pod.index, pod.attempt)) is not pod:
+            return
+        if not node.alive:
+            self._over(pod, None, "Failed")
+            return
+        if node.frozen:
+            self.engine.after(0.3, self.engine.environment, self._start, pod)
+            return
+        pod.phase = "Running"
+        pod.agent = Agent(self.simulation, pod, node.name)
+        node.pods.append(pod)
+        self.engine.say("{} starts on {} as {}", pod.name, node.name, pod.agent.incarnation)
+        self.simulation.changed()
+
+    def delete(self, order: DeleteWorker) -> None:
+        pod = next((p for p in self.pods.values() if p.name == order.name and p.uid == order.uid), None)
+        if pod is None:
+            return
+        pod.deleting = True
+        node = self.nodes.get(pod.node or "")
+        reachable = node is not None and node.alive and not node.frozen and self._api_reaches(node.name)
+        if order.force or pod.over or node is None or not node.alive:
+            self._forget(pod)
+        if reachable and not pod.over:
+            self.engine.after(self.engine.rng.uniform(0.01, 1.0), self.engine.environment, self._end, pod)
+        elif pod.agent is not None:
+            self.engine.after(1.0, self.engine.environment, self._garbage, pod)
+
+    def _garbage(self, pod: Pod) -> None:
+        """The kubelet ends what the API no longer wants, once it hears of it: late, after a thaw or a partition."""
+        node = self.nodes[pod.node or ""]
+        if not node.alive or pod.agent is None or not pod.agent.process.alive:
+            self._forget(pod)
+        elif node.frozen or not self._api_reaches(node.name):
+            self.engine.after(1.0, self.engine.environment, self._garbage, pod)
+        else:
+            self.engine.after(self.engine.rng.uniform(0.0, 4.0), self.engine.environment, self._end, pod)
+
+    def _end(self, pod: Pod) -> None:
+        if pod.agent is not None:
+            pod.agent.kill_all()
+        self._forget(pod)
+
+    def _forget(self, pod: Pod) -> None:
+        if self.pods.get((pod.index, pod.attempt)) is pod:
+            del self.pods[pod.index, pod.attempt]
+            self.simulation.changed()
+
+    def _api_reaches(self, node: str) -> bool:
+        return self.simulation.network.reaches(node, "operator")
+
+    # ---- what happens by itself -------------------------------------------------------------------------------------
+
+    def left(self, agent: Agent, code: int) -> None:
+        """The agent ended by itself."""
+        agent.kill_all()
+        pod = agent.pod
+        self.engine.after(0.02, self.engine.environment, self._over, pod, code, "Succeeded" if code == 0 else "Failed")
+
+    def _over(self, pod: Pod, code: int | None, phase: str) -> None:
+        if not pod.over:
+            pod.phase, pod.exit_code = phase, code
+            self.simulation.changed()
+
+    def kill_agent(self, pod: Pod) -> None:
+        if pod.agent is not None and pod.agent.process.alive:
+            pod.agent.kill_all()
+            self.engine.after(
+                self.engine.rng.uniform(0.02, 0.3), self.engine.environment, self._over, pod, -9, "Failed"
+            )
+
+    def kill_node(self, node: Node, silent: bool) -> None:
+        """Everything on it ends. The API learns of it after a while, at once if its processes are our children."""
+        node.alive, node.frozen = False, False
+        for pod in node.pods:
+            if pod.agent is not None:
+                pod.agent.kill_all(silent)
+        self.kill_holder(node, silent)
+        dead, node.pods = node.pods, []
+        notice = self.engine.rng.uniform(2.0, 8.0) if silent else self.engine.rng.uniform(0.02, 0.3)
+        self.engine.after(notice, self.engine.environment, self._noticed, node, dead)
+
+    def _noticed(self, node: Node, dead: list[Pod]) -> None:
+        if not node.alive:
+            node.ready = False
+        for pod in dead:
+            self._over(pod, None, "Failed")
+        self.simulation.changed()
+
+    def return_node(self, node: Node) -> None:
+        if node.alive:
+            return
+        node.alive, node.ready = True, True
+        self._start_holder(node)
+        for pod in list(self.pods.values()):
+            if pod.node == node.name and not pod.over and (pod.agent is None or not pod.agent.process.alive):
+                self._over(pod, None, "Failed")
+        self.simulation.changed()
+
+    def freeze_node(self, node: Node) -> None:
+        node.frozen = True
+        for process in self.processes(node):
+            self.engine.freeze(process)
+
+    def thaw_node(self, node: Node) -> None:
+        if node.frozen:
+            node.frozen = False
+            for process in self.processes(node):
+                self.engine.thaw(process)
+
+    def processes(self, node: Node) -> list[Process]:
+        found = [node.holder.process] if node.holder is not None else []
+        for pod in node.pods:
+            if pod.agent is not None:
+                found += [pod.agent.process, *(t.process for t in pod.agent.trainers)]
+        return [p for p in found if p.alive]
+
+    # ---- holders ----------------------------------------------------------------------------------------------------
+
+    def _start_holder(self, node: Node) -> None:
+        number = self.simulation.next_number()
+        endpoint = HolderEndpoint(HolderId(node.name, f"h{number}"), node.name, number, node.name)
+        process = Process(f"holder {node.name}/h{number}", node.name)
+        node.holder = Holder(endpoint, process, self.simulation.rules, self.simulation.oracle)
+        self.simulation.holders[endpoint.holder] = node.holder
+
+    def kill_holder(self, node: Node, silent: bool = False) -> None:
+        if node.holder is not None and node.holder.process.alive:
+            self.engine.kill(node.holder.process, silent)
+            self.simulation.oracle.lost(node.holder)
+            self.simulation.changed()
+
+    def return_holder(self, node: Node) -> None:
+        if node.alive and node.holder is not None and not node.holder.process.alive:
+            self._start_holder(node)
+            self.simulation.changed()

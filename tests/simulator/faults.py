@@ -1,0 +1,257 @@
+"""The faults that a seed brings, and their ends. All end before the run does: then everything must come right.
+
+Between any two events anything may die, freeze or be cut off; what comes back comes back with what its kind keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulator.fabric import Node
+from simulator.trainers import Trainer
+
+if TYPE_CHECKING:
+    from simulator.world import Simulation
+
+INFINITE = float("inf")
+
+
+def schedule(simulation: Simulation) -> None:
+    """Draws when and what; whom it hits is drawn when it happens."""
+    rng, engine = simulation.engine.rng, simulation.engine
+    for _ in range(simulation.settings.faults):
+        kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        at = 1.0 + rng.random() * simulation.settings.fault_span_seconds
+        duration = rng.choice((0.3, 1.0, 3.0, 6.0, 12.0)) * rng.uniform(0.7, 1.3)
+        simulation.faults_until = max(simulation.faults_until, at + duration)
+        engine.after(at, engine.environment, _strike, simulation, kind, duration)
+
+
+def _strike(simulation: Simulation, kind: str, duration: float) -> None:
+    KINDS[kind][1](simulation, duration)
+
+
+def _later(simulation: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    simulation.engine.after(seconds, simulation.engine.environment, action, *arguments)
+
+
+def _node(simulation: Simulation) -> Node | None:
+    well = [n for n in simulation.fabric.nodes.values() if n.alive and not n.frozen]
+    return simulation.engine.rng.choice(well) if well else None
+
+
+def _disturb(simulation: Simulation, *nodes: str) -> None:
+    for node in nodes:
+        simulation.oracle.disturbed[node] = INFINITE
+
+
+def _calm(simulation: Simulation, *nodes: str) -> None:
+    """What was wrong is over; what was sent meanwhile may still need its time limit."""
+    for node in nodes:
+        simulation.oracle.disturbed[node] = simulation.engine.now + 3.0
+
+
+def _kill_node(simulation: Simulation, duration: float, silent: bool = False) -> None:
+    node = _node(simulation)
+    if node is None:
+        return
+    simulation.engine.say("FAULT {} dies{} for {:.1f} s", node.name, " silently" if silent else "", duration)
+    _disturb(simulation, node.name)
+    simulation.fabric.kill_node(node, silent)
+    _later(simulation, duration, _return_node, simulation, node)
+
+
+def _return_node(simulation: Simulation, node: Node) -> None:
+    simulation.engine.say("{} returns", node.name)
+    simulation.fabric.return_node(node)
+    _calm(simulation, node.name)
+
+
+def _power_loss(simulation: Simulation, duration: float) -> None:
+    _kill_node(simulation, duration, silent=True)
+
+
+def _freeze_node(simulation: Simulation, duration: float) -> None:
+    node = _node(simulation)
+    if node is None:
+        return
+    simulation.engine.say("FAULT {} freezes for {:.1f} s", node.name, duration)
+    _disturb(simulation, node.name)
+    simulation.fabric.freeze_node(node)
+    _later(simulation, duration, _thaw_node, simulation, node)
+
+
+def _thaw_node(simulation: Simulation, node: Node) -> None:
+    simulation.engine.say("{} thaws", node.name)
+    simulation.fabric.thaw_node(node)
+    _calm(simulation, node.name)
+
+
+def _restart_holder(simulation: Simulation, duration: float) -> None:
+    node = _node(simulation)
+    if node is None or node.holder is None:
+        return
+    simulation.engine.say("FAULT {} restarts empty after {:.1f} s", node.holder.id, duration)
+    _disturb(simulation, node.name)
+    simulation.fabric.kill_holder(node)
+    _later(simulation, duration, simulation.fabric.return_holder, node)
+    _later(simulation, duration, _calm, simulation, node.name)
+
+
+def _freeze_holder(simulation: Simulation, duration: float) -> None:
+    node = _node(simulation)
+    if node is None or node.holder is None or not node.holder.process.alive:
+        return
+    process = node.holder.process
+    simulation.engine.say("FAULT {} freezes for {:.1f} s", node.holder.id, duration)
+    _disturb(simulation, node.name)
+    simulation.engine.freeze(process)
+    _later(simulation, duration, simulation.engine.thaw, process)
+    _later(simulation, duration, _calm, simulation, node.name)
+
+
+def _fill_holder(simulation: Simulation, duration: float) -> None:
+    node = _node(simulation)
+    if node is None or node.holder is None:
+        return
+    holder = node.holder
+    simulation.engine.say("FAULT {} is full for {:.1f} s", holder.id, duration)
+    holder.full = True
+
+    def room() -> None:
+        holder.full = False
+
+    _later(simulation, duration, room)
+
+
+def _trainers(simulation: Simulation) -> list[Trainer]:
+    pods = [p for n in simulation.fabric.nodes.values() if not n.frozen for p in n.pods]
+    return [t for p in pods if p.agent is not None for t in p.agent.trainers if t.process.running]
+
+
+def _kill_trainer(simulation: Simulation, duration: float) -> None:
+    trainers = _trainers(simulation)
+    if trainers:
+        victim = simulation.engine.rng.choice(trainers)
+        simulation.engine.say("FAULT {} is killed", victim.process.name)
+        victim.kill()
+
+
+def _hang_trainer(simulation: Simulation, duration: float) -> None:
+    trainers = _trainers(simulation)
+    if trainers:
+        victim = simulation.engine.rng.choice(trainers)
+        simulation.engine.say("FAULT {} hangs", victim.process.name)
+        simulation.hangs.add(id(victim))
+
+
+def _kill_agent(simulation: Simulation, duration: float) -> None:
+    pods = [p for n in simulation.fabric.nodes.values() if not n.frozen for p in n.pods if not p.over]
+    if pods:
+        victim = simulation.engine.rng.choice(pods)
+        simulation.engine.say("FAULT the agent of {} is killed", victim.name)
+        simulation.fabric.kill_agent(victim)
+
+
+def _part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float) -> None:
+    for one, other in pairs:
+        simulation.network.cut(one, other)
+        _disturb(simulation, one, other)
+        _later(simulation, duration, simulation.network.heal, one, other)
+        _later(simulation, duration, _calm, simulation, one, other)
+
+
+def _isolate_node(simulation: Simulation, duration: float) -> None:
+    node = _node(simulation)
+    if node is None:
+        return
+    others = [n for n in (*simulation.fabric.nodes, "operator", "persistent") if n != node.name]
+    simulation.engine.say("FAULT {} is cut off from all for {:.1f} s", node.name, duration)
+    _part(simulation, [(node.name, other) for other in others], duration)
+
+
+def _part_operator(simulation: Simulation, duration: float) -> None:
+    """The operator loses some nodes, which go on among themselves: an old world that does not know."""
+    rng = simulation.engine.rng
+    names = sorted(simulation.fabric.nodes)
+    lost = rng.sample(names, rng.randint(1, len(names)))
+    simulation.engine.say("FAULT the operator loses {} for {:.1f} s", lost, duration)
+    _part(simulation, [("operator", name) for name in lost], duration)
+
+
+def _part_pair(simulation: Simulation, duration: float) -> None:
+    one, other = simulation.engine.rng.sample(sorted(simulation.fabric.nodes), 2)
+    simulation.engine.say("FAULT {} and {} lose each other for {:.1f} s", one, other, duration)
+    _part(simulation, [(one, other)], duration)
+
+
+def _part_persistent(simulation: Simulation, duration: float) -> None:
+    if simulation.persistent is None:
+        return
+    simulation.engine.say("FAULT the persistent tier is away for {:.1f} s", duration)
+    process = simulation.persistent.process
+    simulation.engine.freeze(process)
+    _later(simulation, duration, simulation.engine.thaw, process)
+
+
+def _kill_operator(simulation: Simulation, duration: float) -> None:
+    operator = simulation.operators[-1]
+    if not operator.process.running:
+        return
+    simulation.engine.say("FAULT {} is killed for {:.1f} s", operator.process.name, duration)
+    simulation.engine.kill(operator.process)
+    _later(simulation, duration, simulation.start_operator)
+
+
+def _freeze_operator(simulation: Simulation, duration: float) -> None:
+    """It stops; another one takes the lease; it thaws with what it believed, and finds out a little later."""
+    operator = simulation.operators[-1]
+    if not operator.process.running:
+        return
+    simulation.engine.say("FAULT {} freezes for {:.1f} s", operator.process.name, duration)
+    simulation.engine.freeze(operator.process)
+    takeover = simulation.engine.rng.uniform(0.2, 1.0) * duration
+    _later(simulation, takeover, _take_over, simulation)
+    _later(simulation, duration, simulation.engine.thaw, operator.process)
+    notice = simulation.engine.rng.choice((0.001, 0.05, 0.5))
+    _later(simulation, duration + notice, operator.hang_up)
+
+
+def _take_over(simulation: Simulation) -> None:
+    simulation.start_operator()
+    for node in simulation.fabric.nodes.values():
+        for pod in node.pods:
+            if pod.agent is not None and pod.agent.process.alive:
+                simulation.engine.after(simulation.engine.rng.uniform(0.0, 0.3), pod.agent.process, pod.agent.redial)
+
+
+def _corrupt(simulation: Simulation, duration: float) -> None:
+    """One stored chunk loses a bit."""
+    node = _node(simulation)
+    if node is None or node.holder is None or not node.holder.chunks:
+        return
+    key = simulation.engine.rng.choice(sorted(node.holder.chunks))
+    piece = node.holder.chunks[key]
+    simulation.engine.say("FAULT {} damages {} part {}", node.holder.id, *key)
+    node.holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
+
+
+KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
+    "node dies": (3, _kill_node),
+    "node loses power": (2, _power_loss),
+    "node freezes": (3, _freeze_node),
+    "holder restarts": (2, _restart_holder),
+    "holder freezes": (2, _freeze_holder),
+    "holder is full": (1, _fill_holder),
+    "trainer dies": (2, _kill_trainer),
+    "trainer hangs": (0.5, _hang_trainer),
+    "agent dies": (2, _kill_agent),
+    "node is cut off": (2, _isolate_node),
+    "operator loses nodes": (2, _part_operator),
+    "two nodes lose each other": (1, _part_pair),
+    "persistent tier is away": (1, _part_persistent),
+    "operator dies": (2, _kill_operator),
+    "operator freezes, another leads": (2, _freeze_operator),
+    "chunk is damaged": (1, _corrupt),
+}

@@ -1,0 +1,358 @@
+"""One operator instance: the real policy, sessions, orders and speech, with I/O that takes time, fails and can be cut.
+
+It does what the reconciler does: observe, plan, write status by compare-and-swap, then carry out the actions in their
+order, each at a later moment, so that a crash or a freeze can fall between any two. Several may believe to lead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from simulator.engine import Line, Process, Refusal, Unavailable
+from simulator.tiers import Holder
+from surefoot.protocol import messages as said
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.observed import HolderSeen, Observed
+from surefoot_operator.policy import actions as act
+
+if TYPE_CHECKING:
+    from simulator.world import Simulation
+
+CALL_LIMIT_SECONDS = 1.0
+
+
+@dataclass
+class Watch:
+    """What this operator's own calls to one holder showed."""
+
+    endpoint: HolderEndpoint
+    state: str = "Silent"
+    since: float = 0.0
+    fence: int | None = None
+    read_epoch: int | None = None
+    entries: tuple[RankManifest, ...] = ()
+    busy: bool = False
+    sealing: bool = False
+    polled: float = -10.0
+    provisioned: bool = False
+
+
+@dataclass
+class Connection:
+    line: Line
+    told: speech.Told = field(default_factory=dict)
+    worker: WorkerId | None = None
+    incarnation: str = ""
+
+
+class Operator:
+    """One process of the operator, believing to lead from its start to its end."""
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
+        self.process = Process(f"operator {number}", "operator")
+        self.sessions = sessions.begin("job", self.engine.now)
+        self.connections: list[Connection] = []
+        self.watches: dict[HolderId, Watch] = {}
+        self.pinned: Checkpoint | None = None
+        self.pinned_ranks = 0
+        self.upkeep_due = 0.0
+        self._status: JobStatus = simulation.store.status
+        self._planned = False
+        self._applying = False
+        self._again = False
+        self._wake_at = float("inf")
+        self.engine.after(0.02, self.process, self._tick)
+        self.engine.after(0.03, self.process, self.poke)
+
+    # ---- agents -----------------------------------------------------------------------------------------------------
+
+    def accept(self, line: Line) -> None:
+        connection = Connection(line)
+        line.hear[self.process] = lambda message: self._hear(connection, message)
+        line.broken[self.process] = lambda: self._broken(connection)
+        self.connections.append(connection)
+
+    def _hear(self, connection: Connection, message: said.FromAgent) -> None:
+        now = self.engine.now
+        if isinstance(message, said.Hello):
+            self._hello(connection, message)
+        elif connection.worker is not None and self._current(connection):
+            self.sessions = sessions.heard(self.sessions, connection.worker, message, now)
+        self._speak()
+        self.poke()
+
+    def _hello(self, connection: Connection, hello: said.Hello) -> None:
+        known = frozenset(WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers())
+        refused = sessions.refusal(self.sessions, hello, known)
+        if refused is not None:
+            connection.line.send(self.process, refused)
+            connection.line.close(self.process)
+            self.connections.remove(connection)
+            return
+        connection.worker, connection.incarnation = WorkerId(hello.index, hello.attempt), hello.incarnation
+        for other in [c for c in self.connections if c.worker == connection.worker and c is not connection]:
+            other.line.close(self.process)
+            self.connections.remove(other)
+        self.sessions = sessions.connected(self.sessions, hello, self.engine.now)
+        connection.line.send(self.process, said.Welcome("term", 0.5))
+
+    def _current(self, connection: Connection) -> bool:
+        session = self.sessions.by_worker.get(connection.worker) if connection.worker else None
+        return session is not None and session.seen.incarnation == connection.incarnation
+
+    def _broken(self, connection: Connection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if connection.worker is not None and self._current(connection):
+            self.sessions = sessions.broken(self.sessions, connection.worker, self.engine.now)
+        self.poke()
+
+    def _speak(self) -> None:
+        """Level-triggered: whatever follows from status and was not told yet is told."""
+        rule = self.rule()
+        self.sessions = sessions.ruled(self.sessions, self._status.world)
+        for connection in list(self.connections):
+            if connection.worker is None:
+                continue
+            wanted = speech.desired(rule, self.sessions, connection.worker)
+            send, connection.told = speech.unsaid(connection.told, wanted)
+            for message in send:
+                connection.line.send(self.process, message)
+
+    def rule(self) -> speech.Rule:
+        world = self._status.world
+        epoch = world.epoch if world is not None else 0
+        ready = [w.endpoint for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch]
+        return speech.rule(self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas)
+
+    def hang_up(self) -> None:
+        """The lease is lost: every session is closed at once, and nothing is decided any more."""
+        for connection in self.connections:
+            connection.line.close(self.process)
+        self.connections.clear()
+        self.engine.kill(self.process)
+
+    # ---- observe, plan, apply ---------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        if not self._planned:
+            self._planned = True
+            self.engine.after(0.002, self.process, self._reconcile)
+
+    def _tick(self) -> None:
+        """Looks at holders, and at the clock, five times a second."""
+        self._watch_holders()
+        if self.engine.now >= min(self._wake_at, self.upkeep_due + 0.5):
+            self.poke()
+        self.engine.after(0.2, self.process, self._tick)
+
+    def observe(self) -> Observed:
+        simulation = self.simulation
+        fabric = simulation.fabric
+        order = self.sessions.orders
+        known = [WorkerId(w.index, w.attempt) for w in fabric.workers()]
+        self.sessions = sessions.forgotten(self.sessions, known)
+        return Observed(
+            now=self.engine.now,
+            term_seconds=self.sessions.term_seconds,
+            job=simulation.job,
+            status=self._status,
+            workers=fabric.workers(),
+            nodes=fabric.seen_nodes(),
+            sessions=sessions.seen(self.sessions),
+            holders=tuple(
+                HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
+                for w in self.watches.values()
+            ),
+            persistent=order.persistent,
+            hold=order.hold.seen if order.hold is not None else None,
+            covers=simulation.covers,
+            promoted=order.promoted,
+            free_nodes=fabric.free_nodes(),
+        )
+
+    def _reconcile(self) -> None:
+        self._planned = False
+        if self._applying:
+            self._again = True
+            return
+        self._status = self.simulation.store.status
+        self._speak()
+        observed = self.observe()
+        plan = self.simulation.decide(observed)
+        self._wake_at = self.engine.now + (plan.wake_after_seconds if plan.wake_after_seconds is not None else 3600.0)
+        if plan.status != observed.status or plan.actions:
+            self.engine.say("{} plans: {}", self.process.name, plan.reason)
+        self._applying = True
+        self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, plan)
+
+    def _apply(self, observed: Observed, plan: act.Plan) -> None:
+        if plan.status != observed.status:
+            if not self.simulation.store.patch(self, plan.status, observed.status.world):
+                self.engine.say("{}: the world moved, planning again", self.process.name)
+                self._applied()
+                self.poke()
+                return
+            self._status = plan.status
+            self.engine.after(0.004, self.process, self.poke)
+        self._carry_out(list(plan.actions), observed)
+
+    def _carry_out(self, rest: list[act.Action], observed: Observed) -> None:
+        if not rest:
+            self._applied()
+            self.simulation.upkeep(self, observed)
+            return
+        self._do(rest[0])
+        self._speak()
+        self.engine.after(self.engine.rng.uniform(0.0005, 0.005), self.process, self._carry_out, rest[1:], observed)
+
+    def _applied(self) -> None:
+        self._speak()
+        self._applying = False
+        if self._again:
+            self._again = False
+            self.poke()
+
+    def _do(self, action: act.Action) -> None:
+        self.engine.say("  {}", action)
+        order, now = self.sessions.orders, self.engine.now
+        match action:
+            case act.CreateWorker():
+                self.simulation.fabric.create(action)
+                self.poke()
+            case act.DeleteWorker():
+                self.simulation.fabric.delete(action)
+                self.poke()
+            case act.RetireWorkers(indexes, exit_code, reason):
+                order = orders.retire(order, indexes, said.Retire(reason, exit_code))
+            case act.SealHolder(holder, epoch):
+                self._seal(holder, epoch)
+            case act.ListPersistentTier(epoch, index):
+                worker = next(
+                    (w for w, s in self.sessions.by_worker.items() if w.index == index and s.seen.connected), None
+                )
+                if worker is not None:
+                    order = orders.list_persistent(order, worker, epoch, now)
+            case act.ProposeHold(epoch, step, verb):
+                members = self._status.world.members if self._status.world else ()
+                order = orders.propose_hold(
+                    order, epoch, step, verb, [WorkerId(m.index, m.attempt) for m in members], now
+                )
+            case act.CleanMemory():
+                self.simulation.cleaned = True
+        if order is not self.sessions.orders:
+            self.sessions = replace(self.sessions, orders=order)
+            self.poke()
+
+    # ---- the memory tier --------------------------------------------------------------------------------------------
+
+    def _watch_holders(self) -> None:
+        """Finds instances, notices the dead ones, provisions and pings the living, one call at a time each."""
+        fabric = self.simulation.fabric
+        current = {n.holder.id: n.holder for n in fabric.nodes.values() if n.holder is not None}
+        world = self._status.world
+        for holder in current.values():
+            if holder.process.alive and holder.id not in self.watches:
+                self.watches[holder.id] = Watch(holder.endpoint, "Silent", self.engine.now)
+        for identity, watch in list(self.watches.items()):
+            actual = self.simulation.holders[identity]
+            known_dead = not actual.process.alive and (
+                not actual.process.silent or not fabric.nodes[identity.node].ready
+            )
+            if known_dead or current.get(identity) is None:
+                self._turn(watch, "Gone")
+            elif not watch.busy and self.engine.now - watch.polled >= 0.5 and world is not None:
+                watch.polled = self.engine.now
+                self._provision(watch, actual, world.epoch)
+
+    def _turn(self, watch: Watch, state: str) -> None:
+        if watch.state != state:
+            watch.state, watch.since = state, self.engine.now
+            if state == "Gone":
+                watch.read_epoch, watch.entries = None, ()
+            self.engine.say("{}: {} is {}", self.process.name, watch.endpoint.holder, state)
+            self._speak()
+            self.poke()
+
+    def _provision(self, watch: Watch, holder: Holder, epoch: int) -> None:
+        watch.busy = True
+
+        def done(answer: Any) -> None:
+            watch.busy = False
+            if isinstance(answer, Unavailable | Refusal):
+                self._turn(watch, "Silent")
+                return
+            watch.fence = answer
+            self._turn(watch, "Ready")
+
+        rule = self._status.world
+        claimed = rule is not None and rule.state == "Claimed"
+        # while Claimed only SealHolder raises a fence: the drains of the old epoch still have their grace
+        fence = epoch - 1 if claimed else epoch
+        self.network.call(self.process, holder.process, lambda: holder.provision(fence), done, CALL_LIMIT_SECONDS)
+
+    def _seal(self, identity: HolderId, epoch: int) -> None:
+        watch, holder = self.watches.get(identity), self.simulation.holders[identity]
+        if watch is None or watch.sealing:
+            return
+        if watch.busy:
+            self.engine.after(0.02, self.process, self._seal, identity, epoch)
+            return
+        watch.sealing = True
+        watch.busy = True
+
+        def failed() -> None:
+            watch.busy = watch.sealing = False
+            self._turn(watch, "Silent")
+            self.poke()
+
+        def sealed(answer: Any) -> None:
+            if isinstance(answer, Unavailable):
+                failed()
+            elif isinstance(answer, Refusal):
+                watch.busy = watch.sealing = False
+                self.poke()
+            else:
+                watch.fence = max(watch.fence or 0, epoch)
+                self.network.call(self.process, holder.process, holder.read, read, CALL_LIMIT_SECONDS)
+
+        def read(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                failed()
+                return
+            watch.busy = watch.sealing = False
+            watch.read_epoch, watch.entries = epoch, answer
+            if self.simulation.rules.list_after_read:
+                self.sessions = replace(self.sessions, orders=orders.void_listing(self.sessions.orders))
+            self.simulation.oracle.read(holder, epoch)
+            self.poke()
+
+        self.network.call(self.process, holder.process, lambda: holder.seal(epoch), sealed, CALL_LIMIT_SECONDS)
+
+    # ---- upkeep, asked for by simulation.upkeep ---------------------------------------------------------------------
+
+    def read_all(self, epoch: int, done: Any) -> None:
+        """Reads every ready holder's index once: what retention, repair and the watermark are decided from."""
+        wanted = [w for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch]
+        readings: dict[HolderId, tuple[RankManifest, ...]] = {}
+        left = [len(wanted)]
+        if not wanted:
+            done(readings)
+
+        def one(watch: Watch, answer: Any) -> None:
+            left[0] -= 1
+            if not isinstance(answer, Unavailable | Refusal):
+                readings[watch.endpoint.holder] = answer
+            if left[0] == 0:
+                done(readings)
+
+        for watch in wanted:
+            holder = self.simulation.holders[watch.endpoint.holder]
+            self.network.call(
+                self.process, holder.process, holder.read, lambda answer, w=watch: one(w, answer), CALL_LIMIT_SECONDS
+            )

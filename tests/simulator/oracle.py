@@ -1,0 +1,314 @@
+"""Sees everything and checks, at each event, what must always hold. Raises Violation with a sentence.
+
+It looks at the modelled data itself and keeps its own account of lineages, saves and losses; nothing it compares with
+was computed by the decisions that it judges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from simulator.tiers import CHUNKS, Holder, Watcher
+from simulator.trainers import Trainer, content_of
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.messages import Assign
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import CreateWorker
+
+if TYPE_CHECKING:
+    from simulator.agents import Agent
+    from simulator.world import Simulation
+
+
+class Violation(Exception):
+    """Something that must never happen, happened."""
+
+
+class Oracle(Watcher):
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.parents: dict[int, Checkpoint | None] = {}
+        self.sizes: dict[int, int] = {}
+        self.base = 0
+        """Newest committed epoch."""
+        self.states: dict[Checkpoint, int] = {}
+        self.contents: dict[RankSave, tuple[str, int]] = {}
+        self.ever: dict[RankSave, set[Holder]] = defaultdict(set)
+        """Holders that have the save, or had it when a fault took them; dropped copies are gone from here."""
+        self.ledger: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.starts: dict[tuple[int, int], str] = {}
+        self.disturbed: dict[str, float] = {}
+        """Node → until when something was wrong with it (infinite: still)."""
+        self.certified: set[Checkpoint] = set()
+        """Checkpoints that a leader rightly took for fully replicated: older ones may go, these count as safe."""
+        self.claimed_at = 0.0
+        self.commits = 0
+        self.drops = 0
+        self.deletes = 0
+
+    def fail(self, text: str) -> None:
+        raise Violation(f"at {self.simulation.engine.now:.4f}: {text}")
+
+    # ---- lineage ----------------------------------------------------------------------------------------------------
+
+    def on_path(self, checkpoint: Checkpoint, epoch: int) -> bool:
+        bound = float("inf")
+        while epoch:
+            parent = self.parents[epoch]
+            begin = parent.step if parent else 0
+            if checkpoint.epoch == epoch:
+                return begin < checkpoint.step <= bound
+            if parent is None:
+                return False
+            bound = min(bound, parent.step)
+            epoch = parent.epoch
+        return False
+
+    def state_at(self, checkpoint: Checkpoint) -> int:
+        return self.states[checkpoint]
+
+    def saves_of(self, checkpoint: Checkpoint) -> list[RankSave]:
+        return [RankSave(checkpoint.epoch, checkpoint.step, r) for r in range(self.sizes[checkpoint.epoch])]
+
+    # ---- status -----------------------------------------------------------------------------------------------------
+
+    def deciding(self, observed: Observed, new: JobStatus) -> None:
+        """A leader is about to commit: did it look everywhere it had to?"""
+        world = new.world
+        if world is None or world.state != "Committed" or observed.status.world == world:
+            return
+        named = {e.holder for e in observed.status.named_holders}
+        for holder in observed.holders:
+            name = holder.endpoint.holder
+            if holder.state == "Ready" and holder.read_epoch != world.epoch:
+                self.fail(f"epoch {world.epoch} is committed although {name} was not read for it")
+            if holder.state == "Silent" and name in named and name.instance not in new.given_up:
+                self.fail(f"epoch {world.epoch} is committed although {name} is silent and not given up")
+
+    def written(self, old: JobStatus, new: JobStatus) -> None:
+        """The stored status changes."""
+        if new.restarts < old.restarts or new.next_attempt < old.next_attempt:
+            self.fail(
+                f"restarts or attempts went back: {old.restarts, old.next_attempt} to {new.restarts, new.next_attempt}"
+            )
+        if old.recorded and not new.recorded:
+            self.fail("status forgot that something was recorded")
+        if not set(old.bad) <= set(new.bad):
+            self.fail(f"a bad checkpoint was forgiven: {old.bad} to {new.bad}")
+        before, after = old.world, new.world
+        if before != after:
+            self._world(old, new)
+        self._floor(old, new)
+        if before is not None and after is not None and after.epoch > before.epoch:
+            self.claimed_at = self.simulation.engine.now
+
+    def _world(self, old: JobStatus, new: JobStatus) -> None:
+        before, after = old.world, new.world
+        if after is None:
+            self.fail("the world was taken back")
+            return
+        epoch = before.epoch if before else 0
+        if after.epoch < epoch:
+            self.fail(f"the epoch went back from {epoch} to {after.epoch}")
+        if before is not None and after.epoch == epoch and before.state == "Committed":
+            if after.state != "Committed" or after.parent != before.parent or after.members != before.members:
+                self.fail(f"the committed world of epoch {epoch} was changed")
+        if after.state == "Committed" and after.epoch not in self.parents:
+            self._commit(old, new)
+        elif after.state == "Committed" and after.parent != self.parents[after.epoch]:
+            self.fail(f"epoch {after.epoch} has two parents: {self.parents[after.epoch]} and {after.parent}")
+
+    def _commit(self, old: JobStatus, new: JobStatus) -> None:
+        world = new.world
+        assert world is not None
+        settings = self.simulation.settings
+        if world.size != len(world.members) * settings.local_ranks:
+            self.fail(f"world of {world.size} ranks from {len(world.members)} members")
+        if len(world.members) not in settings.allowed_workers:
+            self.fail(f"a world of {len(world.members)} workers is not allowed: {settings.allowed_workers}")
+        if len({m.index for m in world.members}) != len(world.members):
+            self.fail("one index is twice in the world")
+        parent = world.parent
+        if parent is not None and (parent not in self.states or not self.on_path(parent, self.base)):
+            self.fail(f"epoch {world.epoch} branches from {parent}, which is not on the lineage of epoch {self.base}")
+        if parent is not None and parent in old.bad:
+            self.fail(f"epoch {world.epoch} branches from {parent}, which is known to be bad")
+        if old.floor is not None and (parent is None or parent.step < old.floor.step):
+            self.fail(f"epoch {world.epoch} branches from {parent}, below the floor {old.floor}")
+        self._newest(parent, set(new.bad))
+        entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
+        if (world.epoch, parent, world.size) not in entries:
+            self.fail(f"the lineage does not name epoch {world.epoch}")
+        self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
+        self.base = world.epoch
+        self.commits += 1
+
+    def _newest(self, parent: Checkpoint | None, bad: set[Checkpoint]) -> None:
+        """Nothing newer may be complete on holders that were well all the time since the claim, or persistent."""
+        step = parent.step if parent else 0
+        for checkpoint in self.states:
+            if checkpoint.step <= step or checkpoint in bad or not self.on_path(checkpoint, self.base):
+                continue
+            if all(self._seen_well(save) for save in self.saves_of(checkpoint)):
+                self.fail(f"{parent} was chosen although {checkpoint} is complete on holders that answer")
+
+    def _seen_well(self, save: RankSave) -> bool:
+        return any(
+            h.process.alive and save in h.index and save not in h.written_after_fence and h.holds(save)
+            and self.disturbed.get(h.id.node, 0.0) < self.claimed_at
+            for h in self.ever[save]
+        )  # fmt: skip
+
+    def _floor(self, old: JobStatus, new: JobStatus) -> None:
+        if old.floor == new.floor:
+            return
+        if new.floor is None or (old.floor is not None and new.floor.step < old.floor.step):
+            self.fail(f"the floor went back from {old.floor} to {new.floor}")
+            return
+        tier = self.simulation.persistent
+        if not self.on_path(new.floor, self.base):
+            self.fail(f"the floor {new.floor} is not on the lineage of epoch {self.base}")
+        if tier is None or not all(tier.holds(s) for s in self.saves_of(new.floor)):
+            self.fail(f"the floor {new.floor} is not complete in the persistent tier")
+
+    # ---- tiers ------------------------------------------------------------------------------------------------------
+
+    def committed(self, holder: Holder, entry: RankManifest, writer: int) -> None:
+        save = entry.save
+        for part in range(CHUNKS):
+            if (save, part) not in holder.chunks:
+                self.fail(f"{holder.id} has an index entry of {save} without all its chunks")
+        known = self.contents.get(save)
+        if known is None or known[0] != entry.incarnation:
+            self.fail(f"{save} comes from incarnation {entry.incarnation}, and from {known and known[0]}")
+        self.ever[save].add(holder)
+
+    def persisted(self, entry: RankManifest) -> None:
+        known = self.contents.get(entry.save)
+        if known is None or known[0] != entry.incarnation:
+            self.fail(f"{entry.save} in the persistent tier comes from another incarnation")
+
+    def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
+        if save in holder.index:
+            self.drops += 1
+            self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})")
+        self.ever[save].discard(holder)
+
+    def deleting(self, checkpoint: Checkpoint) -> None:
+        self.deletes += 1
+        floor = self.simulation.store.status.floor
+        if checkpoint == floor:
+            self.fail(f"the floor {floor} is deleted from the persistent tier")
+        self._may_go(checkpoint, f"{checkpoint} is deleted from the persistent tier")
+
+    def _may_go(self, checkpoint: Checkpoint, what: str) -> None:
+        if checkpoint.epoch not in self.sizes or not self.on_path(checkpoint, self.base):
+            return
+        if not all(self._exists(save) for save in self.saves_of(checkpoint)):
+            return  # never was complete, or faults took it
+        bad = set(self.simulation.store.status.bad)
+        for other in self.states:
+            newer = other.step > checkpoint.step and other not in bad and self.on_path(other, self.base)
+            if newer and self._safe(other):
+                return
+        self.fail(f"{what}, and nothing newer on the lineage of epoch {self.base} is safe")
+
+    def _exists(self, save: RankSave) -> bool:
+        tier = self.simulation.persistent
+        return bool(self.ever[save]) or (tier is not None and tier.holds(save))
+
+    def _safe(self, checkpoint: Checkpoint) -> bool:
+        """Complete in the persistent tier, or once fully replicated, and no copy gone since but by faults or for newer."""
+        tier = self.simulation.persistent
+        saves = self.saves_of(checkpoint)
+        if tier is not None and all(tier.holds(save) for save in saves):
+            return True
+        return checkpoint in self.certified and all(self.ever[save] for save in saves)
+
+    def certify(self, water: Checkpoint | None, domains: int, replicas: int) -> None:
+        """A leader that sees `domains` live ones takes `water` for the newest Full checkpoint."""
+        if water is None:
+            return
+        wanted = max(1, min(replicas, domains))
+        least = min(len({h.id.node for h in self.ever[save]}) for save in self.saves_of(water))
+        if least < wanted:
+            self.fail(f"the watermark is {water}, of which there are {least} copies, with {domains} live domains")
+        self.certified.add(water)
+
+    def lost(self, holder: Holder) -> None:
+        """A fault took this instance: its copies count as lost, not as deleted."""
+
+    def read(self, holder: Holder, epoch: int) -> None:
+        for save in holder.written_after_fence & set(holder.index):
+            if save.epoch in self.sizes and self.on_path(save.checkpoint, self.base):
+                self.fail(f"{save}, written to {holder.id} after its fence, was read to decide epoch {epoch}")
+
+    # ---- trainers ---------------------------------------------------------------------------------------------------
+
+    def created(self, order: CreateWorker) -> None:
+        if order.attempt >= self.simulation.store.status.next_attempt:
+            self.fail(f"{order} before status counted that attempt")
+
+    def starting(self, agent: Agent, assign: Assign) -> None:
+        if assign.epoch not in self.parents or self.parents[assign.epoch] != assign.parent:
+            self.fail(f"trainers start for epoch {assign.epoch} from {assign.parent}, which was never committed")
+        for local in range(assign.local_ranks):
+            rank = (assign.epoch, assign.first_rank + local)
+            if rank in self.starts:
+                self.fail(f"rank {rank[1]} of epoch {rank[0]} starts twice: {self.starts[rank]}, {agent.incarnation}")
+            self.starts[rank] = agent.incarnation
+        for other in self.simulation.trainers_of(agent):
+            if other.process.alive:
+                self.fail(f"epoch {assign.epoch} starts on {agent.pod.name} while epoch {other.assign.epoch} lives")
+
+    def restoring(self, trainer: Trainer, parent: Checkpoint, found: dict[int, int]) -> None:
+        epoch = trainer.assign.epoch
+        if self.parents[epoch] != parent:
+            self.fail(f"rank {trainer.rank} of epoch {epoch} restores {parent}, its parent is {self.parents[epoch]}")
+        size = self.sizes[parent.epoch]
+        wanted = {r: content_of(self.states[parent], size, r) for r in range(size)}
+        if found != wanted:
+            self.fail(f"rank {trainer.rank} of epoch {epoch} restored other content than was saved as {parent}")
+
+    def saved(self, save: RankSave, incarnation: str, content: int, state: int) -> None:
+        if self.contents.setdefault(save, (incarnation, content)) != (incarnation, content):
+            self.fail(f"{save} is saved twice, differently")
+        if self.states.setdefault(save.checkpoint, state) != state:
+            self.fail(f"ranks disagree about the state at {save.checkpoint}")
+
+    def stepped(self, trainer: Trainer) -> None:
+        key = (trainer.assign.epoch, trainer.step)
+        if trainer.rank in self.ledger[key]:
+            self.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.epoch} twice")
+        self.ledger[key].add(trainer.rank)
+        parent = self.parents[trainer.assign.epoch]
+        if trainer.step <= (parent.step if parent else 0):
+            self.fail(f"step {trainer.step} of epoch {trainer.assign.epoch} lies before its parent")
+
+    def finished(self) -> None:
+        """Each step counts once along the final lineage, by every rank of its world."""
+        epoch, step = self.base, self.simulation.settings.steps
+        while step:
+            parent = self.parents[epoch]
+            if parent is not None and step <= parent.step:
+                epoch = parent.epoch
+                continue
+            if self.ledger[epoch, step] != set(range(self.sizes[epoch])):
+                self.fail(f"step {step} of epoch {epoch} was done by ranks {sorted(self.ledger[epoch, step])} alone")
+            step -= 1
+
+    def readable(self) -> Checkpoint | None:
+        """Newest checkpoint of the lineage that could still be restored from what lives."""
+        tier = self.simulation.persistent
+        for checkpoint in sorted(self.states, key=lambda c: -c.step):
+            if checkpoint in self.simulation.store.status.bad or not self.on_path(checkpoint, self.base):
+                continue
+            if all(
+                any(h.process.alive and h.holds(s) for h in self.ever[s]) or (tier is not None and tier.holds(s))
+                for s in self.saves_of(checkpoint)
+            ):
+                return checkpoint
+        return None

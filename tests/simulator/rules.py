@@ -1,0 +1,50 @@
+"""Which rules of the protocol hold in a run. All do, except in the tests that show that each one is needed.
+
+Each switch turns one rule off at the boundary of a model or around a real decision; what is decided with all of them
+on is the project's own code, unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    seal: bool = True
+    """A claim raises the fence on every reachable holder before its index is read."""
+    fence_in_commit: bool = True
+    """commit refuses a writer whose epoch is below the fence."""
+    fence_in_drop: bool = True
+    """drop refuses a writer whose epoch is below the fence."""
+    whole_commit: bool = True
+    """commit refuses unless every chunk is there."""
+    drop_index_first: bool = True
+    """drop takes the index entry with the chunks, in one step."""
+    incarnation: bool = True
+    """An agent of another incarnation is not a member: it starts no trainers."""
+    once_per_epoch: bool = True
+    """An agent starts trainers at most once per epoch."""
+    reap: bool = True
+    """Old trainers are dead before a new epoch's start on the same worker."""
+    list_after_read: bool = True
+    """The persistent tier is listed after the last index was read."""
+    read_all: bool = True
+    """Every ready holder is read before a restore point is chosen."""
+    on_lineage: bool = True
+    """Only checkpoints on the lineage are restore points."""
+    keep_parent: bool = True
+    """The parent stays until a newer one is safe."""
+    full_before_drop: bool = True
+    """The watermark asks for R_eff copies, not one."""
+    compare_world: bool = True
+    """A status patch tests the world it was planned from."""
+    verify_restore: bool = True
+    """A rank restores exactly the parent it was told."""
+    agree_manifests: bool = True
+    """Persistent puts of manifests are conditional."""
+    hold_binds_late: bool = True
+    """A hold binds only once every agent accepted."""
+
+
+ALL = Rules()

@@ -1,0 +1,91 @@
+"""What one seed's job looks like: sizes, intervals, replicas, tiers and the faults that it will meet."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from surefoot_operator.api.spec import (
+    CheckpointPolicy,
+    ElasticPolicy,
+    HealthPolicy,
+    MemoryTier,
+    PersistentTier,
+    RunPolicy,
+    Template,
+    TrainingJob,
+    TrainingJobSpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    nodes: int = 3
+    workers: int = 3
+    least_workers: int = 1
+    local_ranks: int = 1
+    steps: int = 30
+    interval: int = 3
+    step_seconds: float = 0.25
+    step_timeout_seconds: float = 20.0
+    replicas: int = 2
+    keep: int = 1
+    persistent_interval: int | None = 6
+    holder_return_seconds: float = 10.0
+    faults: int = 4
+    fault_span_seconds: float = 14.0
+    deadline_seconds: float = 400.0
+
+    @property
+    def allowed_workers(self) -> range:
+        return range(self.least_workers, self.workers + 1)
+
+
+def draw(rng: random.Random) -> Settings:
+    """One seed's settings."""
+    workers = rng.choice((2, 3, 3, 4))
+    local_ranks = 2 if rng.random() < 0.15 else 1
+    interval = rng.choice((1, 2, 3, 4))
+    persistent = interval * rng.choice((1, 2, 3)) if rng.random() < 0.5 else None
+    drawn = Settings(
+        nodes=workers + rng.choice((0, 0, 1)),
+        workers=workers,
+        least_workers=rng.choice((1, 1, 2)),
+        local_ranks=local_ranks,
+        steps=rng.choice((20, 30, 40)),
+        interval=interval,
+        step_seconds=rng.choice((0.15, 0.3, 0.5)),
+        replicas=rng.choice((1, 2, 2, 2, 3)),
+        keep=rng.choice((1, 1, 2)),
+        persistent_interval=persistent,
+        holder_return_seconds=rng.choice((2.0, 5.0, 10.0)),
+        faults=rng.choice((0, 1, 2, 3, 4, 6, 8)),
+    )
+    return replace(drawn, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
+
+
+def job(settings: Settings) -> TrainingJob:
+    """The TrainingJob that such a person would have written."""
+    persistent = settings.persistent_interval
+    return TrainingJob(
+        name="job",
+        namespace="default",
+        uid="job",
+        generation=1,
+        spec=TrainingJobSpec(
+            template=Template(command=("python", "train.py")),
+            replicas=settings.workers,
+            nproc_per_node=settings.local_ranks,
+            elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
+            run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=60.0),
+            health_policy=HealthPolicy(step_timeout_seconds=settings.step_timeout_seconds),
+            checkpoint=CheckpointPolicy(
+                memory=MemoryTier(interval_steps=settings.interval, replicas=settings.replicas, keep=settings.keep),
+                persistent=PersistentTier(uri="file:///tier", interval_steps=persistent, keep=2)
+                if persistent
+                else None,
+                drain_grace_seconds=1.0,
+                holder_return_seconds=settings.holder_return_seconds,
+            ),
+        ),
+    )

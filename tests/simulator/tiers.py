@@ -1,0 +1,168 @@
+"""The memory tier and the persistent tier as the protocol describes them: scripts, conditional puts, listing.
+
+Data lives here in the open, so that the oracle can look at it without asking. A holder's life is one instance: a
+restart is another Holder, empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulator.engine import Process, Refusal
+from simulator.rules import Rules
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import RankManifest
+
+CHUNKS = 2
+"""Chunks of every modelled rank save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk: the content of a rank save, and which part of it."""
+
+    content: int
+    part: int
+    damaged: bool = False
+
+
+def manifest(save: RankSave, world: int, incarnation: str, content: int, at: float) -> RankManifest:
+    digest = f"{content & (2**64 - 1):016x}"
+    return RankManifest(
+        save=save, world=world, incarnation=incarnation, layout=f"{world:016x}", stream_bytes=1000, chunks=CHUNKS,
+        digests_digest=digest, digests_bytes=8, values_digest=digest, values_bytes=8, saved_at=at,
+    )  # fmt: skip
+
+
+class Watcher:
+    """What the oracle hears of the tiers. This one hears nothing."""
+
+    def committed(self, holder: Holder, entry: RankManifest, writer: int) -> None: ...
+    def dropping(self, holder: Holder, save: RankSave, writer: int) -> None: ...
+    def persisted(self, entry: RankManifest) -> None: ...
+    def deleting(self, checkpoint: Checkpoint) -> None: ...
+
+
+@dataclass(eq=False)
+class Holder:
+    """One Redis of a node: fence, chunks, index."""
+
+    endpoint: HolderEndpoint
+    process: Process
+    rules: Rules
+    watcher: Watcher
+    fence: int = 0
+    provisioned: bool = False
+    full: bool = False
+    chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
+    index: dict[RankSave, RankManifest] = field(default_factory=dict)
+    written_after_fence: set[RankSave] = field(default_factory=set)
+
+    @property
+    def id(self) -> HolderId:
+        return self.endpoint.holder
+
+    def provision(self, epoch: int) -> int:
+        """Idempotent: users, scripts, and a fence that is at least `epoch`. Answers the fence."""
+        self._ready(provisioning=True)
+        self.provisioned = True
+        self.fence = max(self.fence, epoch)
+        return self.fence
+
+    def seal(self, writer: int) -> None:
+        self._ready()
+        if writer < self.fence:
+            raise Refusal("fenced")
+        if self.rules.seal:
+            self.fence = writer
+
+    def read(self) -> tuple[RankManifest, ...]:
+        self._ready()
+        return tuple(self.index[save] for save in sorted(self.index))
+
+    def put(self, save: RankSave, piece: Piece) -> None:
+        self._ready()
+        if self.full:
+            raise Refusal("full")
+        self.chunks[save, piece.part] = piece
+
+    def commit(self, entry: RankManifest, writer: int) -> None:
+        self._ready()
+        if writer < self.fence:
+            if self.rules.fence_in_commit:
+                raise Refusal("fenced")
+            self.written_after_fence.add(entry.save)
+        if self.rules.whole_commit and any((entry.save, part) not in self.chunks for part in range(entry.chunks)):
+            raise Refusal("missing")
+        self.fence = max(self.fence, writer)
+        self.index[entry.save] = entry
+        self.watcher.committed(self, entry, writer)
+
+    def drop(self, save: RankSave, writer: int) -> None:
+        self._ready()
+        if writer < self.fence and self.rules.fence_in_drop:
+            raise Refusal("fenced")
+        self.watcher.dropping(self, save, writer)
+        if self.rules.drop_index_first:
+            self.index.pop(save, None)
+        for part in range(CHUNKS):
+            self.chunks.pop((save, part), None)
+
+    def get(self, save: RankSave) -> tuple[Piece, ...] | None:
+        """All chunks of an indexed rank save, or None: it answered, and does not have it."""
+        self._ready()
+        if save not in self.index:
+            return None
+        return tuple(self.chunks[save, part] for part in range(CHUNKS) if (save, part) in self.chunks)
+
+    def holds(self, save: RankSave) -> bool:
+        """For the oracle: whether a good copy is here, whoever may reach it."""
+        return save in self.index and all(
+            (save, part) in self.chunks and not self.chunks[save, part].damaged for part in range(CHUNKS)
+        )
+
+    def _ready(self, provisioning: bool = False) -> None:
+        if not self.provisioned and not provisioning:
+            raise Refusal("noauth")  # a restarted one knows no user of ours; callers treat it as away
+
+
+@dataclass(eq=False)
+class Persistent:
+    """The persistent tier: chunks first, then manifests that are put once."""
+
+    process: Process
+    rules: Rules
+    watcher: Watcher
+    chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
+    manifests: dict[RankSave, RankManifest] = field(default_factory=dict)
+
+    def put(self, save: RankSave, pieces: tuple[Piece, ...]) -> None:
+        for piece in pieces:
+            self.chunks[save, piece.part] = piece
+
+    def commit(self, entry: RankManifest) -> None:
+        there = self.manifests.get(entry.save)
+        if there is not None and self.rules.agree_manifests:
+            if there.same_bytes_as(entry):
+                return
+            raise Refusal("another manifest is there")
+        self.manifests[entry.save] = entry
+        self.watcher.persisted(entry)
+
+    def listing(self) -> tuple[RankManifest, ...]:
+        return tuple(self.manifests[save] for save in sorted(self.manifests))
+
+    def delete(self, checkpoint: Checkpoint) -> None:
+        self.watcher.deleting(checkpoint)
+        for save in [s for s in self.manifests if s.checkpoint == checkpoint]:
+            del self.manifests[save]
+        for key in [k for k in self.chunks if k[0].checkpoint == checkpoint]:
+            del self.chunks[key]
+
+    def get(self, save: RankSave) -> tuple[Piece, ...] | None:
+        if save not in self.manifests:
+            return None
+        return tuple(self.chunks[save, part] for part in range(CHUNKS) if (save, part) in self.chunks)
+
+    def holds(self, save: RankSave) -> bool:
+        return save in self.manifests and all((save, part) in self.chunks for part in range(CHUNKS))

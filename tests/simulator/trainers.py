@@ -1,0 +1,272 @@
+"""Modelled trainers: ranks that restore exactly the parent, step together, save when due, and hold when asked.
+
+A step of an epoch is finished only if every rank of its world takes part; each rank hears of it in its own time, so
+some may have finished a step that others never will. What a rank's state is after a step depends on the whole history
+that led to it, so restoring anything else than the parent shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simulator.engine import Process, Refusal, Unavailable
+from simulator.tiers import CHUNKS
+from surefoot.agent import events as on
+from surefoot.agent.line import HoldAt
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.messages import Assign
+
+if TYPE_CHECKING:
+    from simulator.agents import Agent
+    from simulator.world import Simulation
+
+
+def advance(state: int, epoch: int, step: int) -> int:
+    """The state after one more step: a pure function of the history."""
+    return hash((state, epoch, step)) & (2**62 - 1)
+
+
+def content_of(state: int, world: int, rank: int) -> int:
+    """What one rank saves of it."""
+    return hash((state, world, rank)) & (2**62 - 1)
+
+
+class Gathering:
+    """The collectives of one epoch's world under one store: a step is released once all ranks arrived."""
+
+    def __init__(self, simulation: Simulation, assign: Assign) -> None:
+        self.simulation = simulation
+        self.epoch, self.world = assign.epoch, assign.world
+        self.ranks: dict[int, Trainer] = {}
+        self._arrived: dict[int, set[int]] = {}
+
+    def arrive(self, rank: Trainer, step: int) -> None:
+        waiting = self._arrived.setdefault(step, set())
+        waiting.add(rank.rank)
+        self._release(step)
+
+    def _release(self, step: int) -> None:
+        """All must be there, alive, and able to talk to each other: else they wait, perhaps for ever."""
+        if len(self._arrived[step]) < self.world:
+            return
+        network, engine = self.simulation.network, self.simulation.engine
+        trainers = [self.ranks[r] for r in sorted(self._arrived[step])]
+        if any(not t.process.alive for t in trainers):
+            return
+        sites = sorted({t.process.site for t in trainers})
+        if any(not network.reaches(a, b) for i, a in enumerate(sites) for b in sites[i + 1 :]):
+            engine.after(0.25, engine.environment, self._release, step)
+            return
+        del self._arrived[step]
+        for trainer in trainers:
+            engine.after(engine.rng.uniform(0.0, 0.004), trainer.process, trainer.finish, step)
+
+    def died(self, gone: Trainer) -> None:
+        """The others' collectives break at once, unless their machines cannot hear of it."""
+        for trainer in self.ranks.values():
+            silent = gone.process.silent or not self.simulation.network.reaches(gone.process.site, trainer.process.site)
+            if trainer.process.alive and not silent:
+                delay = self.simulation.engine.rng.uniform(0.01, 0.03)
+                self.simulation.engine.after(delay, trainer.process, trainer.exit, 1, "peer", True)
+
+
+class Trainer:
+    """One rank of one epoch."""
+
+    def __init__(self, agent: Agent, assign: Assign, store: str, local: int) -> None:
+        self.agent, self.simulation = agent, agent.simulation
+        self.engine, self.network = agent.engine, agent.network
+        self.assign, self.local, self.rank = assign, local, assign.first_rank + local
+        self.process = Process(f"trainer e{assign.epoch} r{self.rank}", agent.process.site)
+        self.step, self.state, self.level = 0, 0, 0
+        self.restored, self.done = False, False
+        self.hold: int | None = None
+        self._settings = self.simulation.settings
+        self.gathering = self.simulation.gathering(assign, store)
+        self.gathering.ranks[self.rank] = self
+
+    # ---- restore ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.agent.tell_trainer(on.Attached(self.assign.epoch, self.local))
+        parent = self.assign.parent
+        if parent is None:
+            self._restored(0, "none")
+            return
+        entry = next((e for e in self.assign.lineage if e[0] == parent.epoch), None)
+        size = entry[2] if entry else 0
+        self._fetch(parent, size, 0, {}, 0.05)
+
+    def _fetch(self, parent: Checkpoint, size: int, rank: int, found: dict[int, int], backoff: float) -> None:
+        """Every rank save of the parent, each from the first copy that is good; never of another checkpoint."""
+        if rank == size:
+            self.simulation.oracle.restoring(self, parent, found)
+            self._restored(parent.step, "memory")
+            return
+        save = RankSave(parent.epoch, parent.step, rank)
+        sources = [h for e in self.assign.holders if (h := self.agent.holder(e.holder)) is not None]
+        self._try(
+            save,
+            [*sources],
+            {"silent": 0, "bad": 0},
+            lambda content: self._got(parent, size, found, backoff, save, content),
+        )
+
+    def _got(
+        self, parent: Checkpoint, size: int, found: dict[int, int], backoff: float, save: RankSave, content: Any
+    ) -> None:
+        if isinstance(content, int):
+            found[save.rank] = content
+            self._fetch(parent, size, save.rank + 1, found, backoff)
+        elif content == "silent":
+            self.engine.after(backoff, self.process, self._fetch, parent, size, save.rank, found, min(2.0, backoff * 2))
+        else:
+            self.engine.say("rank {} of epoch {} cannot read {}: {}", self.rank, self.assign.epoch, save, content)
+            absent = content == "absent"
+            self.agent.tell_trainer(on.RestoreImpossible(self.assign.epoch, self.local, parent, absent, str(content)))
+
+    def _try(self, save: RankSave, sources: list[Any], seen: dict[str, int], done: Callable[[Any], None]) -> None:
+        if not sources:
+            self._try_persistent(save, seen, done)
+            return
+        holder, rest = sources[0], sources[1:]
+
+        def answered(answer: Any) -> None:
+            self._judge(answer, seen, lambda: self._try(save, rest, seen, done), done)
+
+        self.network.call(self.process, holder.process, lambda: holder.get(save), answered)
+
+    def _try_persistent(self, save: RankSave, seen: dict[str, int], done: Callable[[Any], None]) -> None:
+        def give_up() -> None:
+            done("silent" if seen["silent"] else "bad" if seen["bad"] else "absent")
+
+        tier = self.simulation.persistent
+        if tier is None:
+            give_up()
+            return
+        self.network.call(
+            self.process, tier.process, lambda: tier.get(save), lambda answer: self._judge(answer, seen, give_up, done)
+        )
+
+    @staticmethod
+    def _judge(answer: Any, seen: dict[str, int], onwards: Callable[[], None], done: Callable[[Any], None]) -> None:
+        if isinstance(answer, Unavailable | Refusal):
+            gone = str(answer) == "refused"  # its port is closed: it answered that it is no more
+            seen["silent"] += 0 if gone else 1
+            onwards()
+        elif answer is None:
+            onwards()
+        elif len(answer) < CHUNKS or any(p.damaged for p in answer) or len({p.content for p in answer}) > 1:
+            seen["bad"] += 1
+            onwards()
+        else:
+            done(answer[0].content)
+
+    def _restored(self, step: int, source: str) -> None:
+        parent = self.assign.parent
+        self.step = step
+        self.state = self.simulation.oracle.state_at(parent) if parent else 0
+        self.restored = True
+        self.agent.tell_trainer(on.Restored(self.assign.epoch, self.local, source, self.engine.now))
+        self._next()
+
+    # ---- stepping ---------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self.step >= self._settings.steps:
+            self._finish_program()
+            return
+        seconds = self._settings.step_seconds * self.engine.rng.uniform(0.8, 1.2)
+        self.engine.after(seconds, self.process, self._arrive, self.step + 1)
+
+    def _arrive(self, step: int) -> None:
+        if self.simulation.hung(self):
+            return
+        self.gathering.arrive(self, step)
+
+    def finish(self, step: int) -> None:
+        self.step = step
+        self.state = advance(self.state, self.assign.epoch, step)
+        self.simulation.oracle.stepped(self)
+        self.agent.tell_trainer(
+            on.StepDone(
+                self.assign.epoch,
+                self.local,
+                step,
+                None,
+                self._settings.step_seconds,
+                None,
+                self.level,
+                self.engine.now,
+            )
+        )
+        holding = self.hold == step
+        if holding:
+            self._stage_or_wait(step)
+        elif self._due(step):
+            self._stage(step)
+        if not holding:
+            self._next()
+
+    def _due(self, step: int) -> bool:
+        return step % (self._settings.interval << self.level) == 0 or step == self._settings.steps
+
+    def _stage(self, step: int) -> bool:
+        save = RankSave(self.assign.epoch, step, self.rank)
+        content = content_of(self.state, self.assign.world, self.rank)
+        staged = self.agent.stage(self, save, content)
+        if staged:
+            self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
+            self.level = max(0, self.level - 1)
+        else:
+            self.level = min(3, self.level + 1)
+        return staged
+
+    def _stage_or_wait(self, step: int) -> None:
+        """Held: the save of exactly this step must be staged before anyone is told."""
+        if self.hold != step:
+            return
+        if not self._stage(step):
+            self.engine.after(0.05, self.process, self._stage_or_wait, step)
+            return
+        self.agent.tell_trainer(on.HoldReached(self.assign.epoch, self.local, step))
+
+    def _finish_program(self) -> None:
+        self.done = True
+        self.agent.tell_trainer(on.Closed(self.assign.epoch, self.local))
+        self.engine.after(0.01, self.process, self.exit, 0, "", False)
+
+    # ---- what the agent asks ----------------------------------------------------------------------------------------
+
+    def proposed(self, step: int) -> bool:
+        if self.step >= step or step > self._settings.steps:
+            return False
+        self.hold = step
+        return True
+
+    def told(self, hold: HoldAt) -> None:
+        """The real agent's word on a planned change; a proposal is answered, atomically with stepping."""
+        if hold.verb == "propose":
+            accepted = self.proposed(hold.step)
+            self.agent.tell_trainer(on.HoldAnswered(self.assign.epoch, self.local, hold.step, accepted))
+        elif hold.verb == "cancel" and self.hold is not None:
+            waiting, self.hold = self.step == self.hold, None
+            if waiting:
+                self._next()
+
+    def exit(self, code: int, cause: str, secondary: bool) -> None:
+        if not self.process.alive:
+            return
+        self.engine.kill(self.process)
+        if code:
+            self.gathering.died(self)
+        self.agent.exited(self, code, cause, secondary)
+
+    def kill(self, silent: bool = False) -> None:
+        """SIGKILL by the agent, a fault, or the end of the machine."""
+        if self.process.alive:
+            self.engine.kill(self.process, silent)
+            self.gathering.died(self)
+            if self.agent.process.alive:
+                self.engine.after(0.02, self.agent.process, self.agent.exited, self, -9, "killed", False)

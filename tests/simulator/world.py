@@ -1,0 +1,192 @@
+"""One simulated job from its first plan to its end: everything modelled, put together, under one seed.
+
+`simulate(seed)` is what tests, the command line and the mutation tests call. The decisions come in by `Decisions`, so
+that a test can break exactly one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator import faults
+from simulator.agents import Agent
+from simulator.engine import Engine, Network, Process
+from simulator.fabric import Fabric
+from simulator.operators import Operator
+from simulator.oracle import Oracle, Violation
+from simulator.rules import ALL, Rules
+from simulator.settings import Settings, draw, job
+from simulator.tiers import Holder, Persistent
+from simulator.trainers import Gathering, Trainer
+from simulator.upkeep import Decide, decide, upkeep
+from surefoot.protocol.identities import HolderId
+from surefoot.protocol.messages import Assign
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.plan import plan
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The project's decisions, or broken ones."""
+
+    plan: Callable[[Observed], Plan] = plan
+    chores: Decide = decide
+
+
+REAL = Decisions()
+
+
+class Store:
+    """status, as the API keeps it: every write tests the stored world's (epoch, state)."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.status = JobStatus()
+
+    def patch(self, writer: Operator, new: JobStatus, tested: World | None) -> bool:
+        stored = self.status.world
+        same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
+        if not same and self.simulation.rules.compare_world:
+            return False
+        old, self.status = self.status, new
+        self.simulation.oracle.written(old, new)
+        if old.world != new.world and new.world is not None:
+            world = new.world
+            self.simulation.engine.say(
+                "STATUS epoch {} {} parent {} members {}", world.epoch, world.state, world.parent,
+                [f"{m.index}:{m.incarnation}@{m.node}" for m in world.members],
+            )  # fmt: skip
+        return True
+
+
+class Simulation:
+    def __init__(
+        self, seed: int, settings: Settings | None, rules: Rules, decisions: Decisions, tracing: bool = False
+    ) -> None:
+        self.engine = Engine(seed, tracing)
+        self.settings = settings if settings is not None else draw(self.engine.rng)
+        self.rules, self.decisions = rules, decisions
+        self.job = job(self.settings)
+        self.network = Network(self.engine)
+        self.store = Store(self)
+        self.oracle = Oracle(self)
+        self.holders: dict[HolderId, Holder] = {}
+        self.covers = {frozenset({f"{n:016x}"}): True for n in range(1, 17)}
+        self.persistent: Persistent | None = None
+        if self.settings.persistent_interval is not None:
+            self.persistent = Persistent(Process("persistent tier", "persistent"), rules, self.oracle)
+        self._number = 0
+        self._gatherings: dict[tuple[int, str], Gathering] = {}
+        self.operators: list[Operator] = []
+        self.cleaned = False
+        self.hangs: set[int] = set()
+        self.faults_until = 0.0
+        self.fabric = Fabric(self, [f"n{i}" for i in range(self.settings.nodes)])
+        self.start_operator()
+        faults.schedule(self)
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # ---- who is there -----------------------------------------------------------------------------------------------
+
+    def start_operator(self) -> None:
+        self.operators.append(Operator(self, len(self.operators) + 1))
+        self.engine.say("{} starts", self.operators[-1].process.name)
+
+    def listening(self) -> Operator | None:
+        """Who answers at the operator's address."""
+        newest = self.operators[-1]
+        return newest if newest.process.alive else None
+
+    def changed(self) -> None:
+        """The API changed: whoever watches it plans again."""
+        for operator in self.operators:
+            if operator.process.alive:
+                self.engine.after(0.005, operator.process, operator.poke)
+
+    def gathering(self, assign: Assign, store: str) -> Gathering:
+        key = (assign.epoch, store)
+        if key not in self._gatherings:
+            self._gatherings[key] = Gathering(self, assign)
+        return self._gatherings[key]
+
+    def trainers_of(self, agent: Agent) -> list[Trainer]:
+        return agent.trainers
+
+    def hung(self, trainer: Trainer) -> bool:
+        """A fault made this rank stop for good without dying."""
+        return id(trainer) in self.hangs
+
+    # ---- decisions --------------------------------------------------------------------------------------------------
+
+    def decide(self, observed: Observed) -> Plan:
+        made = self.decisions.plan(observed)
+        self.oracle.deciding(observed, made.status)
+        return made
+
+    def upkeep(self, operator: Operator, observed: Observed) -> None:
+        upkeep(operator, observed)
+
+    @property
+    def over(self) -> bool:
+        return self.store.status.phase in ("Complete", "Failed")
+
+    def run(self) -> None:
+        self.engine.run(self.settings.deadline_seconds, lambda: self.over)
+        status = self.store.status
+        if status.phase == "Complete":
+            self.oracle.finished()
+        elif status.phase == "Failed":
+            newest = self.oracle.readable()
+            if newest is not None or not status.recorded:
+                self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
+        else:
+            world = status.world
+            self.oracle.fail(
+                f"the job does not end: phase {status.phase}, epoch {world and world.epoch} {world and world.state}, "
+                f"faults ended at {self.faults_until:.1f}; {status.message}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    violation: str | None
+    phase: str
+    events: int
+    epochs: int
+    drops: int
+    deletes: int
+    seconds: float
+    """Virtual ones."""
+    trace: tuple[str, ...] = ()
+
+
+def simulate(
+    seed: int,
+    settings: Settings | None = None,
+    rules: Rules = ALL,
+    decisions: Decisions = REAL,
+    tracing: bool = False,
+) -> Outcome:
+    """Runs one seed to its end. A violation is in the outcome, with everything needed to replay it."""
+    simulation = Simulation(seed, settings, rules, decisions, tracing)
+    violation: str | None = None
+    if tracing:
+        text = ", ".join(f"{f.name}={getattr(simulation.settings, f.name)}" for f in dataclasses.fields(Settings))
+        simulation.engine.lines.append(text)
+    try:
+        simulation.run()
+    except Violation as found:
+        violation = str(found)
+    engine, oracle = simulation.engine, simulation.oracle
+    return Outcome(
+        seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
+        engine.now, tuple(engine.lines),
+    )  # fmt: skip
