@@ -47,8 +47,7 @@ class Wire:
             socket_connect_timeout=call_seconds,
             socket_keepalive=True,  # and redis-py sets TCP_NODELAY
             protocol=2,
-            lib_name=None,  # CLIENT SETINFO is not on a job's list of commands
-            lib_version=None,
+            driver_info=None,  # CLIENT SETINFO is not on a job's list of commands
             retry=Retry(NoBackoff(), 0),
             # the C packer copies a memoryview twice; this one hands it to the socket
             command_packer=PythonRespSerializer(_WHOLE_BUFFER, _as_bytes),

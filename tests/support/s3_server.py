@@ -1,0 +1,146 @@
+"""A real S3 server for tests: versitygw over a folder, built once from the Go module proxy; else moto, which says so.
+
+`running()` yields the settings to reach a fresh bucket. The server ends with the block.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from surefoot.settings import PersistentSettings
+
+VERSION = "v1.8.0"
+MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
+BUCKET = "checkpoints"
+ACCESS_KEY, SECRET_KEY = "an-access-key", "a-secret-key-nobody-prints"
+START_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """`engine` is `versitygw` or `moto`; `folder` is where versitygw keeps objects as files."""
+
+    engine: str
+    endpoint: str
+    folder: Path | None
+    process: subprocess.Popen[bytes] | None
+
+    def settings(self, prefix: str = "") -> PersistentSettings:
+        """How a job reaches it."""
+        return PersistentSettings(
+            uri=f"s3://{BUCKET}/{prefix}",
+            endpoint=self.endpoint,
+            region="us-east-1",
+            access_key=ACCESS_KEY,
+            secret_key=SECRET_KEY,
+        )
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[S3Server]:
+    """A server with an empty bucket."""
+    program = versitygw()
+    if program is None:
+        warnings.warn("Go is not installed, so S3 tests run against moto instead of versitygw", stacklevel=2)
+        with _moto() as server:
+            yield server
+        return
+    with _versitygw(program, folder) as server:
+        yield server
+
+
+def versitygw() -> Path | None:
+    """The program, built on first use into the user's cache; None without Go."""
+    program = Path.home() / ".cache" / "surefoot" / "bin" / f"versitygw-{VERSION}"
+    if program.exists():
+        return program
+    if shutil.which("go") is None:
+        return None
+    build = program.with_name(f"build-{os.getpid()}")
+    try:
+        subprocess.run(
+            ["go", "install", MODULE],
+            env={**os.environ, "GOBIN": str(build)},
+            check=True,
+            capture_output=True,
+            timeout=600,
+        )
+        os.replace(build / "versitygw", program)  # whoever else builds it now ends with the same file
+    except subprocess.CalledProcessError as error:
+        warnings.warn(f"versitygw could not be built: {error.stderr.decode()[-500:]}", stacklevel=2)
+        return None
+    finally:
+        shutil.rmtree(build, ignore_errors=True)
+    return program
+
+
+@contextmanager
+def _versitygw(program: Path, folder: Path) -> Iterator[S3Server]:
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    sidecar = folder / "sidecar"  # metadata beside the objects: not every file system has extended attributes
+    sidecar.mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", "--sidecar", str(sidecar), str(objects)]
+    environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY, "HOME": str(folder)}
+    with (folder / "versitygw.log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        server = S3Server("versitygw", f"http://127.0.0.1:{port}", objects, process)
+        _make_bucket(server, process)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _moto() -> Iterator[S3Server]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        started = S3Server("moto", f"http://{host}:{port}", None, None)
+        _make_bucket(started, None)
+        yield started
+    finally:
+        server.stop()
+
+
+def _make_bucket(server: S3Server, process: subprocess.Popen[bytes] | None) -> None:
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5)
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        config=config,
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            client.create_bucket(Bucket=BUCKET)
+            break
+        except (BotoCoreError, ClientError):
+            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+                raise
+            time.sleep(0.02)  # between two tries; the condition is its answer
+    client.close()
