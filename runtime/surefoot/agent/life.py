@@ -82,8 +82,8 @@ class Life:
 
     @property
     def running(self) -> int:
-        """The epoch whose trainers live here, 0 if none does."""
-        return self.started if self.alive else 0
+        """The epoch that this agent carries out or has finished; 0 if its trainers were stopped for a newer one."""
+        return self.started if self.alive or self.started == self.claimed else 0
 
     @property
     def step(self) -> int:
@@ -152,6 +152,8 @@ def _take(life: Life, event: Event) -> Step:
 
 def _proceed(life: Life) -> Step:
     """The next thing that the state calls for, or nothing."""
+    if life.gone:
+        return life, ()
     if life.alive:
         overtaken = life.claimed > life.started or life.leaving is not None
         if overtaken and not life.killing:

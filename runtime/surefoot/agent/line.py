@@ -136,6 +136,8 @@ class ArenaGiven:
     slots: int
     slot_bytes: int
     seconds: float
+    busy: tuple[int, ...] = ()
+    """Slots from which an earlier epoch's save still drains; SlotFreed follows for each."""
 
 
 @dataclass(frozen=True, slots=True)

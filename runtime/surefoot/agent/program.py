@@ -6,8 +6,10 @@ written down first: it is how the agent tells the first cause from its echoes on
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import faulthandler
+import gc
 import importlib.machinery
 import json
 import os
@@ -27,6 +29,7 @@ _TEARDOWN_SECONDS = 5.0
 
 def run_program(program: Program) -> NoReturn:
     """Never returns: raises SystemExit, so that the interpreter ends as it does after any program."""
+    atexit.register(gc.unfreeze)  # what the zygote froze must be taken down like everything else, else C++ complains
     try:
         if program.script is not None:
             _run_script(program.script, program.arguments)

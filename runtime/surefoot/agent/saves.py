@@ -21,7 +21,7 @@ class SaveBook:
     staged: tuple[RankSave, ...] = ()
     """Staged, not yet done."""
     committed: dict[RankSave, int] = field(default_factory=dict)
-    """Rank saves that ended, with the number of holders that have them."""
+    """On how many holders each of the newest rank saves is."""
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints that still drain here, oldest first."""
@@ -44,11 +44,13 @@ def staged(book: SaveBook, save: RankSave) -> SaveBook:
     return replace(book, staged=(*(s for s in book.staged if s != save), save))
 
 
-def done(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
-    """The drain of one rank save ended, with this many copies (0: refused or given up)."""
+def written(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
+    """One more holder has all of this rank save."""
     committed = {**book.committed, save: copies}
     newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
-    return SaveBook(
-        staged=tuple(s for s in book.staged if s != save),
-        committed={s: n for s, n in committed.items() if s.checkpoint in newest},
-    )
+    return replace(book, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
+
+
+def freed(book: SaveBook, save: RankSave) -> SaveBook:
+    """The drain of this rank save ended: as many copies as were written are all there will be."""
+    return replace(book, staged=tuple(s for s in book.staged if s != save))

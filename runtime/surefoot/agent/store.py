@@ -15,9 +15,9 @@ from surefoot.agent.deathsig import die_with_parent
 
 def serve_store(port_fd: int) -> None:
     """Binds a free port, writes it as a line into `port_fd`, and never returns."""
-    import torch.distributed
+    from torch._C._distributed_c10d import TCPStore
 
-    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     os.write(port_fd, f"{store.port}\n".encode())
     os.close(port_fd)
     while True:

@@ -1,0 +1,45 @@
+"""`python -m surefoot.agent -- COMMAND ARGS…`: one worker's agent. Its settings come from the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from surefoot.agent.shell import Shell
+from surefoot.errors import ConfigurationError
+from surefoot.settings import AgentSettings, agent_settings
+
+_USAGE = "usage: surefoot-agent -- COMMAND [ARGUMENT…]   (its settings come from SUREFOOT_* in the environment)"
+_BAD_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Console entry; exits with the agent's code."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        sys.stderr.write(f"{_USAGE}\n")
+        sys.exit(_BAD_USAGE)
+    try:
+        settings = agent_settings()
+    except ConfigurationError as error:
+        sys.stderr.write(f"surefoot-agent: {error}\n")
+        sys.exit(_BAD_USAGE)
+    logging.basicConfig(
+        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
+        format=f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    sys.exit(asyncio.run(_live(settings, command)))
+
+
+async def _live(settings: AgentSettings, command: Sequence[str]) -> int:
+    return await Shell(settings, command, os.environ).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Staging memory of one local rank: an anonymous file that the agent maps, touches once, and hands to its trainer.
+
+It outlives the trainer: what was staged is drained although its writer is dead. Made by `staging`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+SLOTS = 2
+_TOUCH_BYTES = 64 << 20
+"""Touched at a time: each piece releases the interpreter lock for its time only."""
+
+
+class MemoryFile:
+    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer."""
+
+    def __init__(self, name: str, slot_bytes: int) -> None:
+        self.slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = SLOTS * self.slot_bytes
+        self.fd = os.memfd_create(f"surefoot-{name}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.memory = memoryview(self._map)
+
+    def touch(self) -> None:
+        """Gives every page its memory now (blocks for seconds a GB: call it in a thread), so that no save pays for it."""
+        size = len(self.memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for offset in range(0, size, _TOUCH_BYTES):
+            ctypes.memset(start + offset, 0, min(_TOUCH_BYTES, size - offset))
+
+    def close(self) -> None:
+        """Whoever still holds a view of the memory keeps the mapping alive, not the name."""
+        os.close(self.fd)
+        try:
+            self.memory.release()
+            self._map.close()
+        except BufferError:
+            pass  # a reader that was given up still looks at it; the mapping ends with the process

@@ -1,0 +1,134 @@
+"""What the coordinator asks of an agent besides training: list, repair, promote, delete. In threads, one at a time.
+
+Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by the shell, on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from surefoot import metrics
+from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
+from surefoot.drain.repair import repair
+from surefoot.errors import ConfigurationError, SurefootError, TierError
+from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.messages import (
+    DropPersistent,
+    FromAgent,
+    Listing,
+    ListPersistent,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+)
+from surefoot.settings import JobSettings
+from surefoot.tiers import PersistentTier, Tier, open_persistent
+
+Request = ListPersistent | RepairSave | DropPersistent
+_QUEUE = 256
+_NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rank saves may be: `memory(holder)` opens one, `holders` names those of the moment, the local one first."""
+
+    memory: Callable[[HolderId], Tier]
+    holders: Callable[[], Sequence[HolderId]]
+
+
+class Chores:
+    """`run` until cancelled, then `close`. Answers go to `answer`, on the loop."""
+
+    def __init__(self, job: JobSettings, places: Places, answer: Callable[[FromAgent], None]) -> None:
+        self._job = job
+        self._places = places
+        self._answer = answer
+        self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
+        self._promoter: Promoter | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, request: Request) -> None:
+        if self._asked.full():
+            metrics.fallbacks.labels(what="chore_dropped").inc()
+            _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
+        self._asked.put_nowait(request)
+
+    def promote(self, message: PromoteSave) -> None:
+        """Uploads in the background; an answer a save."""
+        if self._job.persistent is None:
+            for save in message.saves:
+                self._answer(Persisted(save, error=_NO_TIER))
+            return
+        if self._promoter is None:
+            self._promoter = Promoter(self._sources, self._persistent, self._promoted)
+        self._promoter.promote(message.epoch, message.saves)
+
+    async def run(self) -> None:
+        while True:
+            request = await self._asked.get()
+            self._answer(await asyncio.to_thread(self._carry_out, request))
+
+    async def close(self) -> None:
+        """Calls off the promotion that runs; it can be done again elsewhere."""
+        if self._promoter is not None:
+            await asyncio.to_thread(self._promoter.close)
+
+    # ---- in threads ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, request: Request) -> FromAgent:
+        try:
+            match request:
+                case ListPersistent(number):
+                    return _list(self._persistent(), number)
+                case RepairSave(number, epoch, save, source, target):
+                    memory = self._places.memory
+                    return Repaired(number, repair(save, memory(source), memory(target), epoch))
+                case DropPersistent(number, checkpoints):
+                    return PersistentDropped(number, drop_persistent(self._persistent(), checkpoints))
+        except SurefootError as error:
+            return _failed(request, str(error))
+
+    def _persistent(self) -> PersistentTier:
+        if self._job.persistent is None:
+            raise ConfigurationError(_NO_TIER)
+        return open_persistent(self._job.persistent, self._job.job)
+
+    def _sources(self, save: RankSave) -> list[Tier]:
+        holders = self._places.holders()
+        if not holders:
+            raise TierError(f"{save} cannot be read: no holder is known")
+        return [self._places.memory(holder) for holder in holders]
+
+    def _promoted(self, done: Promoted) -> None:
+        answer = Persisted(done.save, done.error, done.bytes, done.seconds)
+        try:
+            self._loop.call_soon_threadsafe(functools.partial(self._answer, answer))
+        except RuntimeError:
+            pass  # the agent has ended; whoever asked asks another one
+
+
+def _list(tier: PersistentTier, number: int) -> Listing:
+    try:
+        manifests = tier.manifests()
+        layouts = {digest: tier.read_layout(digest) for digest in sorted({m.layout for m in manifests})}
+    finally:
+        tier.close()
+    return Listing(number, tuple(m.to_json() for m in manifests), layouts)
+
+
+def _failed(request: Request, error: str) -> FromAgent:
+    match request:
+        case ListPersistent(number):
+            return Listing(number, error=error)
+        case RepairSave(request=number):
+            return Repaired(number, error)
+        case DropPersistent(number):
+            return PersistentDropped(number, error)

@@ -1,0 +1,186 @@
+"""The agent's line to the coordinator: one WebSocket, opened again forever, while the training goes on undisturbed.
+
+Every connection begins with a Hello; nothing else is said before the Welcome. What the line cannot carry is dropped:
+facts are said again on every Welcome, and whoever asked for something asks again. Runs on the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import random
+import socket
+from collections.abc import Callable
+
+import aiohttp
+
+from surefoot import metrics
+from surefoot.errors import ProtocolError, SurefootError
+from surefoot.protocol.messages import (
+    SUBPROTOCOLS,
+    FromAgent,
+    Heartbeat,
+    Hello,
+    Notice,
+    Refused,
+    ToAgent,
+    Welcome,
+    decode,
+    encode,
+    version_of,
+)
+
+_FIRST_WAIT_SECONDS = 0.05
+_LONGEST_WAIT_SECONDS = 1.0
+_OPEN_SECONDS = 5.0
+_PING_SECONDS = 10.0
+_QUEUE = 1024
+_MESSAGE_BYTES = 64 << 20
+_NOTICES = 100
+_log = logging.getLogger(__name__)
+
+
+class TurnedAway(SurefootError):
+    """The coordinator refused this agent for good."""
+
+
+class CoordinatorLine:
+    """`hello` and `heartbeat` are asked for the words of the moment; `hear` gets every message, Welcome included."""
+
+    def __init__(
+        self,
+        url: str,
+        hello: Callable[[], Hello],
+        heartbeat: Callable[[], Heartbeat],
+        hear: Callable[[ToAgent], None],
+    ) -> None:
+        self._url = url
+        self._hello, self._heartbeat, self._hear = hello, heartbeat, hear
+        self._heartbeat_seconds = 0.5
+        self._changed = asyncio.Event()
+        self._outbox: asyncio.Queue[FromAgent] | None = None
+        self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
+
+    @property
+    def connected(self) -> bool:
+        return self._outbox is not None
+
+    def send(self, message: FromAgent) -> None:
+        """Queues a message; while nobody listens only notices are kept."""
+        if self._outbox is None:
+            if isinstance(message, Notice):
+                self._notices.append(message)
+            return
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            metrics.fallbacks.labels(what="coordinator_slow").inc()
+            self._outbox = None  # the pump sees it and the line is opened anew
+
+    def beat(self) -> None:
+        """A heartbeat now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises TurnedAway if the coordinator wants this agent no more."""
+        wait = _FIRST_WAIT_SECONDS
+        timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_OPEN_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                welcomed = False
+                try:
+                    welcomed = await self._converse(session)
+                except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
+                    _log.info("no line to the coordinator at %s: %s", self._url, error or type(error).__name__)
+                finally:
+                    welcomed = welcomed or self._outbox is not None
+                    self._outbox = None
+                wait = _FIRST_WAIT_SECONDS if welcomed else min(2 * wait, _LONGEST_WAIT_SECONDS)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+
+    async def _converse(self, session: aiohttp.ClientSession) -> bool:
+        """One connection, from hello to its end; whether it was welcomed."""
+        async with asyncio.timeout(_OPEN_SECONDS):
+            websocket = await session.ws_connect(
+                self._url, protocols=SUBPROTOCOLS, heartbeat=_PING_SECONDS, max_msg_size=_MESSAGE_BYTES
+            )
+        async with websocket:
+            raw = websocket.get_extra_info("socket")
+            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            version = version_of(websocket.protocol)
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await websocket.send_str(encode(self._hello(), version))
+                first = await self._next(websocket)
+            if first is None:
+                return False
+            if isinstance(first, Refused):
+                return self._turned_away(first)
+            if not isinstance(first, Welcome):
+                raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
+            self._heartbeat_seconds = first.heartbeat_seconds
+            outbox: asyncio.Queue[FromAgent] = asyncio.Queue(_QUEUE)
+            self._outbox = outbox
+            while self._notices:
+                outbox.put_nowait(self._notices.popleft())
+            self._hear(first)
+            await self._talk(websocket, outbox, version)
+            return True
+
+    async def _talk(
+        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
+    ) -> None:
+        tasks = [
+            asyncio.create_task(self._listen(websocket)),
+            asyncio.create_task(self._pump(websocket, outbox, version)),
+            asyncio.create_task(self._beats(websocket, version)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
+        while (message := await self._next(websocket)) is not None:
+            if isinstance(message, Refused):
+                self._turned_away(message)
+                return
+            self._hear(message)
+
+    async def _pump(
+        self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
+    ) -> None:
+        while self._outbox is outbox:
+            await websocket.send_str(encode(await outbox.get(), version))
+
+    async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
+        while True:
+            self._changed.clear()
+            await websocket.send_str(encode(self._heartbeat(), version))
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._heartbeat_seconds)
+            except TimeoutError:
+                pass  # nothing changed: the next regular one
+
+    @staticmethod
+    async def _next(websocket: aiohttp.ClientWebSocketResponse) -> ToAgent | None:
+        frame = await websocket.receive()
+        if frame.type is aiohttp.WSMsgType.TEXT:
+            message = decode(frame.data)
+            if not isinstance(message, ToAgent):
+                raise ProtocolError(f"a coordinator does not say {type(message).__name__}")
+            return message
+        if frame.type is aiohttp.WSMsgType.BINARY:
+            raise ProtocolError("a binary frame: this is no surefoot coordinator")
+        return None
+
+    def _turned_away(self, refusal: Refused) -> bool:
+        if not refusal.retry:
+            raise TurnedAway(f"the coordinator refused this agent for good: {refusal.reason}")
+        _log.info("the coordinator asks to try again: %s", refusal.reason)
+        return False

@@ -1,0 +1,23 @@
+"""Unix socket paths of any length. The kernel takes 107 bytes; a run folder may be longer. Both ends use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_LONGEST = 100
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """A name of the same socket that is short enough to bind or connect; valid inside the block."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,254 @@
+"""The trainer's end of the line to its agent: what `Checkpointer` saves through when an agent started the program.
+
+A reader thread, owned here and joined by `close`, takes the agent's words; one lock makes the answer to a proposed
+hold atomic with the steps. A line that breaks never stops the training: the agent's death kills this process anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from surefoot import metrics
+from surefoot.agent import line
+from surefoot.agent.framing import Unframer, framed
+from surefoot.agent.line import Attached, Staged, Stepped
+from surefoot.agent.sockets import reachable
+from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
+from surefoot.protocol.identities import Checkpoint
+
+_ATTACH_SECONDS = 30.0
+_ARENA_SECONDS = 300.0
+"""Touching hundreds of GB takes minutes; it happens once in an agent's life."""
+_SEND_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class AgentLink:
+    """`link.Link` over the agent's unix socket. Make it with `connect`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        # everything below is guarded by _changed
+        self._attached: Attached | None = None
+        self._given: line.ArenaGiven | None = None
+        self._arena_fd: int | None = None
+        self._busy: set[int] = set()
+        self._slots = 0
+        self._at = 0
+        self._hold: int | None = None
+        self._level = 0
+        self._broken: str | None = None
+        self._closing = False
+        self._mapping: mmap.mmap | None = None
+        self._memory: memoryview | None = None
+        self._reader = threading.Thread(target=self._read, name="surefoot-link", daemon=True)
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str] = os.environ) -> AgentLink:
+        """The link of the trainer whose environment this is; SurefootError if its agent does not want it."""
+        try:
+            path = environment["SUREFOOT_AGENT_SOCKET"]
+            attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_EPOCH"]), os.getpid())
+        except KeyError as error:
+            raise ConfigurationError(
+                f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
+            ) from error
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with reachable(Path(path)) as name:
+                connection.connect(name)
+        except OSError as error:
+            connection.close()
+            raise SurefootError(f"the agent's socket {path} does not answer: {error}") from error
+        link = cls(connection)
+        link._reader.start()
+        link._send(attach)
+        with link._changed:
+            link._changed.wait_for(lambda: link._attached is not None or link._broken is not None, _ATTACH_SECONDS)
+        if link._attached is None:
+            link.close(0)
+            why = link._broken or "it did not answer"
+            raise SurefootError(f"the agent did not take rank {attach.rank} of epoch {attach.epoch}: {why}")
+        return link
+
+    @property
+    def attached(self) -> Attached:
+        assert self._attached is not None, "connect() waits for it"
+        return self._attached
+
+    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+        """Asks once; the same memory is returned for every later call that it is large enough for."""
+        if self._memory is not None and self._given is not None and self._given.slot_bytes >= slot_bytes:
+            return self._memory, self._given.slots, self._given.slot_bytes
+        given, fd = self._ask_for_memory(slot_bytes)
+        try:
+            self._mapping = mmap.mmap(fd, given.slots * given.slot_bytes)
+        finally:
+            os.close(fd)
+        self._memory = memoryview(self._mapping)
+        return self._memory, given.slots, given.slot_bytes
+
+    def free_slot(self, wait_seconds: float) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free() is not None or self._broken is not None, wait_seconds)
+            return self._free()
+
+    def staged(self, message: Staged) -> None:
+        with self._changed:
+            self._busy.add(message.slot)
+        self._send(message)
+
+    def stepped(self, message: Stepped) -> None:
+        with self._changed:
+            self._at = max(self._at, message.step)
+        self._send(message)
+
+    def held_at(self, step: int) -> bool:
+        with self._changed:
+            # from here on a proposal for this step comes too late and is refused
+            self._at = max(self._at, step)
+            return self._hold == step
+
+    def wait_while_held(self, step: int) -> None:
+        self._send(line.Holding(step))
+        with self._changed:
+            while self._hold == step and self._broken is None:
+                self._changed.wait(1.0)
+
+    def level(self) -> int:
+        with self._changed:
+            return self._level
+
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+        with self._changed:
+            self._at = max(self._at, step)
+        self._send(line.RestoreDone(step, source, size_bytes, seconds))
+
+    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        self._send(line.RestoreFailed(checkpoint, absent, detail))
+
+    def say(self, reason: str, text: str) -> None:
+        self._send(line.Say(reason, text))
+
+    def flush(self, wait_seconds: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy or self._broken is not None, wait_seconds)
+            return not self._busy
+
+    def close(self, step: int) -> None:
+        """Tells the agent and ends the reader. The memory stays mapped for whoever still holds a view of it."""
+        if self._closing:
+            return
+        self._closing = True
+        self._send(line.Closing(step))
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._reader.is_alive():
+            self._reader.join()
+        self._socket.close()
+        self._memory = None
+        self._mapping = None
+
+    def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGiven, int]:
+        with self._changed:
+            before = self._given
+        self._send(line.NeedArena(slot_bytes))
+        with self._changed:
+            self._changed.wait_for(lambda: self._given is not before or self._broken is not None, _ARENA_SECONDS)
+            given, fd, self._arena_fd = self._given, self._arena_fd, None
+            if given is None or given is before or fd is None:
+                why = self._broken or "it did not answer"
+                raise SurefootError(f"the agent gave no staging memory of 2 × {slot_bytes} bytes: {why}; see its log")
+            self._slots = given.slots
+            return given, fd
+
+    def _free(self) -> int | None:
+        return next((slot for slot in range(self._slots) if slot not in self._busy), None)
+
+    def _send(self, message: line.FromTrainer) -> None:
+        data = memoryview(framed(line.encode(message)))
+        deadline = time.monotonic() + _SEND_SECONDS
+        with self._sending:
+            if self._broken is not None:
+                return
+            try:
+                while data:
+                    # the socket stays blocking for the reader; only sending has a time limit
+                    _, writable, _ = select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))
+                    if not writable:
+                        raise TimeoutError(f"nothing for {_SEND_SECONDS:g} s")
+                    with contextlib.suppress(BlockingIOError):
+                        data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            except (OSError, ValueError) as error:  # ValueError: select on a closed socket
+                self._break(f"the agent does not take messages: {error}")
+
+    def _read(self) -> None:
+        unframer = Unframer()
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+                if fds:
+                    self._arena_fd = fds[0]
+                messages = [line.decode(text) for text in unframer.feed(data)]
+            except (OSError, ProtocolError) as error:
+                self._break(f"the line to the agent broke: {error}")
+                return
+            for message in messages:
+                self._take(message)
+            if not data:
+                self._break("the agent closed the line")
+                return
+
+    def _take(self, message: line.FromTrainer | line.ToTrainer) -> None:
+        reply: line.HoldReply | None = None
+        with self._changed:
+            match message:
+                case Attached():
+                    self._attached, self._level = message, message.level
+                case line.ArenaGiven():
+                    self._given = message
+                    self._busy = set(message.busy)
+                case line.SlotFreed(slot=slot):
+                    self._busy.discard(slot)
+                case line.LevelIs(level=level):
+                    self._level = level
+                case line.HoldAt(step=step, verb="propose"):
+                    reply = line.HoldReply(step, accepted=self._accept(step))
+                case line.HoldAt(step=step, verb="bind"):
+                    self._hold = step
+                case line.HoldAt(step=step, verb="cancel"):
+                    if step in (0, self._hold):
+                        self._hold = None
+                case _:
+                    _log.warning("the agent said %s, which a trainer does not expect", type(message).__name__)
+            self._changed.notify_all()
+            if reply is not None:
+                # sent under the lock: the agent must not hear of a later step before this answer
+                self._send(reply)
+
+    def _accept(self, step: int) -> bool:
+        if step == self._hold:
+            return True
+        if step <= self._at:
+            return False
+        self._hold = step
+        return True
+
+    def _break(self, why: str) -> None:
+        with self._changed:
+            if self._broken is None and not self._closing:
+                metrics.fallbacks.labels(what="agent_line_broken").inc()
+                _log.warning("%s: the training goes on, saves do not", why)
+            self._broken = self._broken or why
+            self._changed.notify_all()

@@ -1,0 +1,134 @@
+"""The trainers of the running epoch: starts them, watches them, kills them, says how each ended and what came first.
+
+Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surefoot.agent.causes import Cause, Ending, ErrorReport, first_cause, read_report
+from surefoot.agent.child import Child
+from surefoot.agent.environment import Place, trainer_environment
+from surefoot.agent.events import TrainerExited
+from surefoot.agent.logs import LogForwarder
+from surefoot.agent.starter import Starter
+from surefoot.protocol.messages import Assign
+
+_log = logging.getLogger(__name__)
+_NOT_STARTED = 127
+_KILLED = -9
+
+
+@dataclass(slots=True)
+class _Running:
+    rank: int
+    log: Path
+    error_file: Path
+    child: Child | None = None
+    code: int | None = None
+
+
+@dataclass(slots=True)
+class Trainers:
+    """`on_exit` hears of each end; `folder` is where this worker's logs go."""
+
+    starter: Starter
+    forwarder: LogForwarder
+    folder: Path
+    environment: Mapping[str, str]
+    socket: str
+    on_exit: Callable[[TrainerExited], None]
+    _epoch: int = 0
+    _killed: int = 0
+    _blamed: bool = False
+    _running: dict[int, _Running] = field(default_factory=dict)
+    _watchers: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self, assign: Assign, store: str) -> None:
+        """Every local rank of this epoch. A rank that cannot be started has exited, with the reason as its cause."""
+        self._epoch, self._blamed = assign.epoch, False
+        folder = self.folder / f"epoch-{assign.epoch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._running = {
+            local: _Running(rank, folder / f"rank-{rank}.log", folder / f"rank-{rank}.error.json")
+            for local, rank in enumerate(range(assign.first_rank, assign.first_rank + assign.local_ranks))
+        }
+        running = self._running
+        for local, entry in running.items():
+            entry.error_file.unlink(missing_ok=True)
+            if self._killed >= assign.epoch:  # a newer epoch came while we were starting
+                self._ended(assign.epoch, local, running, _KILLED)
+                continue
+            place = Place(assign, local, store, self.socket, str(entry.error_file))
+            try:
+                entry.child = await self._spawn(place, entry.log)
+            except OSError as error:
+                reason = f"rank {entry.rank} could not be started: {error}"
+                self.on_exit(TrainerExited(assign.epoch, local, _NOT_STARTED, reason))
+                continue
+            if self._killed >= assign.epoch:
+                entry.child.kill()
+            if entry.rank == 0:
+                self.forwarder.follow(entry.log, 0)
+            self._watch(assign.epoch, local, running)
+
+    def kill(self, epoch: int) -> None:
+        """SIGKILL to every trainer of this epoch, those that are just being forked included."""
+        self._killed = max(self._killed, epoch)
+        for entry in self._running.values():
+            if entry.child is not None:
+                entry.child.kill()
+
+    async def close(self) -> None:
+        self.kill(self._epoch)
+        await asyncio.gather(*self._watchers)
+
+    async def _spawn(self, place: Place, log: Path) -> Child:
+        environment = trainer_environment(self.environment, place)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            return await self.starter.trainer(environment, os.getcwd(), output)
+        finally:
+            os.close(output)
+
+    def _watch(self, epoch: int, local: int, running: dict[int, _Running]) -> None:
+        async def watch() -> None:
+            child = running[local].child
+            assert child is not None
+            self._ended(epoch, local, running, await child.exited)
+
+        task = asyncio.create_task(watch())
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    def _ended(self, epoch: int, local: int, running: dict[int, _Running], code: int) -> None:
+        entry = running[local]
+        entry.code = code
+        if entry.rank == 0:
+            self.forwarder.unfollow(entry.log)
+        if code == 0 or self._killed >= epoch:
+            self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
+            return
+        cause = self._cause(running)
+        if not self._blamed:
+            self._blamed = True
+            self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
+        _log.warning("rank %d ended: %s", running[cause.local].rank, cause.text)
+        self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
+
+    def _cause(self, running: dict[int, _Running]) -> Cause:
+        endings = [Ending(local, entry.code, _report(entry.error_file)) for local, entry in running.items()]
+        return first_cause(endings)
+
+
+def _report(path: Path) -> ErrorReport | None:
+    try:
+        return read_report(path.read_text(encoding="utf-8"))
+    except OSError:
+        return None  # it ended without a word
