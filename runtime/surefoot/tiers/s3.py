@@ -136,6 +136,7 @@ _HINTS = {
     "AccessDenied": "allow the job's account to list, get, put and delete here",
     "403": "allow the job's account to list, get, put and delete here",
     "InvalidAccessKeyId": "the secret's access key is not known there",
+    "XAdminUserNotFound": "the secret's access key is not known there",
     "SignatureDoesNotMatch": "the secret's secret key is not the right one",
     "ExpiredToken": "the credentials have expired",
     "NoSuchBucket": "create the bucket, or correct checkpoint.persistent.uri",

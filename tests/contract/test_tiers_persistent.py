@@ -1,0 +1,171 @@
+"""What only the persistent tier promises: claims of epochs, damage found and healed, faults of disks and of S3 servers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import s3_server
+from support.s3_server import S3Server
+from surefoot.errors import ChunkMissing, ConfigurationError, TierFull, TierUnavailable
+from surefoot.format.layouts import Stream, build_layout
+from surefoot.format.manifests import describe
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot.settings import PersistentSettings
+from surefoot.tiers import PersistentTier, open_persistent
+
+
+@pytest.fixture(params=["directory", "s3"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
+    if request.param == "directory":
+        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
+        return
+    with s3_server.running(tmp_path) as server:
+        yield server.settings()
+
+
+@pytest.fixture
+def tier(settings: PersistentSettings) -> Iterator[PersistentTier]:
+    opened = open_persistent(settings, "job-1")
+    yield opened
+    opened.close()
+
+
+def save_one(tier: PersistentTier, save: RankSave) -> RankManifest:
+    stream = Stream(build_layout([]))
+    tier.put_layout(stream.digest, stream.text)
+    tier.put_values(save, b"values")
+    tier.put_digests(save, b"")
+    manifest = describe(save, 2, "abc", stream, (b"", b"values"), 1.0)
+    tier.commit(manifest, save.epoch, ())
+    return manifest
+
+
+def test_every_claim_of_an_epoch_is_a_new_one(tier: PersistentTier, settings: PersistentSettings) -> None:
+    assert tier.claim_epoch() == 1
+    others = [open_persistent(settings, "job-1") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        claimed = list(pool.map(lambda other: other.claim_epoch(), others))
+    assert sorted(claimed) == [2, 3, 4, 5]
+    save_one(tier, RankSave(40, 10, 0))
+    assert tier.claim_epoch() == 41, "an epoch that has saved is taken, claimed or not"
+    for other in others:
+        other.close()
+
+
+def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: PersistentTier) -> None:
+    kept = save_one(tier, RankSave(1, 20, 0))
+    for rank in range(2):
+        save_one(tier, RankSave(1, 10, rank))
+    tier.put_values(RankSave(2, 15, 0), b"its writer died here")
+    assert tier.seen() == (Checkpoint(1, 10), Checkpoint(1, 20), Checkpoint(2, 15))
+    for _ in range(2):
+        tier.drop_checkpoint(Checkpoint(1, 10))
+        tier.drop_checkpoint(Checkpoint(2, 15))
+    assert tier.seen() == (Checkpoint(1, 20),)
+    assert tier.manifests() == (kept,)
+
+
+def test_dropping_the_last_rank_removes_the_checkpoint(tier: PersistentTier) -> None:
+    save = RankSave(1, 20, 0)
+    save_one(tier, save)
+    tier.drop(save, 1, 0)
+    assert tier.seen() == ()
+
+
+def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: PersistentTier) -> None:
+    save = RankSave(1, 20, 0)
+    manifest = save_one(tier, save)
+    text = manifest.to_json().encode()
+    tier._store.put("job-1/20-1/rank-0/manifest.json", text.replace(b'"world":2', b'"world":3'))
+    assert tier.manifests() == ()
+    assert tier.damaged() == ("persistent: job-1/20-1/rank-0/manifest.json",)
+    tier.commit(manifest, 1, ())
+    assert tier.manifests() == (manifest,)
+    assert tier.damaged() == ()
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3Server]:
+    with s3_server.running(tmp_path) as server:
+        yield server
+
+
+def test_an_s3_server_that_is_gone_is_unavailable_not_empty(s3: S3Server) -> None:
+    tier = open_persistent(s3.settings(), "job-1")
+    save_one(tier, RankSave(1, 20, 0))
+    if s3.process is None:
+        pytest.skip("moto runs inside this process and cannot be killed")
+    s3.process.send_signal(signal.SIGKILL)
+    s3.process.wait()
+    for attempt in (tier.manifests, tier.claim_epoch, lambda: tier.put_values(RankSave(1, 30, 0), b"x")):
+        with pytest.raises(TierUnavailable, match="s3://checkpoints"):
+            attempt()
+    tier.close()
+
+
+def test_a_wrong_secret_or_bucket_is_said_without_saying_the_secret(s3: S3Server) -> None:
+    if s3.engine == "moto":
+        pytest.skip("moto does not check credentials")
+    wrong = replace(s3.settings(), secret_key="a-wrong-secret")
+    for settings, hint in (
+        (wrong, "the secret's secret key is not the right one"),
+        (replace(s3.settings(), access_key="nobody"), "the secret's access key is not known there"),
+        (replace(s3.settings(), uri="s3://another-bucket/"), "create the bucket"),
+    ):
+        tier = open_persistent(settings, "job-1")
+        with pytest.raises(TierUnavailable, match=hint) as caught:
+            tier.put_values(RankSave(1, 1, 0), b"x")
+        told = f"{caught.value} {caught.value.__cause__} {settings}"
+        assert "a-wrong-secret" not in told
+        assert s3_server.SECRET_KEY not in told
+        assert "nobody" not in told
+        tier.close()
+
+
+def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "kept"
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+    save = RankSave(1, 20, 0)
+    tier.put_values(save, b"x")
+    written = Path.write_bytes
+
+    def half(path: Path, data: bytes) -> int:
+        written(path, bytes(data)[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(TierFull, match="No space left on device: make room"):
+        tier.put_chunk(save, 0, memoryview(b"123456"))
+    assert os.listdir(root / "job-1" / "20-1" / "rank-0") == ["values"]
+    monkeypatch.undo()
+    tier.put_chunk(save, 0, memoryview(b"123456"))
+    assert tier.read_chunk(save, 0, 0, 6) == b"123456"
+
+
+def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> None:
+    root = tmp_path / "mount" / "kept"
+    tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+    save_one(tier, RankSave(1, 20, 0))
+    root.rename(tmp_path / "elsewhere")
+    for attempt in (tier.manifests, tier.seen, lambda: tier.read_values(RankSave(1, 20, 0))):
+        with pytest.raises(TierUnavailable, match="check the disk or mount"):
+            attempt()
+    (tmp_path / "elsewhere").rename(root)
+    assert len(tier.manifests()) == 1
+    with pytest.raises(ChunkMissing):
+        tier.read_values(RankSave(1, 30, 0))
+
+
+@pytest.mark.parametrize("uri", ["", "folder", "file://host/folder", "file:relative", "s3://", "gs://bucket", "s3:/x"])
+def test_an_uri_that_is_not_one_is_refused_by_its_text(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="are allowed"):
+        open_persistent(PersistentSettings(uri=uri), "job-1")
