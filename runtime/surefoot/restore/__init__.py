@@ -1,1 +1,19 @@
+"""From tiers back into tensors: which copies there are (`catalogue`), what to read (`plan`, pure), and reading it
+verified, with another copy for whatever is damaged (`reader`).
 
+    catalogue = read_catalogue(sources)
+    with CheckpointReader(checkpoint, catalogue, ReadOptions(...)) as reader:
+        values = reader.values(rank)
+        restored = reader.read(destinations)
+        healed = reader.heal()
+"""
+
+from surefoot.restore.catalogue import Catalogue as Catalogue
+from surefoot.restore.catalogue import Source as Source
+from surefoot.restore.catalogue import holder_sources as holder_sources
+from surefoot.restore.catalogue import persistent_source as persistent_source
+from surefoot.restore.catalogue import read_catalogue as read_catalogue
+from surefoot.restore.place import Destination as Destination
+from surefoot.restore.reader import CheckpointReader as CheckpointReader
+from surefoot.restore.reader import ReadOptions as ReadOptions
+from surefoot.restore.reader import Restored as Restored

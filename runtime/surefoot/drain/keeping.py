@@ -1,0 +1,104 @@
+"""Keeps the newest n checkpoints of the persistent tier where there is no leader to do so (library mode, rank 0)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+from surefoot import metrics
+from surefoot.drain.verified import stream_from
+from surefoot.errors import SurefootError
+from surefoot.protocol.completeness import TierReading, complete_persistent, layouts_to_check
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import Lineage, entry_of, newest
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.retention import Standing, persistent_drops
+from surefoot.tiers.persistent import PersistentTier
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """One background thread that looks after each save; several saves at once are one look."""
+
+    def __init__(self, open_tier: Callable[[], PersistentTier], lineage: Lineage, epoch: int, keep: int) -> None:
+        self._open = open_tier
+        self._lineage = lineage
+        self._epoch = epoch
+        self._keep = keep
+        self._layouts: dict[str, Layout] = {}
+        self._looks: queue.Queue[bool] = queue.Queue(maxsize=2)
+        self._thread = threading.Thread(target=self._run, name="surefoot-keeper", daemon=True)
+        self._thread.start()
+
+    def saved(self, checkpoint: Checkpoint) -> None:
+        """A rank save of `checkpoint` is there: older ones may have become superfluous."""
+        self._put(True)
+
+    def close(self, wait_seconds: float = 5.0) -> None:
+        """Finishes the look it is at, and ends."""
+        try:
+            self._looks.put(False, timeout=wait_seconds)
+        except queue.Full:
+            log.warning("the persistent tier hangs while old checkpoints are removed; the thread ends with the process")
+        self._thread.join(wait_seconds)
+
+    def _put(self, look: bool) -> None:
+        try:
+            self._looks.put_nowait(look)
+        except queue.Full:
+            pass  # a look that comes after this save is already queued
+
+    def _run(self) -> None:
+        while self._looks.get():
+            try:
+                self.keep_now()
+            except SurefootError as problem:
+                metrics.fallbacks.labels("retention_failed").inc()
+                log.warning("old checkpoints could not be removed: %s", problem)
+            except Exception:
+                metrics.fallbacks.labels("retention_failed").inc()
+                log.exception("removing old checkpoints failed in an unexpected way")
+
+    def keep_now(self) -> list[Checkpoint]:
+        """Drops what the rules let go; what was dropped."""
+        tier = self._open()
+        try:
+            manifests = tier.manifests()
+            drops = self._drops(tier, manifests, tier.seen())
+            for checkpoint in drops:
+                tier.drop_checkpoint(checkpoint)
+            return drops
+        finally:
+            tier.close()
+
+    def _drops(
+        self, tier: PersistentTier, manifests: tuple[RankManifest, ...], seen: Iterable[Checkpoint]
+    ) -> list[Checkpoint]:
+        covers = self._covers(tier, manifests)
+        whole = complete_persistent(manifests, self._lineage, self._epoch, frozenset(), covers)
+        entry = entry_of(self._lineage, self._epoch)
+        standing = Standing(
+            lineage=self._lineage,
+            epoch=self._epoch,
+            claimed=False,
+            parent=entry.parent if entry is not None else None,
+            watermark=None,
+            persistent=newest(whole),
+            pinned=None,
+            bad=frozenset(),
+        )
+        return persistent_drops(whole, seen, standing, self._keep)
+
+    def _covers(self, tier: PersistentTier, manifests: tuple[RankManifest, ...]) -> dict[frozenset[str], bool]:
+        by_layout = {m.layout: m for m in manifests}
+        answers: dict[frozenset[str], bool] = {}
+        for digests in layouts_to_check(TierReading({}, manifests)):
+            for digest in digests - self._layouts.keys():
+                self._layouts[digest] = stream_from(tier, by_layout[digest]).layout
+            answers[digests] = uncovered([self._layouts[d] for d in digests]) is None
+        self._layouts = {digest: layout for digest, layout in self._layouts.items() if digest in by_layout}
+        return answers

@@ -1,0 +1,59 @@
+"""Reading parts of a rank save from one copy, verified. What does not match raises Corrupt that names part and place.
+
+The parts and their guards: the layout by its own name, digest table and values by the manifest, every block by the
+table. Used by promotion and repair (`copying`) and by restore.
+"""
+
+from __future__ import annotations
+
+from surefoot.errors import Corrupt, ProtocolError
+from surefoot.format.digests import DIGEST_BYTES, first_bad_block
+from surefoot.format.layouts import Stream, read_layout
+from surefoot.format.manifests import check_digests, check_values
+from surefoot.protocol.records import RankManifest
+from surefoot.tiers import Tier
+
+
+def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
+    """The layout of a rank save."""
+    try:
+        stream = read_layout(manifest.layout, tier.read_layout(manifest.layout))
+    except (Corrupt, ProtocolError) as error:
+        raise Corrupt(f"layout {manifest.layout} at {tier.name} is damaged: {error}") from error
+    described = (manifest.stream_bytes, manifest.chunks, manifest.digests_bytes)
+    found = (stream.layout.stream_bytes, len(stream.layout.chunk_starts), stream.blocks * DIGEST_BYTES)
+    if described != found:
+        raise Corrupt(f"the manifest of {manifest.save} and its layout {manifest.layout} describe different bytes")
+    return stream
+
+
+def table_from(tier: Tier, manifest: RankManifest) -> bytes:
+    """The digest table."""
+    table = bytes(tier.read_digests(manifest.save, 0, manifest.digests_bytes))
+    check_digests(manifest, table, tier.name)
+    return table
+
+
+def values_from(tier: Tier, manifest: RankManifest) -> bytes:
+    """The blob of plain values."""
+    values = tier.read_values(manifest.save)
+    check_values(manifest, values, tier.name)
+    return values
+
+
+def chunk_from(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:
+    """A whole chunk, every block of it verified."""
+    data = memoryview(tier.read_chunk(manifest.save, index, 0, stream.layout.chunk_lengths()[index]))
+    check_blocks(data, manifest, stream, table, (tier.name, index, stream.blocks_of_chunk(index)))
+    return data
+
+
+def check_blocks(
+    data: memoryview, manifest: RankManifest, stream: Stream, table: bytes, what: tuple[str, int, range]
+) -> None:
+    """Raises Corrupt unless `data` is exactly these blocks; `what` is (place, chunk, blocks)."""
+    place, chunk, blocks = what
+    wanted = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
+    bad = first_bad_block(data, stream.edges, blocks, wanted)
+    if bad is not None:
+        raise Corrupt(f"chunk {chunk} of {manifest.save} at {place} does not match its digest (block {bad})")

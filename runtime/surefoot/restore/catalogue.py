@@ -1,0 +1,190 @@
+"""Which checkpoints there are and which copies each rank save has, as the tiers' indexes say.
+
+Read by a restoring rank, by `Checkpointer.latest` and `list`, and by library mode to choose its restore point. A tier
+that does not answer is unknown, never empty: its reading is None.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from surefoot.drain.verified import stream_from
+from surefoot.errors import SurefootError, TierError
+from surefoot.holder.connection import Credentials
+from surefoot.protocol.completeness import Covers, TierReading, is_complete, layouts_to_check
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot.settings import PersistentSettings
+from surefoot.tiers import Tier
+from surefoot.tiers.open import open_persistent
+from surefoot.tiers.redis import open_holder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One place that may have copies. `open` gives a connection for one thread."""
+
+    name: str
+    kind: Literal["memory", "persistent"]
+    open: Callable[[], Tier]
+    local: bool = False
+    heals: bool = True
+    """Whether damaged copies here may be rewritten; not in another job's checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one source said it has; `damaged` names index entries that cannot be read."""
+
+    manifests: tuple[RankManifest, ...]
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One checkpoint, for people and for choosing. `copies`: the least over ranks of places that have it."""
+
+    checkpoint: Checkpoint
+    world: int
+    complete: bool
+    copies: int
+    in_memory: bool
+    persistent: bool
+    bytes: int
+    saved_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Sources and their readings, in the same order; None where a source is silent."""
+
+    sources: tuple[Source, ...]
+    readings: tuple[Reading | None, ...]
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        return tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        return tuple(name for r in self.readings if r is not None for name in r.damaged)
+
+    def copies(self, checkpoint: Checkpoint) -> dict[int, list[tuple[int, RankManifest]]]:
+        """rank → (number of the source, its manifest) of every copy of that rank's save."""
+        found: dict[int, list[tuple[int, RankManifest]]] = defaultdict(list)
+        for number, reading in enumerate(self.readings):
+            for manifest in reading.manifests if reading is not None else ():
+                if manifest.save.checkpoint == checkpoint:
+                    found[manifest.save.rank].append((number, manifest))
+        return dict(found)
+
+    def checkpoints(self) -> list[Found]:
+        """Every checkpoint of which anything is there, oldest first; reads the layouts to know which are complete."""
+        names = {s.name: s.kind for s in self.sources}
+        by_source = [r.manifests if r is not None else () for r in self.readings]
+        reading = TierReading({HolderId(name, ""): ms for name, ms in zip(names, by_source, strict=True)}, None)
+        covers = self.covers(reading)
+        found = [self._found(c, ranks, covers) for c, ranks in reading.manifests().items()]
+        return sorted(found, key=lambda f: (f.checkpoint.step, f.checkpoint.epoch))
+
+    def covers(self, reading: TierReading) -> Covers:
+        """Whether the layouts of each candidate cover every tensor once."""
+        manifests = {m.layout: m for r in self.readings if r is not None for m in r.manifests}
+        layouts: dict[str, Layout] = {}
+        answers: dict[frozenset[str], bool] = {}
+        for digests in layouts_to_check(reading):
+            for digest in digests - layouts.keys():
+                layout = self._layout(manifests[digest])
+                if layout is not None:
+                    layouts[digest] = layout
+            known = [layouts[d] for d in digests if d in layouts]
+            answers[digests] = len(known) == len(digests) and uncovered(known) is None
+        return answers
+
+    def _layout(self, manifest: RankManifest) -> Layout | None:
+        """The layout record from whichever source has a good copy."""
+        for source in self.sources:
+            tier: Tier | None = None
+            try:
+                tier = source.open()
+                return stream_from(tier, manifest).layout
+            except SurefootError as problem:
+                log.info("no layout %s from %s: %s", manifest.layout, source.name, problem)
+            finally:
+                if tier is not None:
+                    tier.close()
+        return None
+
+    def _found(self, checkpoint: Checkpoint, ranks: Mapping[int, list[RankManifest]], covers: Covers) -> Found:
+        kinds: dict[str, set[int]] = {"memory": set(), "persistent": set()}
+        copies = self.copies(checkpoint)
+        for rank, places in copies.items():
+            for number, _ in places:
+                kinds[self.sources[number].kind].add(rank)
+        manifests = [ms[0] for ms in ranks.values()]
+        world = manifests[0].world
+        return Found(
+            checkpoint=checkpoint,
+            world=world,
+            complete=is_complete(ranks, covers),
+            copies=min((len(copies.get(rank, ())) for rank in range(world)), default=0),
+            in_memory=kinds["memory"] >= set(range(world)),
+            persistent=kinds["persistent"] >= set(range(world)),
+            bytes=sum(m.stream_bytes + m.values_bytes for m in manifests),
+            saved_at=max(m.saved_at for m in manifests),
+        )
+
+
+def holder_sources(
+    endpoints: Iterable[HolderEndpoint], job: str, account: Credentials, node: str | None, call_seconds: float = 1.0
+) -> list[Source]:
+    """The memory tier; the holder of `node` is the local one."""
+    return [
+        Source(
+            f"memory:{e.holder.node}",
+            "memory",
+            lambda e=e: open_holder(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
+            local=e.holder.node == node,
+        )
+        for e in endpoints
+    ]
+
+
+def persistent_source(settings: PersistentSettings, job: str, heals: bool = True) -> Source:
+    """The persistent tier of `job`, or (not healing) of an older job to begin from."""
+    return Source("persistent", "persistent", lambda: open_persistent(settings, job), heals=heals)
+
+
+def read_catalogue(sources: Sequence[Source]) -> Catalogue:
+    """Reads every index once."""
+    return Catalogue(tuple(sources), tuple(read_index(source) for source in sources))
+
+
+def reread(catalogue: Catalogue) -> Catalogue:
+    """Asks those that were silent once more."""
+    readings = [
+        reading if reading is not None else read_index(source)
+        for source, reading in zip(catalogue.sources, catalogue.readings, strict=True)
+    ]
+    return replace(catalogue, readings=tuple(readings))
+
+
+def read_index(source: Source) -> Reading | None:
+    """What the source has; None if it is silent."""
+    tier: Tier | None = None
+    try:
+        tier = source.open()
+        return Reading(tier.manifests(), tier.damaged())
+    except TierError as silent:
+        log.warning("%s is silent: %s", source.name, silent)
+        return None
+    finally:
+        if tier is not None:
+            tier.close()
