@@ -144,3 +144,18 @@ def ranks_of(tensors: list[torch.Tensor], world: int) -> tuple[int, ...]:
             dtensor: Any = tensor
             return tuple(sorted(int(r) for r in dtensor.device_mesh.mesh.flatten().tolist()))
     return tuple(range(world))
+
+
+class Entries:
+    """Makes entries of one part's tensors, and remembers them: asking DTensor for a place is too slow for each save."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        self._known: dict[str, Entry] = {}
+
+    def of(self, name: str, tensor: torch.Tensor, sharing: Sharing, lazy: bool = False) -> Entry:
+        """The entry of this very tensor."""
+        known = self._known.get(name)
+        if known is None or known.tensor is not tensor:
+            known = self._known[name] = Entry(name, tensor, place(name, tensor, self._ranks), sharing, lazy)
+        return known

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch
-from surefoot.state.entries import Entry, Saved, place, ranks_of
+from surefoot.state.entries import Entries, Entry, Saved, ranks_of
 from surefoot.state.trees import marked, put_together, taken_apart
 
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -76,8 +76,9 @@ class ModulePart:
     def __init__(self, name: str, module: torch.nn.Module, world: int, lazy: frozenset[int]) -> None:
         self.name, self._module, self._lazy = name, module, lazy
         self.parameters = dict(named_parameters(module))
-        self._ranks = ranks_of(list(self.parameters.values()), world)
-        self.everywhere = len(self._ranks) == world
+        ranks = ranks_of(list(self.parameters.values()), world)
+        self._entries = Entries(ranks)
+        self.everywhere = len(ranks) == world
         self._incoming: dict[str, torch.Tensor] = {}
         self._extras = {
             owner_name: owner
@@ -89,7 +90,7 @@ class ModulePart:
         """Live entries, in the module's order."""
         yield from self._standing()
         for name, tensor in self._extra_state()[1].items():
-            yield Entry(name, tensor, place(name, tensor, self._ranks), "lowest")
+            yield self._entries.of(name, tensor, "lowest")
 
     def values(self) -> Any:
         """Extra state of submodules, where they have any."""
@@ -103,7 +104,7 @@ class ModulePart:
         """What a restore fills: the live tensors, and those that `prepare` made."""
         yield from self._standing()
         for name, tensor in self._incoming.items():
-            yield Entry(name, tensor, place(name, tensor, self._ranks), "lowest")
+            yield self._entries.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
         """Everything is filled: hands extra state back."""
@@ -116,10 +117,10 @@ class ModulePart:
     def _standing(self) -> Iterator[Entry]:
         for leaf, parameter in self.parameters.items():
             name = f"{self.name}/{leaf}"
-            yield Entry(name, parameter, place(name, parameter, self._ranks), "split", id(parameter) in self._lazy)
+            yield self._entries.of(name, parameter, "split", id(parameter) in self._lazy)
         for leaf, buffer in named_buffers(self._module):
             name = f"{self.name}/{leaf}"
-            yield Entry(name, buffer, place(name, buffer, self._ranks), "lowest")
+            yield self._entries.of(name, buffer, "lowest")
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}

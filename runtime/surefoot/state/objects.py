@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.errors import ConfigurationError
-from surefoot.state.entries import Entry, Saved, is_dtensor, place
+from surefoot.state.entries import Entries, Entry, Saved, is_dtensor
 from surefoot.state.trees import marked, put_together, taken_apart
 
 
@@ -27,12 +27,12 @@ class ObjectPart:
                 " A loader needs them to go on where it was; surefoot.ElasticLoader has them"
             )
         self.name, self._subject = name, subject
-        self._ranks = tuple(range(world))
+        self._entries = Entries(tuple(range(world)))
         self._incoming: dict[str, torch.Tensor] = {}
 
     def entries(self) -> Iterator[Entry]:
         for name, tensor in self._taken()[1].items():
-            yield Entry(name, tensor, place(name, tensor, self._ranks), "lowest")
+            yield self._entries.of(name, tensor, "lowest")
 
     def values(self) -> Any:
         return self._taken()[0]
@@ -50,7 +50,7 @@ class ObjectPart:
 
     def targets(self) -> Iterator[Entry]:
         for name, tensor in self._incoming.items():
-            yield Entry(name, tensor, place(name, tensor, self._ranks), "lowest")
+            yield self._entries.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
         self._subject.load_state_dict(put_together(values, self._incoming.__getitem__))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch
-from surefoot.state.entries import Entry, Saved, dtype_named, is_dtensor, place, ranks_of
+from surefoot.state.entries import Entries, Entry, Saved, dtype_named, is_dtensor, ranks_of
 from surefoot.state.trees import put_together, taken_apart
 
 
@@ -30,8 +30,9 @@ class OptimizerPart:
                         " give that model too, and build the optimizer after sharding it"
                     )
                 self._names[names[id(parameter)]] = parameter
-        self._ranks = ranks_of(list(self._names.values()), world)
-        self.everywhere = len(self._ranks) == world
+        ranks = ranks_of(list(self._names.values()), world)
+        self._entries = Entries(ranks)
+        self.everywhere = len(ranks) == world
 
     def entries(self) -> Iterator[Entry]:
         """Live state tensors; empty before the first step."""
@@ -39,9 +40,9 @@ class OptimizerPart:
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     name = f"{self.name}/{full_name}/{key}"
-                    yield Entry(name, value, place(name, value, self._ranks), "split", lazy=True)
+                    yield self._entries.of(name, value, "split", lazy=True)
         for name, value in self._group_tensors().items():
-            yield Entry(name, value, place(name, value, self._ranks), "lowest")
+            yield self._entries.of(name, value, "lowest")
 
     def values(self) -> Any:
         """Param groups without their parameters, and what is plain in each parameter's state."""
