@@ -35,6 +35,14 @@ _SERVER_METADATA = (
 )
 
 
+class NotYaml(SpecError):
+    """The file cannot be read as YAML at all. Never repeats its content, which may hold a secret."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, Hidden(), "YAML is")
+        self.args = (f"{where}: this is not YAML: {problem}",)
+
+
 class _StrictLoader(yaml.SafeLoader):
     """Refuses a key that stands twice: the last one would win in silence."""
 
@@ -62,9 +70,9 @@ def load_yaml(content: str) -> dict[str, Any]:
         # the parser's own text repeats the line, which may hold a secret
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the document"
-        raise SpecError(where, Hidden(), f"this is not YAML: {error.problem or 'it cannot be read'}") from None
+        raise NotYaml(where, error.problem or "it cannot be read") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SpecError("the document", Hidden(), f"this is not YAML: {type(error).__name__}") from None
+        raise NotYaml("the document", type(error).__name__) from None
     if len(documents) != 1:
         raise SpecError("the document", len(documents), "exactly one TrainingJob is allowed in a file")
     return mapping(documents[0], "the document")

@@ -47,7 +47,6 @@ class ProcessesFabric:
         self._store = Store(self.folder)
         self._changed = asyncio.Event()
         self._closed = False
-        self._watch: FolderWatch | None = None
         self._ends: dict[Life, int] = {}
 
     async def observe(self) -> FabricSeen:
@@ -73,9 +72,10 @@ class ProcessesFabric:
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when a file of a node, a worker or the job changed, or a node's leader or holder ended."""
-        folders = [self.folder.nodes, self.folder.workers, self.folder.root]
-        self._watch = FolderWatch(folders)
-        asyncio.get_running_loop().add_reader(self._watch.descriptor, self._read_watch)
+        loop = asyncio.get_running_loop()
+        watch = FolderWatch([self.folder.nodes, self.folder.workers, self.folder.root])
+        loop.add_reader(watch.descriptor, self._read, watch)
+        self._changed.set()  # something may have changed between the last look and this watch
         try:
             while True:
                 await self._changed.wait()
@@ -84,8 +84,8 @@ class ProcessesFabric:
                 self._changed.clear()
                 yield
         finally:
-            asyncio.get_running_loop().remove_reader(self._watch.descriptor)
-            self._watch.close()
+            loop.remove_reader(watch.descriptor)
+            watch.close()
 
     async def close(self) -> None:
         self._closed = True
@@ -94,10 +94,9 @@ class ProcessesFabric:
 
     # ---- watching -------------------------------------------------------------------------------------------------
 
-    def _read_watch(self) -> None:
-        assert self._watch is not None
+    def _read(self, watch: FolderWatch) -> None:
         # our own status and event writes are no news
-        if self._watch.read() - {self.folder.status.name, self.folder.events.name}:
+        if watch.read() - {self.folder.status.name, self.folder.events.name}:
             self._changed.set()
 
     def _follow(self, lives: set[Life]) -> None:

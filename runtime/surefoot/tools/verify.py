@@ -1,0 +1,65 @@
+"""`python -m surefoot.tools.verify --job UID [--step N] [--list]`: whether a job's saved bytes are the saved ones.
+
+Which tier comes by environment (SUREFOOT_PERSISTENT_URI, …), so that credentials stand on no command line. Prints one
+line of JSON: {"checkpoints": [{"step", "epoch", "world", "ranks", "bytes", "state", "damaged"}]}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from surefoot.errors import SurefootError
+from surefoot.protocol.identities import Checkpoint
+from surefoot.tiers.persistent import PersistentTier
+from surefoot.tools.whole import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
+
+
+def describe(tier: PersistentTier, checkpoint: Checkpoint, ranks: Ranks, verify: bool) -> dict[str, Any]:
+    """What is there of one checkpoint; with `verify`, every byte of it is read and checked."""
+    whole = is_whole(ranks)
+    damaged: list[str] = []
+    if verify:
+        problem = layout_problem(tier, ranks) if whole else None
+        damaged += [problem] if problem else []
+        for _, manifest in sorted(ranks.items()):
+            try:
+                read_rank(tier, manifest)
+            except SurefootError as error:
+                damaged.append(str(error))
+    state = "damaged" if damaged else "incomplete" if not whole else "verified" if verify else "complete"
+    return {
+        "step": checkpoint.step,
+        "epoch": checkpoint.epoch,
+        "world": next(iter(ranks.values())).world,
+        "ranks": len(ranks),
+        "bytes": sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in ranks.values()),
+        "state": state,
+        "damaged": damaged,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="verify a job's checkpoints in the persistent tier")
+    parser.add_argument("--job", required=True, help="the job's uid")
+    parser.add_argument("--step", type=int, help="only this step")
+    parser.add_argument("--list", action="store_true", help="say what is there without reading it")
+    given = parser.parse_args(arguments)
+    try:
+        tier = open_tier(given.job)
+        found = by_checkpoint(tier)
+        wanted = {c: r for c, r in found.items() if given.step in (None, c.step)}
+        entries = [describe(tier, checkpoint, ranks, not given.list) for checkpoint, ranks in wanted.items()]
+        body: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
+        tier.close()
+    except SurefootError as error:
+        body = {"problem": str(error)}
+    print(json.dumps(body))
+    bad = "problem" in body or body["unreadable_manifests"] or any(e["damaged"] for e in body["checkpoints"])
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
