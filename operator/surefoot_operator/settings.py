@@ -31,10 +31,8 @@ class MemorySettings:
     call_seconds: float = 1.0
     probe_seconds: float = 0.25
     """Holders are asked for their instance this often: how soon one that restarted empty is found."""
-    read_seconds: float = 1.0
+    read_seconds: float = 0.5
     """While Committed, indexes are read this often: how old a watermark may be."""
-    drop_expiry_seconds: float = 5.0
-    """A drop that has not been carried out by then is forgotten. Shorter than any holderReturnSeconds."""
     janitor_seconds: float = 30.0
     threads: int = 16
     """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""

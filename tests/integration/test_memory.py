@@ -281,22 +281,23 @@ async def test_drops_and_marks_reach_the_instance_that_was_read_and_no_other(sta
     await stand.comes(lambda: len(stand.seen().entries) == 2, "both are read")
     await stand.tier.mark(Checkpoint(1, 20), 1)
     other = replace(where.holder, instance="0" * 40)
-    await stand.tier.drop({other: [RankSave(1, 20, 0)], where.holder: [RankSave(1, 10, 0)]}, 1)
+    await stand.tier.drop({other: [RankSave(1, 20, 0)], where.holder: [RankSave(1, 10, 0)]}, 1, 5.0)
     index = client.index()
     assert (index.manifests, index.watermark) == ((newer,), Checkpoint(1, 20))
     await stand.comes(lambda: stand.seen().entries == (newer,), "the drop is seen")
     client.close()
 
 
-async def test_a_drop_that_comes_too_late_is_not_carried_out(stand: Stand) -> None:
+async def test_a_drop_that_comes_too_late_or_while_the_world_changes_is_not_carried_out(stand: Stand) -> None:
     stand.start()
     stand.follow(world=world(1))
     where = await stand.ready()
     client = stand.client(where)
     kept = saved(client, 1, 10)
     await stand.comes(lambda: len(stand.seen().entries) == 1, "it is read")
-    stand.tier._settings = replace(SETTINGS, drop_expiry_seconds=0.0)
-    await stand.tier.drop({where.holder: [RankSave(1, 10, 0)]}, 1)
+    await stand.tier.drop({where.holder: [RankSave(1, 10, 0)]}, 1, 0.0)
+    stand.follow(world=world(2, "Claimed"))
+    await stand.tier.drop({where.holder: [RankSave(1, 10, 0)]}, 1, 5.0)
     assert client.index().manifests == (kept,)
     client.close()
 

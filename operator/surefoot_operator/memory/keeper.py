@@ -60,13 +60,14 @@ class Keeper:
             self._world = world
             self._wake.set()
 
-    def seal(self, epoch: int) -> None:
-        """Seal at this claimed epoch, then read: done by the next visit, which begins now. Repeating it is free."""
+    def seal(self, epoch: int) -> bool:
+        """Seal at this claimed epoch, then read: by the next visit, which begins now. Whether that is still to come."""
         if self.seen is not None and self.seen.read_epoch == epoch:
-            return
+            return False
         if self._sealing != epoch:
             self._sealing = epoch
             self._wake.set()
+        return True
 
     async def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Runs one of the visitor's methods in a thread, between visits."""

@@ -84,11 +84,13 @@ class MemoryTier:
         """Holders that may be named to agents of `epoch`: answering, provisioned, and sealed against older ones."""
         return tuple(h.endpoint for h in self.seen() if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
 
-    def seal(self, holder: HolderId, epoch: int) -> None:
-        """Begins to seal this holder and to read its index; `changed` is called when that is done, or failed."""
+    def seal(self, holder: HolderId, epoch: int) -> bool:
+        """Begins to seal this holder and to read its index; `changed` is called when that is done, or failed.
+
+        Whether that is still to be done: an index will be read later than now.
+        """
         kept = self._keeper_of(holder)
-        if kept is not None:
-            kept.seal(epoch)
+        return kept is not None and kept.seal(epoch)
 
     async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
         """Whether each set of layouts that the readings need covers every tensor once; sets not known are left out."""
@@ -106,14 +108,19 @@ class MemoryTier:
                     log.warning("a checkpoint does not count: %s", problem)
         return dict(self._covers)
 
-    async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int) -> None:
-        """Drops saves from exactly these instances, within the expiry that begins now; what fails is planned again."""
-        until = asyncio.get_running_loop().time() + self._settings.drop_expiry_seconds
+    async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int, seconds: float) -> None:
+        """Drops saves from exactly these instances, for at most so many seconds; what fails is planned again.
+
+        Ends also when the world moves on: nothing is dropped while one is Claimed.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
 
         def due() -> bool:
-            return loop.time() < until
+            world = self._status.world
+            still = world is not None and (world.epoch, world.state) == (epoch, "Committed")
+            return still and loop.time() < until
 
-        loop = asyncio.get_running_loop()
         calls = []
         for holder, saves in drops.items():
             kept = self._keeper_of(holder)

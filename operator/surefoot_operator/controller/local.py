@@ -1,0 +1,135 @@
+"""The operator of one job on one machine: builds its parts, runs them, ends them. `python -m …controller.local`.
+
+Started by the machine under `surefoot local`. It may be killed at any moment and started again: the status lies in
+the run folder, everything else is heard again from agents and holders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.controller.environment import WorkerTelling
+from surefoot_operator.controller.secrets import Secrets, secrets_in
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.server import AgentServer, tokens
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.fabric import Fabric
+from surefoot_operator.fabric.processes.fabric import ProcessesFabric
+from surefoot_operator.memory import MemoryTier
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BEGIN_SECONDS = 10.0
+"""How long the job's file and the port are waited for: a former operator may still be ending."""
+_AGAIN_SECONDS = 0.1
+
+
+class LocalOperator:
+    """One job's operator over any fabric. `start`, then `stop`; `reconciler` runs in between."""
+
+    def __init__(self, fabric: Fabric, secrets: Secrets, settings: OperatorSettings) -> None:
+        self._fabric, self._secrets, self._settings = fabric, secrets, settings
+        self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
+        self._memory: MemoryTier | None = None
+        self._running: asyncio.Task[None] | None = None
+        self.reconciler: Reconciler | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        """Listens, then reconciles. Raises FabricError without a job, OSError if the port stays taken."""
+        job = await _patiently(self._job, FabricError)
+        await _patiently(self._server.start, OSError)
+
+        def changed(urgent: bool = True) -> None:
+            if self.reconciler is not None:
+                self.reconciler.wake(urgent)
+
+        account = self._secrets.holder_account(job.uid)
+        self._memory = MemoryTier(job.uid, account, self._settings.memory, time.time, changed)
+        conversation = Conversation(job.uid, job.spec.health_policy.heartbeat_seconds, time.time, changed)
+        telling = WorkerTelling(self._server.url, self._settings.memory.call_seconds, self._secrets)
+        parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, time.time)
+        self.reconciler = Reconciler(parts)
+        self._server.serve(job.uid, conversation)
+        self._server.lead(True)
+        self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
+        log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
+
+    async def stop(self) -> None:
+        """Ends everything of the operator; workers and holders stay as they are, agents look for a coordinator."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self._server.close()
+        if self._memory is not None:
+            await self._memory.close()
+        await self._fabric.close()
+
+    async def _job(self) -> TrainingJob:
+        return (await self._fabric.observe()).job
+
+
+async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception]) -> T:
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while True:
+        try:
+            return await call()
+        except hopeful:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_AGAIN_SECONDS)  # nothing announces that a port or a file has become usable
+
+
+async def run(folder: Path, port: int) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    settings = OperatorSettings(coordinator=CoordinatorSettings(port=port))
+    operator = LocalOperator(ProcessesFabric(folder), secrets_in(folder), settings)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        await operator.start()
+        await ended.wait()
+    finally:
+        await operator.stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="The operator of one job on this machine.")
+    parser.add_argument("--run-folder", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    try:
+        asyncio.run(run(chosen.run_folder, chosen.port))
+    except (FabricError, OSError) as error:
+        log.error("the operator cannot run: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

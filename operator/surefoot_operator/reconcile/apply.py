@@ -1,0 +1,118 @@
+"""Carries out what plan and upkeep ask for: fabric calls, orders to agents, calls to holders. Called by `reconcile.loop`.
+
+Nothing here decides. Each action is idempotent; an error ends the apply, and the next plan says what is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from surefoot.protocol.identities import HolderId, RankSave, WorkerId
+from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
+from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.coordinator.sessions import Sessions
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import (
+    Action,
+    CleanMemory,
+    CreateWorker,
+    DeleteWorker,
+    ListPersistentTier,
+    ProposeHold,
+    RetireWorkers,
+    SealHolder,
+)
+from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
+from surefoot_operator.reconcile.background import Background
+from surefoot_operator.reconcile.parts import Parts
+
+
+async def carry_out(parts: Parts, actions: Iterable[Action], seen: Observed) -> None:
+    """A plan's actions, in their order."""
+    known = {WorkerId(w.index, w.attempt) for w in seen.workers}
+    for action in actions:
+        if isinstance(action, CreateWorker):
+            # known before it exists: its agent may be quicker than our next look
+            known.add(WorkerId(action.index, action.attempt))
+            parts.conversation.know(known)
+            await parts.fabric.create_worker(action, parts.environment(seen.job, action))
+        elif isinstance(action, DeleteWorker):
+            await parts.fabric.delete_worker(action)
+        elif isinstance(action, CleanMemory):
+            await parts.memory.clean()
+        elif isinstance(action, SealHolder):
+            _seal(parts, action)
+        else:
+            _ask(parts, action, seen)
+
+
+def run_errands(parts: Parts, errands: Iterable[Errand], seen: Observed, background: Background) -> None:
+    """An upkeep's errands: agents are asked, holders are called in the background."""
+    drops: dict[HolderId, tuple[RankSave, ...]] = {}
+    expires: list[float] = []
+    uploads: dict[WorkerId, PromoteSave] = {}
+    for errand in errands:
+        if isinstance(errand, DropSaves):
+            drops[errand.holder] = errand.saves
+            expires.append(errand.expires_seconds)
+        elif isinstance(errand, UploadSaves):
+            uploads[errand.worker] = PromoteSave(errand.epoch, errand.saves)
+        elif isinstance(errand, SealHolder):
+            _seal(parts, errand)
+        else:
+            _ask(parts, errand, seen)
+    _order(parts, lambda orders: order_book.promote(orders, uploads))
+    world = seen.status.world
+    if drops and world is not None:
+        left, epoch = min(expires) - parts.clock(), world.epoch
+        background.start("drops", lambda: parts.memory.drop(drops, epoch, left))
+
+
+def repairing(sessions: Sessions) -> frozenset[RankSave]:
+    """Rank saves that an agent is copying now: their data may lack an index entry."""
+    messages = (order.message for order in sessions.orders.outstanding.values())
+    return frozenset(m.save for m in messages if isinstance(m, RepairSave))
+
+
+def _seal(parts: Parts, action: SealHolder) -> None:
+    world = parts.conversation.sessions.world
+    if parts.memory.seal(action.holder, action.epoch) and world is not None and world.state == "Claimed":
+        # a listing must come after the last index that was read: data moves from memory to the persistent tier
+        _order(parts, order_book.void_listing)
+
+
+def _ask(
+    parts: Parts, action: RetireWorkers | ListPersistentTier | ProposeHold | CopySave | DropPersisted, seen: Observed
+) -> None:
+    now = parts.clock()
+    if isinstance(action, RetireWorkers):
+        workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
+        message = Retire(action.reason, action.exit_code)
+        _order(parts, lambda orders: order_book.retire(orders, workers, message))
+    elif isinstance(action, ListPersistentTier):
+        there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
+        if there:
+            _order(parts, lambda orders: order_book.list_persistent(orders, max(there), action.epoch, now))
+    elif isinstance(action, ProposeHold):
+        world = seen.status.world
+        members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
+        hold = action
+        _order(parts, lambda orders: order_book.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now))
+    elif isinstance(action, CopySave):
+        copy = action
+        _order(
+            parts,
+            lambda orders: order_book.repair(orders, copy.worker, copy.epoch, copy.save, copy.source, copy.target, now),
+        )
+    else:
+        drop = action
+        _order(
+            parts,
+            lambda orders: order_book.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
+        )
+
+
+def _order(parts: Parts, transition: Callable[[Orders], Orders]) -> None:
+    parts.conversation.change(lambda sessions: replace(sessions, orders=transition(sessions.orders)))

@@ -1,0 +1,235 @@
+"""The reconciler: observe, plan, write, tell, act; again when something changed or a plan asked for it.
+
+One instance a job, owned by `controller`. Level-triggered: nothing is remembered from one round to the next but the
+pin of a promotion and when things were last written. The loop never ends by itself: an error is counted, logged and
+tried again with growing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import replace
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator import metrics
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.errors import FabricError, InvariantBroken, WorldMoved
+from surefoot_operator.fabric.fabric import FabricSeen
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import Event, Plan
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.upkeep import Upkeep, upkeep
+from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
+from surefoot_operator.reconcile.background import Background
+from surefoot_operator.reconcile.measure import measure
+from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
+
+log = logging.getLogger(__name__)
+
+GATHERING_SECONDS = 0.005
+"""Several messages of one happening come within so long: they are answered by one plan."""
+
+
+class Reconciler:
+    """Carries one job from spec to end."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._term_seconds = parts.clock()
+        self._wake = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+        self._background = Background()
+        self._pinned: Checkpoint | None = None
+        self._marked: tuple[int, Checkpoint] | None = None
+        self._watermark: Checkpoint | None = None
+        self._written = self._swept = float("-inf")
+        self._said = ""
+
+    def wake(self, urgent: bool = True) -> None:
+        """Something changed. What is not urgent waits for the next progress write, with whatever else comes till then."""
+        if urgent:
+            self._wake.set()
+        elif self._later is None:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(self._parts.settings.progress_seconds, self._wake.set)
+
+    async def run(self) -> None:
+        """Goes on until cancelled."""
+        watching = asyncio.create_task(self._watch(), name="fabric changes")
+        failures = 0
+        try:
+            while True:
+                self._wake.clear()
+                if self._later is not None:
+                    self._later.cancel()
+                    self._later = None
+                began = time.perf_counter()
+                try:
+                    pause = await self.once()
+                    failures = 0
+                except WorldMoved as moved:
+                    log.info("%s", moved)
+                    pause = self._backoff(failures := failures + 1)
+                except Exception as error:  # noqa: BLE001  whatever it was, the job must go on being looked after
+                    failures += 1
+                    self._report(error, failures)
+                    pause = self._backoff(failures)
+                    await asyncio.sleep(pause)
+                    continue
+                finally:
+                    metrics.reconcile_seconds.observe(time.perf_counter() - began)
+                await self._sleep(pause)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            if self._later is not None:
+                self._later.cancel()
+            await self._background.close()
+
+    async def once(self) -> float:
+        """One round; returns after how many seconds the next is due even if nothing changes."""
+        parts = self._parts
+        shown = await parts.fabric.observe()
+        parts.conversation.know(worker_ids(shown))
+        self._stand(shown, shown.status)
+        seen = await observed(parts, shown, self._term_seconds)
+        decided = plan(seen)
+        check(decided, seen)
+        moved = decided.status.world != seen.status.world
+        kept = None if moved else upkeep(replace(seen, status=decided.status), self._pinned)
+        status = decided.status if kept is None else kept.status
+        events = (*decided.events, *(kept.events if kept is not None else ()))
+        later = await self._write(seen, status, bool(events))
+        if not later:
+            self._stand(shown, status)
+        self._say(decided, kept, seen)
+        await carry_out(parts, decided.actions, replace(seen, status=status))
+        if kept is not None:
+            self._upkeep(kept, replace(seen, status=status))
+        await self._tell((*events, *self._notices()))
+        wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
+        return min([w for w in wakes if w is not None], default=parts.settings.longest_sleep_seconds)
+
+    async def _write(self, seen: Observed, status: JobStatus, must: bool) -> float:
+        """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0."""
+        old = seen.status
+        if status == old and not must:
+            return 0.0
+        if not must and _calm(old, status) == old:
+            left = self._written + self._parts.settings.progress_seconds - time.monotonic()
+            if left > 0:
+                return left
+        if status != old:
+            await self._parts.fabric.patch_status(status, old.world)
+            self._written = time.monotonic()
+            measure(old, status, seen.job)
+        return 0.0
+
+    def _stand(self, shown: FabricSeen, status: JobStatus) -> None:
+        """What stands in the API now: the tier follows it, and agents hear what follows from it."""
+        parts = self._parts
+        parts.memory.follow(shown.holders, status)
+        epoch = status.world.epoch if status.world is not None else 0
+        parts.conversation.rule(rule(status, parts.memory.ready(epoch), shown.job.spec.checkpoint.memory.replicas))
+
+    def _upkeep(self, kept: Upkeep, seen: Observed) -> None:
+        parts, world = self._parts, seen.status.world
+        self._pinned, self._watermark = kept.pinned, kept.watermark
+        if world is None or world.state != "Committed":
+            return
+        run_errands(parts, kept.errands, seen, self._background)
+        mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
+        if mark is not None and mark != self._marked:
+            epoch, checkpoint = mark
+            if self._background.start("watermark", lambda: parts.memory.mark(checkpoint, epoch)):
+                self._marked = mark
+        if time.monotonic() - self._swept >= parts.settings.memory.janitor_seconds:
+            self._swept = time.monotonic()
+            busy = repairing(parts.conversation.sessions)
+            self._background.start("janitor", lambda: parts.memory.sweep(self._watermark, busy))
+
+    def _notices(self) -> tuple[Event, ...]:
+        """What agents want people to hear, and what they could not do."""
+        sessions, _ = self._parts.conversation.taken()
+        for failure in sessions.orders.failures:
+            log.warning("%s", failure)
+        return tuple(Event(n.reason, f"{worker}: {n.text}", warning=True) for worker, n in sessions.notices)
+
+    async def _tell(self, events: tuple[Event, ...]) -> None:
+        """Events are for people: one that cannot be kept is in the log, and nothing else fails for it."""
+        for event in events:
+            log.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
+        if not events:
+            return
+        try:
+            await self._parts.fabric.record(events)
+        except FabricError as error:
+            metrics.reconcile_failures.labels("events").inc()
+            log.warning("%d events are in this log only: %s", len(events), error)
+
+    def _say(self, decided: Plan, kept: Upkeep | None, seen: Observed) -> None:
+        """One line for each plan that is news."""
+        errands = kept.errands if kept is not None else ()
+        what = "; ".join(map(str, (*decided.actions, *errands)))
+        line = f"{decided.reason}{': ' if what else ''}{what}"
+        if line != self._said:
+            self._said = line
+            log.info("[%s] %s", _world(seen.status), line)
+
+    async def _watch(self) -> None:
+        """The fabric's changes; a watch that breaks is begun anew."""
+        failures = 0
+        while True:
+            try:
+                async for _ in self._parts.fabric.changes():
+                    failures = 0
+                    self.wake()
+                return
+            except Exception as error:  # noqa: BLE001  without a watch there still are the timers
+                failures += 1
+                self._report(error, failures)
+                await asyncio.sleep(self._backoff(failures))
+
+    async def _sleep(self, pause: float) -> None:
+        try:
+            async with asyncio.timeout(min(pause, self._parts.settings.longest_sleep_seconds)):
+                await self._wake.wait()
+            await asyncio.sleep(GATHERING_SECONDS)
+        except TimeoutError:
+            pass  # the plan asked to look again now
+
+    def _backoff(self, failures: int) -> float:
+        first, longest = self._parts.settings.backoff_seconds
+        return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1.0))
+
+    @staticmethod
+    def _report(error: Exception, failures: int) -> None:
+        metrics.reconcile_failures.labels(type(error).__name__).inc()
+        if isinstance(error, FabricError):
+            log.warning("reconciling failed (%d in a row): %s", failures, error)
+        elif isinstance(error, InvariantBroken):
+            log.error("a plan is not carried out (%d in a row): %s", failures, error)
+        else:
+            log.exception("reconciling failed (%d in a row)", failures)
+
+
+def _calm(old: JobStatus, new: JobStatus) -> JobStatus:
+    """`new` without what only reports progress: that may be written a little later."""
+    return replace(
+        new,
+        step=old.step,
+        progress_seconds=old.progress_seconds,
+        last_complete=old.last_complete,
+        message=old.message,
+        conditions=old.conditions,
+    )
+
+
+def _world(status: JobStatus) -> str:
+    world = status.world
+    return "no world" if world is None else f"epoch {world.epoch} {world.state.lower()}"

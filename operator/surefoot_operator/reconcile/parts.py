@@ -1,0 +1,57 @@
+"""What a reconciler stands on, and the one snapshot that a plan is made from. Called by `reconcile.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import WorkerId
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.sessions import seen as sessions_seen
+from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.memory import MemoryTier
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.settings import OperatorSettings
+
+Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
+"""What a new worker must be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    fabric: Fabric
+    conversation: Conversation
+    memory: MemoryTier
+    environment: Environment
+    settings: OperatorSettings
+    clock: Callable[[], float]
+    """Unix seconds."""
+
+
+async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Observed:
+    """Everything known now, as one value. `shown` was looked up just before."""
+    orders = parts.conversation.sessions.orders
+    covers = await parts.memory.covers(orders.persistent.entries or (), orders.layouts)
+    sessions = parts.conversation.sessions
+    hold = sessions.orders.hold
+    return Observed(
+        now=parts.clock(),
+        term_seconds=term_seconds,
+        job=shown.job,
+        status=shown.status,
+        workers=shown.workers,
+        nodes=shown.nodes,
+        sessions=sessions_seen(sessions),
+        holders=parts.memory.seen(),
+        persistent=sessions.orders.persistent,
+        hold=hold.seen if hold is not None else None,
+        covers=covers,
+        promoted=sessions.orders.promoted,
+        free_nodes=shown.free_nodes,
+    )
+
+
+def worker_ids(shown: FabricSeen) -> frozenset[WorkerId]:
+    return frozenset(WorkerId(w.index, w.attempt) for w in shown.workers)
