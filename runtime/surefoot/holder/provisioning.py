@@ -40,6 +40,11 @@ class HolderAdmin:
         """The server's run id: new with each start, so it tells an empty holder from the one before it."""
         return self._info("server")["run_id"]
 
+    def process(self) -> tuple[str, int]:
+        """Run id and process id of whoever answers here, which may not be the process that was just started."""
+        info = self._info("server")
+        return info["run_id"], int(info["process_id"])
+
     def provision(self, job: str, account: Credentials, epoch: int) -> str:
         """Makes this server a holder of `job`, with fence `epoch` at least; returns its instance.
 

@@ -172,22 +172,26 @@ def fill(settings: ServerSettings) -> None:
 
 
 def _wait(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
+    """The run id, once this very process answers: another server may have the port while ours is about to fail."""
     deadline = time.monotonic() + START_SECONDS
     admin = HolderAdmin(settings.host, settings.port, settings.password)
-    while True:
-        if process.poll() is not None:
-            raise TierError(
-                f"the redis-server for port {settings.port} ended with code {process.returncode}: {_last_line(settings)}"
-            )
-        try:
-            instance = admin.instance()
-        except TierUnavailable:
-            if time.monotonic() > deadline:
-                raise
+    where = f"the redis-server for port {settings.port}"
+    problem: TierUnavailable | None = None
+    try:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise TierError(f"{where} ended with code {process.returncode}: {_last_line(settings)}")
+            try:
+                instance, pid = admin.process()
+            except TierUnavailable as error:
+                problem = error
+            else:
+                if pid == process.pid:
+                    return instance
             time.sleep(0.005)  # between two tries to connect; the condition is its answer
-            continue
+    finally:
         admin.close()
-        return instance
+    raise TierUnavailable(f"{where} did not answer within {START_SECONDS:g} s: {_last_line(settings)}") from problem
 
 
 def _last_line(settings: ServerSettings) -> str:
