@@ -29,7 +29,6 @@ NOT_YET: dict[str, dict[str, str]] = {
         "cleanPodPolicy": "workers leave when the job ends",
         "schedulingPolicy": "put queue and priority into template",
         "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
-        "ttlSecondsAfterFinished": "delete the job yourself",
     },
     "FailurePolicy": {
         "restartStrategy": "trainers are always restarted in place where a worker lives",

@@ -1,6 +1,6 @@
 """What became of every sample: the ledgers of all workers, counted along the history that was kept. Pure.
 
-An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [start, stop], "at"}.
+An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [start, stop], "at", "seconds", "stall_seconds"}.
 Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once.
 """
 

@@ -33,6 +33,8 @@ class Ledger:
             "loss": stepped.loss,
             "samples": list(stepped.samples) if stepped.samples is not None else None,
             "at": time.time(),
+            "seconds": stepped.seconds,
+            "stall_seconds": stepped.stall_seconds,
         }
         try:
             self._file.write(json.dumps(entry) + "\n")
