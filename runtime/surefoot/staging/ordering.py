@@ -98,7 +98,7 @@ class Stager:
         compare_all: bool = False,
     ) -> None:
         """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last."""
-        self.join()
+        self.wait()
         now = [*eager, *(s for s in lazy if s.size_bytes <= SMALL_BYTES)]
         behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
         staging = _Staging(slot, behind, [_stamp(s) for s in behind], [], done)

@@ -88,7 +88,7 @@ class ModulePart:
 
     def entries(self) -> Iterator[Entry]:
         """Live entries, in the module's order."""
-        yield from self._standing()
+        yield from self.standing()
         for name, tensor in self._extra_state()[1].items():
             yield self._entries.of(name, tensor, "lowest")
 
@@ -102,7 +102,7 @@ class ModulePart:
 
     def targets(self) -> Iterator[Entry]:
         """What a restore fills: the live tensors, and those that `prepare` made."""
-        yield from self._standing()
+        yield from self.standing()
         for name, tensor in self._incoming.items():
             yield self._entries.of(name, tensor, "lowest")
 
@@ -114,7 +114,8 @@ class ModulePart:
             self._extras[owner_name].set_extra_state(put_together(tree, self._incoming.__getitem__))
         self._incoming = {}
 
-    def _standing(self) -> Iterator[Entry]:
+    def standing(self) -> Iterator[Entry]:
+        """Parameters and buffers."""
         for leaf, parameter in self.parameters.items():
             name = f"{self.name}/{leaf}"
             yield self._entries.of(name, parameter, "split", id(parameter) in self._lazy)

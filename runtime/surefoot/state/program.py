@@ -77,6 +77,10 @@ class Program:
         """Every live tensor, under the name it is saved by."""
         return [self._own(entry) for part in self._parts for entry in part.entries()]
 
+    def standing(self) -> list[Entry]:
+        """Parameters and buffers of its modules alone: what weights are."""
+        return [entry for part in self._parts if isinstance(part, ModulePart) for entry in part.standing()]
+
     def values(self, step: int) -> bytes:
         """The blob of plain values of this rank at `step`."""
         body = {

@@ -1,0 +1,216 @@
+"""`Checkpointer`: what a training script builds, restores through, and calls once a step."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from surefoot import metrics
+from surefoot.agent.line import Stepped
+from surefoot.agent.link import Link
+from surefoot.checkpointer import restoring
+from surefoot.checkpointer.links import Options, link_of
+from surefoot.checkpointer.saving import Saver
+from surefoot.errors import ConfigurationError
+from surefoot.protocol.identities import Checkpoint
+from surefoot.schedule import Backoff, Schedule
+from surefoot.state import Program
+
+_log = logging.getLogger(__name__)
+
+HOLD_SLOT_SECONDS = 30.0
+"""How long a save that must happen (a held step, `save_now`, the last one) waits for a slot to become free."""
+
+CLOSE_SECONDS = 120.0
+"""How long `close` waits for what is staged to reach its tiers."""
+
+
+class Checkpointer:
+    """Saves and restores a training program, at any world size.
+
+        checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
+        start = checkpointer.restore()
+        ...
+            checkpointer.step(loss)
+
+    Anything with state_dict and load_state_dict may be named (`ema=`, `scheduler=`, a second optimizer). `local` names
+    objects, or patterns of tensor names, that differ on each rank: they return to the same rank of a world of the same
+    size and otherwise stay as the program built them. `seed` is what random generators are derived from in a new
+    world. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
+    """
+
+    def __init__(
+        self,
+        *,
+        local: tuple[str, ...] = (),
+        seed: int = 0,
+        folder: str | None = None,
+        interval_steps: int | None = None,
+        keep: int | None = None,
+        job: str | None = None,
+        link: Link | None = None,
+        **objects: Any,
+    ) -> None:
+        named = {name: subject for name, subject in objects.items() if subject is not None}
+        if not named:
+            raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
+        options = Options(folder, interval_steps, keep, job)
+        self._connected = link_of(options, link)
+        self._link = self._connected.link
+        about = self._link.attached
+        self._about = about
+        self._program = Program(named, about.rank, about.world, tuple(local), seed)
+        self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
+        self._backoff = Backoff()
+        self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
+        self._hooks = [o.register_step_pre_hook(lambda *_: self._saver.join()) for o in self._program.optimizers]
+        self._loader = named.get("loader")
+        self._step = 0
+        self._since = time.perf_counter()
+        self._saved_before = False
+        self._closed = False
+        atexit.register(self._at_exit)
+
+    # ---- what a script calls ---------------------------------------------------------------------------------------
+
+    def restore(self) -> int:
+        """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job."""
+        self._step = restoring.restore(self._program, self._connected)
+        if self._step > 0:
+            self._prepare()
+        self._since = time.perf_counter()
+        return self._step
+
+    def step(self, loss: torch.Tensor | float | None = None) -> int:
+        """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
+        self._step += 1
+        stall = self._stall_of_last_save()
+        if self._step == 1:
+            self._prepare()
+        held = self._link.held_at(self._step)
+        skipped = False
+        level = max(self._backoff.level, self._link.level())
+        if held:
+            self._save_for_certain()
+        elif self._schedule.due(self._step, level):
+            skipped = self._save_if_free()
+        self._report(_plain(loss), stall, skipped, level)
+        if held:
+            self._link.wait_while_held(self._step)
+        return self._step
+
+    def save_now(self) -> bool:
+        """Saves this step on this rank, whether due or not; call it on every rank. False if it failed."""
+        return self._save_for_certain()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that could be restored now, as the tiers say; None if there is none."""
+        found = self.list()
+        return found[-1] if found else None
+
+    def list(self) -> list[Checkpoint]:
+        """Every checkpoint that could be restored now, oldest first."""
+        return restoring.restorable(self._connected)
+
+    def load_weights(self, model: torch.nn.Module, step: int | None = None, name: str = "model") -> int:
+        """Reads only the weights of the object once saved as `name` into `model`: those of `step`, or the newest."""
+        found = [c for c in self.list() if step is None or c.step == step]
+        if not found:
+            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
+        restoring.load_weights(self._connected, found[-1], model, name)
+        return found[-1].step
+
+    def close(self) -> None:
+        """Saves the last step, waits until it is where it belongs, and says goodbye."""
+        if self._closed:
+            return
+        if self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step:
+            self._save_for_certain()
+        self._end(flush_seconds=CLOSE_SECONDS)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if kind is None:
+            self.close()
+        else:
+            self._end(flush_seconds=1.0)  # what an exception interrupted is not a state to save
+        return False
+
+    # ---- how -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _restored_step(self) -> int:
+        return self._about.parent.step if self._about.parent else 0
+
+    def _prepare(self) -> None:
+        try:
+            self._saver.prepare()
+        except Exception as error:  # noqa: BLE001  # no memory to stage in: the training goes on, unprotected
+            _log.warning("no staging memory: %s", error)
+            metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
+
+    def _stall_of_last_save(self) -> float | None:
+        """What the save of the step before cost: inside the call, and before the optimizer step that followed."""
+        stall, self._saver.stall_seconds = self._saver.stall_seconds, 0.0
+        saved, self._saved_before = self._saved_before, False
+        if not saved:
+            return None
+        metrics.stall_seconds.observe(stall)
+        return stall
+
+    def _save_if_free(self) -> bool:
+        result = self._saver.save(self._step, wait_seconds=0.0)
+        self._backoff = self._backoff.skipped() if result == "skipped" else self._backoff.staged()
+        self._saved_before = True
+        return result == "skipped"
+
+    def _save_for_certain(self) -> bool:
+        result = self._saver.save(self._step, wait_seconds=HOLD_SLOT_SECONDS)
+        self._saver.wait()
+        self._saved_before = True
+        if result == "skipped":
+            self._link.say("SaveSkipped", f"step {self._step} had to be saved, and no slot was free: it is not")
+        return self._saver.staged_step == self._step
+
+    def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
+        now = time.perf_counter()
+        samples = getattr(self._loader, "consumed", None)
+        self._link.stepped(Stepped(self._step, loss, now - self._since, stall, samples, skipped, level))
+        self._since = now
+
+    def _end(self, flush_seconds: float) -> None:
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        for hook in self._hooks:
+            hook.remove()
+        self._saver.wait()
+        if not self._link.flush(flush_seconds):
+            _log.warning("what was staged did not reach its tiers within %g s", flush_seconds)
+        self._saver.close()
+        self._connected.close(self._step)
+
+    def _at_exit(self) -> None:
+        """A script that ends without `close` is closed; one that ends by an exception saves nothing more."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
+        else:
+            self._end(flush_seconds=1.0)
+
+
+def _plain(loss: torch.Tensor | float | None) -> float | None:
+    if loss is None:
+        return None
+    number = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+    return number if math.isfinite(number) else None

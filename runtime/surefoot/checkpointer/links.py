@@ -1,0 +1,141 @@
+"""Who keeps this rank's staging memory, and where checkpoints are read from: an agent, or a drain in this process.
+
+Called by `facade` once. With SUREFOOT_AGENT_SOCKET set an agent started this program; otherwise the script's own
+options and SUREFOOT_PERSISTENT_* say where checkpoints go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from surefoot.agent.line import Attached
+from surefoot.agent.link import Link
+from surefoot.checkpointer import library
+from surefoot.checkpointer.world import World, current_world, decided_once
+from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
+from surefoot.drain.keeping import Keeper
+from surefoot.errors import ConfigurationError
+from surefoot.holder.connection import Credentials
+from surefoot.protocol.lineage import Lineage, LineageEntry
+from surefoot.restore.catalogue import Source, holder_sources, persistent_source
+from surefoot.settings import JobSettings, PersistentSettings, job_settings
+from surefoot.tiers.open import open_persistent
+
+LIBRARY_PATIENCE_SECONDS = 60.0
+"""Without an operator nobody decides about a tier that stays silent: then the restore fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a script says where no agent does."""
+
+    folder: str | None = None
+    interval_steps: int | None = None
+    keep: int | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A link, and the places that may have checkpoints of this job (for a new job: of the one it takes up)."""
+
+    link: Link
+    settings: JobSettings
+    sources: tuple[Source, ...]
+    patience_seconds: float | None
+
+    def lineage(self) -> Lineage:
+        return lineage_of(self.link.attached)
+
+    def close(self, step: int) -> None:
+        self.link.close(step)
+
+
+def link_of(options: Options, given: Link | None, environment: Mapping[str, str] = os.environ) -> Connected:
+    """The agent's link if there is an agent, else one of this process."""
+    if given is not None:
+        return with_agent(given, job_settings(environment), environment.get("SUREFOOT_NODE"))
+    if "SUREFOOT_AGENT_SOCKET" in environment:
+        from surefoot.agent.trainer_link import AgentLink
+
+        link = AgentLink.connect(environment)
+        return with_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))
+    return without_agent(library_settings(options, environment))
+
+
+def with_agent(link: Link, settings: JobSettings, node: str | None) -> Connected:
+    about = link.attached
+    foreign = settings.read_only_from if _begins_elsewhere(about, settings) else None
+    sources: list[Source] = []
+    if foreign is None:
+        account = Credentials(settings.holder_user, settings.holder_password)
+        sources += holder_sources(about.holders, settings.job, account, node, settings.holder_call_seconds)
+    if settings.persistent is not None:
+        sources.append(persistent_source(settings.persistent, foreign or settings.job, heals=foreign is None))
+    return Connected(link, settings, tuple(sources), None)
+
+
+def _begins_elsewhere(about: Attached, settings: JobSettings) -> bool:
+    """Whether the restore point is an older job's: no epoch of this job is older than its first."""
+    return settings.read_only_from is not None and about.parent is not None and about.lineage[0][1] == about.parent
+
+
+def without_agent(settings: JobSettings) -> Connected:
+    """Claims an epoch with all ranks of this job and starts this rank's drain."""
+    persistent = settings.persistent
+    if persistent is None:
+        raise ConfigurationError("no folder for checkpoints: give folder= or set SUREFOOT_PERSISTENT_URI")
+    world = current_world()
+
+    def claim() -> str:
+        tier = open_persistent(persistent, settings.job)
+        try:
+            return library.claim(tier, world.size)
+        finally:
+            tier.close()
+
+    about = library.attached(decided_once(world, claim), world, settings)
+    targets = EmbeddedTargets(
+        targets=(PERSISTENT,),
+        open_tier=lambda _: open_persistent(persistent, settings.job),
+        keeper=_keeper(persistent, settings.job, about, world),
+    )
+    sources = (persistent_source(persistent, settings.job),)
+    return Connected(EmbeddedLink(about, targets), settings, sources, LIBRARY_PATIENCE_SECONDS)
+
+
+def _keeper(persistent: PersistentSettings, job: str, about: Attached, world: World) -> Keeper | None:
+    if world.rank != 0:
+        return None
+    return Keeper(lambda: open_persistent(persistent, job), lineage_of(about), about.epoch, persistent.keep)
+
+
+def lineage_of(about: Attached) -> Lineage:
+    return tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in about.lineage)
+
+
+def library_settings(options: Options, environment: Mapping[str, str]) -> JobSettings:
+    """The script's options over the environment's; an interval means every save is kept in the folder."""
+    if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
+        raise ConfigurationError(
+            "no folder for checkpoints, and no surefoot agent started this program: give Checkpointer a folder=, or set"
+            " SUREFOOT_PERSISTENT_URI (file:///folder or s3://bucket/prefix)"
+        )
+    spoken = {**environment, "SUREFOOT_JOB_UID": options.job or environment.get("SUREFOOT_JOB_UID") or "default"}
+    if options.folder is not None:
+        spoken["SUREFOOT_PERSISTENT_URI"] = _uri(options.folder)
+    settings = job_settings(spoken)
+    persistent = settings.persistent
+    assert persistent is not None, "its URI was just set"
+    if options.interval_steps is not None:
+        persistent = replace(persistent, interval_steps=options.interval_steps)
+    if options.keep is not None:
+        persistent = replace(persistent, keep=options.keep)
+    return replace(settings, persistent=persistent, interval_steps=persistent.interval_steps)
+
+
+def _uri(folder: str) -> str:
+    return folder if "://" in folder else Path(folder).resolve().as_uri()

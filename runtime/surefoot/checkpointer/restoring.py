@@ -1,0 +1,110 @@
+"""Brings the restore point back into the live program, and reads weights alone. Called by `facade`.
+
+Tensors in host memory are filled where they lie; others through a host tensor. A program that does not fit is the
+application's failure (StateMismatch); a checkpoint that cannot be read is reported, for the operator to choose another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from surefoot.checkpointer.links import Connected
+from surefoot.errors import Unreadable
+from surefoot.format.layouts import Stream
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import on_lineage
+from surefoot.restore.catalogue import read_catalogue
+from surefoot.restore.place import Destination
+from surefoot.restore.reader import CheckpointReader, ReadOptions
+from surefoot.staging import elements
+from surefoot.state import Entry, Program, Saved, read_values
+
+_log = logging.getLogger(__name__)
+
+DECISION_SECONDS = 60.0
+"""How long a rank that cannot read its checkpoint waits to be stopped by its agent before it fails by itself."""
+
+
+def restore(program: Program, connected: Connected) -> int:
+    """Fills the program from the epoch's restore point; the number of finished steps."""
+    begun = time.perf_counter()
+    link, about = connected.link, connected.link.attached
+    if about.parent is None:
+        link.restored(0, "none", 0, 0.0)
+        return 0
+    try:
+        with _reader(connected, about.parent) as reader:
+            same_world = reader.world == about.world
+            shared = read_values(reader.values(0))
+            own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
+            program.prepare(shared, own, saved_tensors(reader.streams()))
+            targets = program.targets()
+            with torch.no_grad():
+                taken = fill(reader, targets)
+            program.apply(about.parent.step, shared, own)
+            link.restored(about.parent.step, taken[0], taken[1], time.perf_counter() - begun)
+            for damage in reader.heal(about.epoch):
+                link.say("DamageFound", damage)
+    except Unreadable as problem:
+        link.restore_failed(about.parent, problem.absent, str(problem))
+        if connected.patience_seconds is None:
+            # the operator chooses another checkpoint and has this process killed; ending first would look like a fault
+            threading.Event().wait(DECISION_SECONDS)
+        raise
+    return about.parent.step
+
+
+def load_weights(connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str) -> None:
+    """Fills the parameters and buffers of `model` from what was saved as `name`."""
+    about = connected.link.attached
+    program = Program({name: model}, about.rank, about.world, (), 0)
+    with _reader(connected, checkpoint) as reader, torch.no_grad():
+        fill(reader, program.standing())
+
+
+def restorable(connected: Connected) -> list[Checkpoint]:
+    """Complete checkpoints on the lineage, oldest first."""
+    lineage, epoch = connected.lineage(), connected.link.attached.epoch
+    found = read_catalogue(connected.sources).checkpoints()
+    return [f.checkpoint for f in found if f.complete and on_lineage(lineage, f.checkpoint, epoch)]
+
+
+def saved_tensors(streams: Mapping[int, Stream]) -> dict[str, Saved]:
+    """Every tensor of a checkpoint, of all its ranks."""
+    found: dict[str, Saved] = {}
+    for layout in {id(s): s.layout for s in streams.values()}.values():
+        for tensor in layout.tensors:
+            found.setdefault(tensor.name, Saved(tensor.dtype, tensor.shape))
+    return found
+
+
+def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:
+    """Reads the entries' boxes; (source, bytes)."""
+    destinations: list[Destination] = []
+    detours: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for entry in entries:
+        live = entry.local_part()
+        host = live
+        if live.device.type != "cpu" or not live.is_contiguous() or live.is_conj() or live.is_neg():
+            host = torch.empty(live.shape, dtype=live.dtype)
+            detours.append((live, host))
+        if host.numel() == 0:
+            continue
+        memory = elements(host).numpy().reshape(-1).view(np.uint8).data
+        destinations.append(Destination(entry.name, entry.dtype, entry.place.shape, entry.place.box, memory))
+    taken = reader.read(destinations)
+    for live, host in detours:
+        live.copy_(host)
+    return taken.source, taken.read_bytes
+
+
+def _reader(connected: Connected, checkpoint: Checkpoint) -> CheckpointReader:
+    rank = connected.link.attached.rank
+    options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
+    return CheckpointReader(checkpoint, read_catalogue(connected.sources), options)

@@ -1,0 +1,178 @@
+"""One rank's saves: state to a slot, and the sealed slot to the link. Nothing here may stop the training.
+
+A save that fails is a metric, a word to a person and a log line. Called by `facade`, once for each due step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from surefoot import metrics
+from surefoot.agent.line import Staged
+from surefoot.agent.link import Link
+from surefoot.staging import Arena, Outcome, Source, Stager
+from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
+
+_log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4096
+VALUES_ROOM_BYTES = 256 * 1024
+"""Room behind the stream for plain values, which may grow a little from save to save."""
+
+Result = Literal["staged", "skipped", "failed"]
+
+
+class State(Protocol):
+    """What a save needs of the program."""
+
+    def entries(self) -> list[Entry]: ...
+
+    def values(self, step: int) -> bytes: ...
+
+
+class Saver:
+    """Stages saves of one program into the slots of one link."""
+
+    def __init__(self, program: State, link: Link, rank: int, compare_all: bool) -> None:
+        self._program, self._link, self._rank, self._compare_all = program, link, rank, compare_all
+        self._stager = Stager()
+        self._arena: Arena | None = None
+        self._plan: SavePlan | None = None
+        self._told: set[str] = set()
+        self._unsteady: set[str] = set()
+        self.staged_step = 0
+        """Newest step whose slot was sealed and handed over."""
+        self.stall_seconds = 0.0
+        """Time that saves held the training up, since somebody last set it to nought."""
+
+    def prepare(self) -> None:
+        """Gets the staging memory (allocated and touched) before the first save needs it."""
+        entries = self._program.entries()
+        self._room(self._planned(entries), len(self._program.values(0)))
+
+    def save(self, step: int, wait_seconds: float) -> Result:
+        """Begins the save of `step`: eager copies are done when this returns, lazy ones go on behind."""
+        begun = time.perf_counter()
+        try:
+            return self._save(step, wait_seconds)
+        except Exception as error:  # noqa: BLE001  # whatever fails in a save, the training goes on
+            self._failed(step, type(error).__name__, f"the save of step {step} failed: {error}")
+            return "failed"
+        finally:
+            self._stalled(begun)
+
+    def join(self) -> None:
+        """Called before an optimizer changes what is being copied."""
+        begun = time.perf_counter()
+        self._stager.join()
+        self._stalled(begun)
+
+    def wait(self) -> None:
+        """Returns when the save under way is sealed and handed over, or has failed."""
+        self._stager.wait()
+
+    def close(self) -> None:
+        """Ends the copying thread after the save under way."""
+        self._stager.close()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    # ---- one save --------------------------------------------------------------------------------------------------
+
+    def _save(self, step: int, wait_seconds: float) -> Result:
+        self._stager.wait()
+        entries = self._program.entries()
+        plan = self._planned(entries)
+        values = self._program.values(step)
+        arena = self._room(plan, len(values))
+        index = self._link.free_slot(wait_seconds)
+        if index is None:
+            metrics.checkpoint_skipped.inc()
+            return "skipped"
+        slot = arena.slot(index)
+        end = plan.layout.stream_bytes
+        slot[end : end + len(values)] = np.frombuffer(values, dtype=np.uint8)
+        eager, lazy = self._sources(plan, entries)
+        message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
+        self._stager.start(slot, eager, lazy, self._sealing(message), self._compare_all)
+        return "staged"
+
+    def _planned(self, entries: Sequence[Entry]) -> SavePlan:
+        if self._plan is None or self._plan.structure != structure_of(entries):
+            self._plan = save_plan(entries, self._rank)
+        return self._plan
+
+    def _room(self, plan: SavePlan, values_bytes: int) -> Arena:
+        needed = plan.layout.stream_bytes + values_bytes
+        if self._arena is None or self._arena.slot_bytes < needed:
+            wanted = -(-(needed + VALUES_ROOM_BYTES) // PAGE_BYTES) * PAGE_BYTES
+            if self._arena is not None:
+                self._link.flush(60.0)  # what drains from the old memory must be out of it
+                self._arena.close()
+            self._arena = Arena(*self._link.arena(wanted))
+            if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it so
+                self._arena.pin()
+        return self._arena
+
+    def _layout_for(self, plan: SavePlan) -> str | None:
+        return None if plan.digest in self._told else plan.layout_json
+
+    def _sources(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[Source], list[Source]]:
+        by_name = {entry.name: entry for entry in entries}
+        eager: list[Source] = []
+        lazy: list[Source] = []
+        for portion in plan.portions:
+            if portion.start == portion.stop:
+                continue
+            entry = by_name[portion.name]
+            steady = entry.lazy and portion.name not in self._unsteady
+            (lazy if steady else eager).append(_source(entry, portion))
+        return eager, lazy
+
+    def _sealing(self, message: Staged) -> Callable[[Outcome], None]:
+        def seal(outcome: Outcome) -> None:
+            if outcome.sealed:
+                self._link.staged(message)
+                self._told.add(message.layout)
+                self.staged_step = message.step
+                return
+            self._unsteady.update(outcome.changed)
+            if outcome.error is not None:
+                self._failed(message.step, "copy", f"copying step {message.step} failed: {outcome.error}")
+            else:
+                self._failed(
+                    message.step,
+                    "changed",
+                    f"{outcome.changed[0]} changed while step {message.step} was copied ({len(outcome.changed)} such"
+                    " tensors): that save is dropped, and from now on they are copied inside the call",
+                )
+
+        return seal
+
+    def _failed(self, step: int, reason: str, text: str) -> None:
+        metrics.checkpoint_failures.labels(tier="staging", reason=reason).inc()
+        _log.warning("%s", text)
+        try:
+            self._link.say("SaveFailed", text)
+        except Exception:  # noqa: BLE001  # a word that nobody hears must not stop the training either
+            _log.exception("nobody could be told that the save of step %d failed", step)
+
+    def _stalled(self, begun: float) -> None:
+        self.stall_seconds += time.perf_counter() - begun
+
+
+def _source(entry: Entry, portion: Portion) -> Source:
+    slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
+
+    def read() -> torch.Tensor:
+        part = entry.local_part()
+        return part[slices] if slices else part
+
+    return Source(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop)
