@@ -14,6 +14,7 @@ from surefoot_operator.cli.errors import RunError
 from surefoot_operator.cli.faults import Fault, due
 from surefoot_operator.cli.progress import Happened, Progress
 from surefoot_operator.cli.report import Struck
+from surefoot_operator.cli.sizes import checkpoint_bytes
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
@@ -22,6 +23,7 @@ TICK_SECONDS = 0.05
 _NODES_UP_SECONDS = 60.0
 _LEAVING_SECONDS = 10.0
 _OPERATOR_RESTARTS = 3
+_MEASURE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Supervisor:
         self._port = free_port()
         self._operator_away = False
         self._operator_restarts = 0
+        self._measure_at = 0.0
 
     def run(self) -> None:
         """Until the job is over. Raises RunError if it cannot go on, KeyboardInterrupt if it is told to stop."""
@@ -91,7 +94,20 @@ class Supervisor:
         self._strike_what_is_due()
         self._return_what_is_due()
         self._check_operator()
+        self._measure()
         self._show(self._scene)
+
+    def _measure(self) -> None:
+        """Looks up the size of the newest complete checkpoint, seldom: it hardly changes."""
+        newest = self._progress.status.last_complete
+        if newest is None or time.monotonic() < self._measure_at:
+            return
+        self._measure_at = time.monotonic() + _MEASURE_SECONDS
+        # a frozen Redis would make everybody wait
+        names = [name for name in self._scene.nodes if name not in self._machine.frozen]
+        nodes = [record for name in names if (record := self._machine.node_record(name)) is not None]
+        size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
+        self._progress.checkpoint_bytes = size or self._progress.checkpoint_bytes
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + _NODES_UP_SECONDS

@@ -179,8 +179,8 @@ class Machine:
     # ---- the operator ---------------------------------------------------------------------------------------------
 
     def start_operator(self, port: int) -> None:
-        command = [sys.executable, "-m", "surefoot_operator.controller.local"]
-        command += ["--run-folder", str(self.folder.root), "--port", str(port)]
+        command = [sys.executable, "-m", "surefoot_operator.fabric.processes.bound", str(os.getpid())]
+        command += ["surefoot_operator.controller.local", "--run-folder", str(self.folder.root), "--port", str(port)]
         self._operator = self._spawn(command, "operator.log")
 
     def kill_operator(self) -> None:

@@ -1,0 +1,36 @@
+"""How large a complete checkpoint is, as a holder's index says. Called by `supervise` now and then; never in its way."""
+
+from __future__ import annotations
+
+from surefoot.errors import SurefootError
+from surefoot.holder import Credentials, HolderClient
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.fabric.processes.records import NodeRecord
+
+_CALL_SECONDS = 0.3
+
+
+def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) -> int | None:
+    """Bytes of all ranks of one checkpoint, found in the indexes of these nodes' holders; None if not all are there."""
+    found: dict[int, RankManifest] = {}
+    for node in nodes:
+        for manifest in _index_of(job, node):
+            if manifest.save.checkpoint == checkpoint:
+                found[manifest.save.rank] = manifest
+    if not found or len(found) < next(iter(found.values())).world:
+        return None
+    return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
+
+
+def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
+    if node.holder is None:
+        return ()
+    place = HolderEndpoint(HolderId(node.name, ""), node.holder.host, node.holder.port, node.domain)
+    client = HolderClient(place, job, Credentials("", node.holder.admin_password), _CALL_SECONDS)
+    try:
+        return client.index().manifests
+    except SurefootError:
+        return ()  # just killed, or not provisioned yet: a figure for people is not worth waiting for
+    finally:
+        client.close()

@@ -1,0 +1,26 @@
+"""Runs a module in a process that ends with the one that started it: `python -m …bound PARENT_PID MODULE ARGUMENT…`.
+
+Used by `machine` for processes that know nothing of it. Setting the bond before exec would need a fork hook, which is
+unsafe as soon as the starting process has a second thread.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from surefoot_operator.fabric.processes.life import die_with_parent
+
+
+def main() -> None:
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    die_with_parent()
+    if os.getppid() != parent:  # it ended before we had asked to be told
+        sys.exit(1)
+    sys.argv = [module, *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
