@@ -208,7 +208,7 @@ class Copies:
 def _names(damaged: Iterable[str], save: RankSave) -> bool:
     """Whether one of these names is that of the save's index entry, in either tier's spelling."""
     spellings = (
-        f"{save.epoch}:{save.step}:{save.rank}",
+        f" {save.epoch}:{save.step}:{save.rank}",
         f"/{save.step}-{save.epoch}/rank-{save.rank}/",
         str(save),
     )

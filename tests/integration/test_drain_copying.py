@@ -1,0 +1,233 @@
+"""Promotion, repair, upkeep and library mode, on real Redis servers and a folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from support import redis_server
+from support.fake_tiers import MemoryPlace, no_hook
+from support.saves import Saver, arrays
+from surefoot.agent.line import Attached, Staged
+from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
+from surefoot.drain.engine import DrainOptions
+from surefoot.drain.keeping import Keeper
+from surefoot.drain.promotion import Promoted, Promoter, PromotionOptions, drop_persistent
+from surefoot.drain.repair import repair
+from surefoot.drain.slots import Limits
+from surefoot.drain.upkeep import Charge, upkeep
+from surefoot.errors import TierFull, TierUnavailable
+from surefoot.holder.client import HolderClient
+from surefoot.holder.connection import Credentials
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.settings import PersistentSettings
+from surefoot.tiers import open_holder, open_persistent
+from surefoot.tiers.persistent import PersistentTier
+
+SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
+FAST = DrainOptions(Limits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
+QUICK = PromotionOptions(attempts=3, retry_seconds=0.01)
+
+
+class Memory:
+    """Two holders of a fresh job."""
+
+    def __init__(self, endpoints: list[HolderEndpoint], job: str) -> None:
+        self.job = job
+        self.account = Credentials(f"user-{job}", "a password")
+        self.endpoints = {e.holder: e for e in endpoints}
+
+    @property
+    def holders(self) -> tuple[HolderId, ...]:
+        return tuple(self.endpoints)
+
+    def open(self, holder: HolderId):
+        return open_holder(self.endpoints[holder], self.job, self.account)
+
+    def client(self, holder: HolderId) -> HolderClient:
+        return HolderClient(self.endpoints[holder], self.job, self.account)
+
+    def saves(self, holder: HolderId) -> list[RankSave]:
+        tier = self.open(holder)
+        try:
+            return [m.save for m in tier.manifests()]
+        finally:
+            tier.close()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderEndpoint]]:
+    with (
+        redis_server.running(tmp_path_factory.mktemp("one")) as one,
+        redis_server.running(tmp_path_factory.mktemp("two")) as two,
+    ):
+        yield [redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2")]
+
+
+@pytest.fixture
+def memory(servers: list[HolderEndpoint]) -> Memory:
+    made = Memory(servers, str(uuid4()))
+    for endpoint in servers:
+        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(made.job, made.account, 1)
+    return made
+
+
+@pytest.fixture
+def saver(memory: Memory) -> Iterator[Saver]:
+    made = Saver(memory.open, memory.holders, options=FAST)
+    yield made
+    made.close()
+
+
+def folder_tier(path: Path) -> PersistentTier:
+    return open_persistent(PersistentSettings(uri=path.as_uri()), "job")
+
+
+class Done:
+    """Collects what a promoter says."""
+
+    def __init__(self) -> None:
+        self.results: list[Promoted] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, promoted: Promoted) -> None:
+        with self._changed:
+            self.results.append(promoted)
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> list[Promoted]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.results) >= count, 20)
+            return self.results
+
+
+def test_a_promoted_save_is_the_same_save_and_promoting_it_again_is_success(
+    memory: Memory, saver: Saver, tmp_path: Path
+) -> None:
+    save = RankSave(1, 10, 0)
+    saver.save(save, arrays(10, SHAPES))
+    done = Done()
+    promoter = Promoter(lambda _: [memory.open(h) for h in memory.holders], lambda: folder_tier(tmp_path), done, QUICK)
+    promoter.promote(1, [save])
+    assert done.wait(1)[0].error is None
+    promoter.promote(1, [save])
+    assert done.wait(2)[1].error is None
+    there, here = folder_tier(tmp_path).manifests(), memory.open(memory.holders[0]).manifests()
+    assert there == here
+    assert promoter.close()
+    assert drop_persistent(folder_tier(tmp_path), [save.checkpoint]) is None
+    assert folder_tier(tmp_path).manifests() == ()
+
+
+def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
+    places = [MemoryPlace("memory:a"), MemoryPlace("memory:b")]
+    ids = {HolderId(p.name, "1"): p for p in places}
+    saver = Saver(lambda h: ids[h].tier(), tuple(ids), options=FAST)
+    save = RankSave(1, 10, 0)
+    saver.save(save, arrays(10, SHAPES))
+    saver.close()
+    good = dict(places[1].parts)
+    places[0].flip(save, 0, 100)
+    places[1].flip(save, "digests", 3)
+    target, done = MemoryPlace("persistent"), Done()
+    promoter = Promoter(lambda _: [p.tier() for p in places], target.tier, done, QUICK)
+    promoter.promote(1, [save])
+    assert done.wait(1)[0].error is None
+    assert target.parts[save, 0] == good[save, 0]
+    places[1].flip(save, 0, 200)
+    promoter.promote(1, [RankSave(1, 10, 0)])
+    assert "no copy is good" in str(done.wait(2)[1].error)
+    assert promoter.close()
+
+
+@pytest.mark.parametrize("error", [TierFull("disk full"), TierUnavailable("bucket gone")])
+def test_a_persistent_tier_that_is_full_or_gone_is_told_and_used_again_later(error: Exception) -> None:
+    source = MemoryPlace("memory:a")
+    saver = Saver(lambda _: source.tier(), (HolderId("a", "1"),), options=FAST)
+    save = RankSave(1, 10, 0)
+    saver.save(save, arrays(10, SHAPES))
+    saver.close()
+    target, done = MemoryPlace("persistent"), Done()
+
+    def hook(call: str, _: RankSave | None) -> None:
+        if call == "put_chunk":
+            raise error
+
+    target.hook = hook
+    promoter = Promoter(lambda _: [source.tier()], target.tier, done, QUICK)
+    promoter.promote(1, [save])
+    assert done.wait(1)[0].error == str(error)
+    assert not target.index
+    target.hook = no_hook
+    promoter.promote(1, [save])
+    assert done.wait(2)[1].error is None
+    assert promoter.close()
+
+
+def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: Memory) -> None:
+    one, two = memory.holders
+    saver = Saver(memory.open, (one,), options=FAST)
+    save = RankSave(1, 10, 0)
+    saver.save(save, arrays(10, SHAPES))
+    saver.close()
+    assert memory.saves(two) == []
+    memory.client(two).seal(3)
+    assert "epoch 3 rules" in str(repair(save, memory.open(one), memory.open(two), 2))
+    assert memory.saves(two) == []
+    assert repair(save, memory.open(one), memory.open(two), 3) is None
+    assert memory.saves(two) == [save]
+
+
+def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory: Memory, saver: Saver) -> None:
+    one, two = memory.holders
+    for step in (10, 20, 30):
+        saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
+    saver.drain.retarget((one,), frozenset({one}), 1)
+    saver.save(RankSave(1, 40, 0), arrays(40, SHAPES))
+    clients = {h: memory.client(h) for h in memory.holders}
+    domains = {h: h.node for h in memory.holders}
+    charge = Charge((LineageEntry(1, None, 1),), 1, replicas=2, keep=1, domains=domains)
+    kept = upkeep(clients, charge)
+    assert kept.watermark == Checkpoint(1, 30)
+    assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
+    assert memory.saves(two) == [RankSave(1, 30, 0)]
+    assert upkeep(clients, charge).dropped == 0
+    clients[two].seal(2)
+    assert upkeep(clients, charge).fenced
+
+
+def attached(epoch: int = 1) -> Attached:
+    return Attached(
+        job="job", epoch=epoch, world=1, rank=0, incarnation="me", parent=None, lineage=((epoch, None, 1),),
+        holders=(), targets=(), replicas=1, interval_steps=10, persistent_interval_steps=None, level=0,
+    )  # fmt: skip
+
+
+def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -> None:
+    keeper = Keeper(lambda: folder_tier(tmp_path), (LineageEntry(1, None, 1),), 1, keep=2)
+    link = EmbeddedLink(attached(), EmbeddedTargets((PERSISTENT,), lambda _: folder_tier(tmp_path), keeper))
+    source = Saver(lambda _: folder_tier(tmp_path), (), options=FAST)
+    memory, slots, slot_bytes = link.arena(200_000)
+    assert (slots, memory.nbytes) == (2, 2 * slot_bytes)
+    for step in (10, 20, 30, 40):
+        slot = link.free_slot(10)
+        assert slot is not None
+        stream = source.stage(0, RankSave(1, step, 0), arrays(step, SHAPES))
+        size = stream.layout.stream_bytes
+        values = b'{"plain": 1}'
+        begin = slot * slot_bytes
+        memory[begin : begin + size + len(values)] = source.memory[: size + len(values)]
+        link.staged(Staged(slot, step, size, len(values), stream.digest, stream.text))
+        assert link.flush(10)
+        source.drain.flush(10)
+    del memory
+    link.close(40)
+    source.close()
+    keeper.keep_now()
+    assert [m.save.step for m in folder_tier(tmp_path).manifests()] == [30, 40]
