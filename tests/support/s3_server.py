@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import boto3
 from botocore.config import Config
@@ -54,7 +55,7 @@ def running(folder: Path) -> Iterator[S3Server]:
     """A server with an empty bucket."""
     program = versitygw()
     if program is None:
-        warnings.warn("Go is not installed, so S3 tests run against moto instead of versitygw", stacklevel=2)
+        _say("versitygw is not here and cannot be built without Go, so S3 tests run against moto")
         with _moto() as server:
             yield server
         return
@@ -80,11 +81,18 @@ def versitygw() -> Path | None:
         )
         os.replace(build / "versitygw", program)  # whoever else builds it now ends with the same file
     except subprocess.CalledProcessError as error:
-        warnings.warn(f"versitygw could not be built: {error.stderr.decode()[-500:]}", stacklevel=2)
+        _say(f"versitygw could not be built: {error.stderr.decode()[-500:]}")
         return None
     finally:
         shutil.rmtree(build, ignore_errors=True)
     return program
+
+
+def _say(text: str) -> None:
+    """Into the summary of the test run; not an error there, as other warnings are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(text, stacklevel=3)
 
 
 @contextmanager
@@ -118,6 +126,8 @@ def _moto() -> Iterator[S3Server]:
     try:
         host, port = server.get_host_and_port()
         started = S3Server("moto", f"http://{host}:{port}", None, None)
+        # all servers of one process share their objects: begin with none
+        urlopen(Request(f"{started.endpoint}/moto-api/reset", method="POST"), timeout=5).close()
         _make_bucket(started, None)
         yield started
     finally:
