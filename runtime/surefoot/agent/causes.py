@@ -23,8 +23,8 @@ _ECHOES = re.compile(
             r"(remote (process|peer|side)|peer).*(exited|closed|lost|shutdown|gone)",
             r"nccl.*(remote error|unhandled system error|socket|watchdog)|ncclremoteerror|ncclsystemerror",
             r"watchdog.*(timeout|timed out)|collective operation.*timed? ?out",
-            r"\bDistStoreError\b|\bDistNetworkError\b|tcpstore.*(time|recv|closed|connect|broken)|store.*timed? ?out",
-            r"socket (timeout|timed out)|timed out (waiting|after) .*ms",
+            r"tcpstore.*(time|recv|closed|connect|broken)|store.*timed? ?out",
+            r"socket (timeout|(has )?timed out)|timed out (waiting|after) |timeout caused pair closure",
             r"failed to recv, got 0 bytes|sendbytes failed|recvvalue failed",
         )
     ),
@@ -80,7 +80,7 @@ def is_echo(report: ErrorReport) -> bool:
     kind = report.kind.rpartition(".")[2]
     if kind not in _COLLECTIVE_TYPES | _ERRORS_OF_COLLECTIVES:
         return False
-    return kind in _COLLECTIVE_TYPES or _ECHOES.search(report.message) is not None
+    return _ECHOES.search(report.message) is not None
 
 
 def describe(code: int | None, report: ErrorReport | None) -> str:

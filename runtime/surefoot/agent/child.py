@@ -64,9 +64,9 @@ class Child:
 class OwnChild(Child):
     """A direct child of the agent, which reaps it itself."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], forget: Callable[[int], None]) -> None:
         self._process = process
-        super().__init__(process.pid)
+        super().__init__(process.pid, forget)
 
     def _await_code(self) -> None:
         self.has_code(self._process.wait())

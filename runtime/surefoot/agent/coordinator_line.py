@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import random
 import socket
@@ -81,6 +82,12 @@ class CoordinatorLine:
     def beat(self) -> None:
         """A heartbeat now."""
         self._changed.set()
+
+    async def emptied(self, seconds: float) -> None:
+        """Waits until what was queued is sent, a little while."""
+        if self._outbox is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), seconds)
 
     async def run(self) -> None:
         """Until cancelled. Raises TurnedAway if the coordinator wants this agent no more."""
@@ -157,6 +164,7 @@ class CoordinatorLine:
     ) -> None:
         while self._outbox is outbox:
             await websocket.send_str(encode(await outbox.get(), version))
+            outbox.task_done()
 
     async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
         while True:

@@ -23,6 +23,7 @@ from surefoot.agent.coordinator_line import CoordinatorLine, TurnedAway
 from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life, advance
 from surefoot.agent.logs import LogForwarder
+from surefoot.agent.orphans import Orphans, adopt_orphans
 from surefoot.agent.staging import Staging, StagingWatcher
 from surefoot.agent.starter import Hosted, Starter
 from surefoot.agent.trainer_line import Trainer, TrainerLine
@@ -63,7 +64,10 @@ class Shell:
         self._starter = Starter(
             command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
         )
-        self._trainers = Trainers(self._starter, self._forwarder, logs, environment, str(path), self._exited)
+        self._orphans = Orphans(self._starter.own)
+        self._trainers = Trainers(
+            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
+        )
         self._trainer_line = TrainerLine(path, self._admit, self._from_trainer)
         self._line = CoordinatorLine(settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator)
         places = Places(self._staging.open_tier, self._staging.holders)
@@ -72,6 +76,7 @@ class Shell:
     async def run(self) -> int:
         """The agent's life; returns its exit code."""
         loop = asyncio.get_running_loop()
+        adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         self._forwarder.start()
@@ -291,9 +296,6 @@ class Shell:
         if rank is not None:
             self._trainer_line.tell(self._life.started, rank, line.SlotFreed(slot, step, ok))
 
-    def _exited(self, event: on.TrainerExited) -> None:
-        self.dispatch(event)
-
     # ---- the rest -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
@@ -312,6 +314,7 @@ class Shell:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
         while True:
             await asyncio.sleep(pause)
+            self._orphans.reap()
             self.dispatch(on.Ticked(time.monotonic()))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:

@@ -47,8 +47,13 @@ class Starter:
         self._lives = 0
         self._zygote = ZygoteClient(self._changed)
         self._closing = False
+        self._cold_children: set[int] = set()
         if self._program is None:
             _log.info("%s is not a program of this interpreter: trainers start cold", " ".join(command))
+
+    def own(self) -> set[int]:
+        """Pids of the agent's own children."""
+        return self._cold_children | ({self._zygote.pid} if self._zygote.pid else set())
 
     def start(self) -> None:
         self._lives += 1
@@ -106,17 +111,17 @@ class Starter:
         output: int,
         fds: tuple[int, ...] = (),
     ) -> Child:
-        return OwnChild(
-            subprocess.Popen(
-                [sys.executable, "-m", module, *words],
-                env=dict(environment),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=fds,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=fds,
         )
+        self._cold_children.add(process.pid)
+        return OwnChild(process, self._cold_children.discard)
 
     def _changed(self) -> None:
         if self._closing:

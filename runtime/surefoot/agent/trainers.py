@@ -1,6 +1,7 @@
 """The trainers of the running epoch: starts them, watches them, kills them, says how each ended and what came first.
 
-Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life.
+Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
+the last rank only when nothing that the ranks started is left.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from surefoot.agent.child import Child
 from surefoot.agent.environment import Place, trainer_environment
 from surefoot.agent.events import TrainerExited
 from surefoot.agent.logs import LogForwarder
+from surefoot.agent.orphans import Orphans
 from surefoot.agent.starter import Starter
 from surefoot.protocol.messages import Assign
 
@@ -43,6 +45,7 @@ class Trainers:
     folder: Path
     environment: Mapping[str, str]
     socket: str
+    orphans: Orphans
     on_exit: Callable[[TrainerExited], None]
     _epoch: int = 0
     _killed: int = 0
@@ -70,6 +73,7 @@ class Trainers:
                 entry.child = await self._spawn(place, entry.log)
             except OSError as error:
                 reason = f"rank {entry.rank} could not be started: {error}"
+                entry.code = _NOT_STARTED
                 self.on_exit(TrainerExited(assign.epoch, local, _NOT_STARTED, reason))
                 continue
             if self._killed >= assign.epoch:
@@ -101,7 +105,12 @@ class Trainers:
         async def watch() -> None:
             child = running[local].child
             assert child is not None
-            self._ended(epoch, local, running, await child.exited)
+            code = await child.exited
+            running[local].code = code
+            if all(entry.code is not None for entry in running.values()):
+                # the last one: what the ranks started themselves goes with them, before anybody says "stopped"
+                await self.orphans.sweep()
+            self._ended(epoch, local, running, code)
 
         task = asyncio.create_task(watch())
         self._watchers.add(task)

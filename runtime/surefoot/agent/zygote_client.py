@@ -55,6 +55,11 @@ class ZygoteClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
+    @property
+    def pid(self) -> int:
+        """0 before it was started."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self, program: Program | None, environment: Mapping[str, str], output: int) -> None:
         """Starts the process; it gets warm in the background."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -162,6 +167,8 @@ class ZygoteClient:
         self._line = None
         self.warm = False
         self.dead = True
+        if self._process is not None:
+            self._process.poll()
         for future in self._forking.values():
             if not future.done():
                 future.set_exception(CannotFork("the warm process died"))

@@ -1,0 +1,323 @@
+"""What an agent decides, by tables and by random lives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.agent import events as on
+from surefoot.agent.events import Command, Event
+from surefoot.agent.life import Life, advance
+from surefoot.agent.line import HoldAt
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import (
+    Assign,
+    Exited,
+    Finished,
+    Held,
+    Hold,
+    HoldAnswer,
+    Holders,
+    Stopped,
+    StoreReady,
+    UnreadableSave,
+)
+
+
+def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int = 2) -> Assign:
+    return Assign(
+        epoch=epoch,
+        world=ranks,
+        first_rank=0,
+        local_ranks=ranks,
+        group_rank=0,
+        group_size=1,
+        restarts=0,
+        parent=None,
+        lineage=(),
+        token="t",
+        hosts_store=hosts,
+        store=store,
+        holders=(),
+        targets=(),
+        replicas=1,
+    )
+
+
+def live(*events: Event, life: Life | None = None) -> tuple[Life, list[Command]]:
+    """The life after these events, and everything it decided."""
+    life = life or Life()
+    said: list[Command] = []
+    for event in events:
+        life, commands = advance(life, event)
+        said += commands
+    return life, said
+
+
+def sent(commands: list[Command]) -> list[object]:
+    return [c.message for c in commands if isinstance(c, on.Send)]
+
+
+def running(epoch: int = 1, ranks: int = 2) -> Life:
+    life, _ = live(on.WarmChanged(True), on.Assigned(assign(epoch, ranks=ranks)), on.StoreUp(epoch, "h:1"))
+    life, _ = live(*(on.Attached(epoch, i) for i in range(ranks)), life=life)
+    assert life.alive
+    return life
+
+
+def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.StepDone:
+    return on.StepDone(epoch, local, number, 0.5, 0.1, None, 0, at)
+
+
+def test_trainers_start_when_warm_and_the_store_is_known() -> None:
+    life, said = live(on.Assigned(assign(1)))
+    assert not any(isinstance(c, on.StartStore) for c in said), "not warm yet"
+    life, said = live(on.WarmChanged(True), life=life)
+    assert on.StartStore(1) in said
+    life, said = live(on.StoreUp(1, "h:1"), life=life)
+    assert StoreReady(1, "h:1") in sent(said)
+    assert on.StartTrainers(assign(1), "h:1") in said
+
+
+def test_a_member_that_hosts_nothing_waits_for_the_store() -> None:
+    life, said = live(on.WarmChanged(True), on.Assigned(assign(1, hosts=False)))
+    assert not any(isinstance(c, on.StartTrainers) for c in said)
+    whole = assign(1, hosts=False, store="other:7")
+    _, said = live(on.Assigned(whole), life=life)
+    assert on.StartTrainers(whole, "other:7") in said
+
+
+def test_an_assignment_heard_again_starts_nothing() -> None:
+    _, said = live(on.Assigned(assign(1)), on.Assigned(assign(1, store="h:1")), life=running())
+    assert not any(isinstance(c, on.StartTrainers | on.KillTrainers | on.StartStore) for c in said)
+
+
+def test_trainers_that_ended_are_not_started_again_in_their_epoch() -> None:
+    life = running(ranks=1)
+    _, said = live(on.TrainerExited(1, 0, 1, "x"), on.Assigned(assign(1, ranks=1)), on.WarmChanged(True), life=life)
+    assert not any(isinstance(c, on.StartTrainers) for c in said)
+
+
+def test_stopped_is_said_once_everything_is_reaped() -> None:
+    life, said = live(on.StopAsked(2), life=running())
+    assert said == [on.KillTrainers(1)]
+    life, said = live(on.TrainerExited(1, 0, -9), life=life)
+    assert sent(said) == []
+    life, said = live(on.TrainerExited(1, 1, -9), life=life)
+    assert sent(said) == [Stopped(2)]
+    assert on.StopStore(2) in said
+    _, said = live(on.StopAsked(2), life=life)
+    assert sent(said) == [Stopped(2)], "a coordinator that returned asks again"
+
+
+def test_a_newer_assignment_stops_first_and_starts_then() -> None:
+    life, said = live(on.Assigned(assign(2)), life=running(ranks=1))
+    assert not any(isinstance(c, on.StartStore | on.StartTrainers) for c in said)
+    life, said = live(on.TrainerExited(1, 0, -9), life=life)
+    assert [type(c) for c in said if not isinstance(c, on.Beat)] == [on.StopStore, on.Send, on.StartStore]
+    _, said = live(on.StoreUp(2, "h:2"), life=life)
+    assert any(isinstance(c, on.StartTrainers) and c.assign.epoch == 2 for c in said)
+
+
+@pytest.mark.parametrize("event", [on.StopAsked(1), on.StopAsked(0), on.Assigned(assign(0)), on.StoreUp(0, "old:1")])
+def test_an_older_word_changes_nothing(event: Event) -> None:
+    life = running()
+    after, said = live(event, life=life)
+    assert after == life
+    assert not any(isinstance(c, on.KillTrainers | on.StartTrainers) for c in said)
+
+
+def test_the_first_exit_is_said_and_the_survivors_killed_before() -> None:
+    life, said = live(on.TrainerExited(1, 1, 1, "ValueError: x", False, 1), life=running())
+    assert said == [on.KillTrainers(1), on.Send(Exited(1, 1, 1, "ValueError: x", secondary=False, step=0))]
+    _, said = live(on.TrainerExited(1, 0, -9, "killed by SIGKILL"), life=life)
+    assert sent(said) == []
+
+
+def test_what_happened_is_said_again_to_whoever_welcomes_us() -> None:
+    life, _ = live(on.TrainerExited(1, 1, 1, "x", False, 1), on.TrainerExited(1, 0, -9), life=running())
+    _, said = live(on.Welcomed(), life=life)
+    assert [type(m) for m in sent(said)] == [StoreReady, Exited]
+    life, _ = live(on.StopAsked(2), life=life)
+    _, said = live(on.Welcomed(), life=life)
+    assert sent(said) == [], "facts belong to their epoch"
+
+
+def test_finished_means_exited_and_drained() -> None:
+    life, said = live(
+        step(1, 0, 9), step(1, 1, 9), on.TrainerExited(1, 0, 0), on.TrainerExited(1, 1, 0), life=running()
+    )
+    assert on.Flush(1) in said
+    assert sent(said) == []
+    _, said = live(on.Flushed(1), life=life)
+    assert sent(said) == [Finished(1, 0, 9)]
+
+
+def test_a_flush_of_an_older_epoch_finishes_nothing() -> None:
+    life, _ = live(on.TrainerExited(1, 0, 0), on.Assigned(assign(2, ranks=1)), life=running(ranks=1))
+    life, said = live(on.StoreUp(2, "h:2"), on.Flushed(1), on.TrainerExited(2, 0, 0), life=life)
+    assert on.Flush(2) in said
+    assert not any(isinstance(m, Finished) for m in sent(said))
+
+
+def test_leaving_kills_flushes_and_exits_in_this_order() -> None:
+    life, said = live(on.LeaveAsked(143), life=running(ranks=1))
+    assert said == [on.KillTrainers(1)]
+    life, said = live(on.TrainerExited(1, 0, -9), life=life)
+    assert on.Flush(1) in said
+    life, said = live(on.Flushed(1), life=life)
+    assert said == [on.Exit(143)]
+    _, said = live(on.Flushed(1), on.Assigned(assign(5)), on.WarmChanged(True), life=life)
+    assert said == []
+
+
+def test_a_hang_is_counted_from_the_first_step_only() -> None:
+    life = replace(running(), step_timeout_seconds=10.0)
+    life, said = live(on.Ticked(1000.0), life=life)
+    assert said == [], "before the first step there may be minutes of compilation"
+    life, _ = live(step(1, 0, 1, at=1000.0), step(1, 1, 1, at=1001.0), step(1, 0, 2, at=1001.5), life=life)
+    life, said = live(on.Ticked(1011.0), life=life)
+    assert said == []
+    life, said = live(on.Ticked(1012.0), life=life)
+    (exited,) = sent(said)
+    assert isinstance(exited, Exited)
+    assert (exited.rank, exited.step, exited.cause) == (1, 1, "hang: no step for 10 s after step 1")
+    assert said[0] == on.KillTrainers(1)
+
+
+@pytest.mark.parametrize(
+    "event", [on.HoldReached(1, 0, 2), on.Closed(1, 0), on.TrainerExited(1, 0, 0)], ids=["held", "closed", "done"]
+)
+def test_whoever_waits_or_is_done_does_not_hang(event: Event) -> None:
+    life = replace(running(), step_timeout_seconds=10.0)
+    _, said = live(step(1, 0, 1), step(1, 1, 1), event, on.Ticked(1000.0), life=life)
+    assert not any(isinstance(c, on.KillTrainers) for c in said)
+
+
+def test_a_hold_needs_every_rank_and_is_held_when_all_stand() -> None:
+    life, said = live(on.HoldAsked(Hold(1, 8, "propose")), life=running())
+    assert said == [on.TellHold(HoldAt(8, "propose"))]
+    life, said = live(on.HoldAnswered(1, 0, 8, True), life=life)
+    assert sent(said) == []
+    life, said = live(on.HoldAnswered(1, 1, 8, True), life=life)
+    assert sent(said) == [HoldAnswer(1, 8, accepted=True)]
+    life, said = live(on.HoldAsked(Hold(1, 8, "propose")), life=life)
+    assert sent(said) == [HoldAnswer(1, 8, accepted=True)], "asked again by a coordinator that returned"
+    life, said = live(on.HoldReached(1, 0, 8), on.HoldReached(1, 1, 8), life=life)
+    assert sent(said) == [Held(1, 8)]
+    life, said = live(on.HoldAsked(Hold(1, 0, "cancel")), on.Welcomed(), life=life)
+    assert Held(1, 8) not in sent(said)
+
+
+def test_one_rank_that_is_already_there_refuses_the_hold_once() -> None:
+    events = (on.HoldAsked(Hold(1, 8, "propose")), on.HoldAnswered(1, 1, 8, False), on.HoldAnswered(1, 0, 8, True))
+    _, said = live(*events, life=running())
+    assert sent(said) == [HoldAnswer(1, 8, accepted=False)]
+
+
+def test_a_hold_is_refused_where_a_rank_cannot_be_asked() -> None:
+    life, _ = live(on.WarmChanged(True), on.Assigned(assign(1)), on.StoreUp(1, "h:1"))
+    _, said = live(on.HoldAsked(Hold(1, 8, "propose")), life=life)
+    assert sent(said) == [HoldAnswer(1, 8, accepted=False)]
+    _, said = live(on.HoldAsked(Hold(2, 8, "propose")), life=running())
+    assert sent(said) == [HoldAnswer(2, 8, accepted=False)]
+
+
+def test_changed_holders_are_kept_for_trainers_that_attach_later() -> None:
+    holders = Holders(1, (), (), 3)
+    life, said = live(on.HoldersChanged(holders), life=running())
+    assert on.Retarget(holders) in said
+    assert life.assign is not None
+    assert life.assign.replicas == 3
+    _, said = live(on.HoldersChanged(Holders(2, (), (), 3)), life=life)
+    assert said == []
+
+
+def test_restoring_is_done_when_every_rank_is() -> None:
+    life, _ = live(on.Restored(1, 0, "memory", 0.0), life=running())
+    assert (life.restored, life.restored_from) == (False, None)
+    one, _ = live(on.Restored(1, 1, "memory", 0.0), life=life)
+    assert (one.restored, one.restored_from) == (True, "memory")
+    two, _ = live(on.Restored(1, 1, "persistent", 0.0), life=life)
+    assert two.restored_from == "mixed"
+    none, _ = live(on.Restored(1, 0, "none", 0.0), on.Restored(1, 1, "none", 0.0), life=running())
+    assert (none.restored, none.restored_from) == (True, None)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_reported_with_its_rank() -> None:
+    _, said = live(on.RestoreImpossible(1, 1, Checkpoint(0, 4), False, "bad"), life=running())
+    assert sent(said) == [UnreadableSave(1, Checkpoint(0, 4), 1, False, "bad")]
+
+
+def test_a_store_that_does_not_come_up_fails_the_epoch_once() -> None:
+    life, _ = live(on.WarmChanged(True), on.Assigned(assign(1)))
+    life, said = live(on.StoreLost(1, "no torch"), life=life)
+    (exited,) = sent(said)
+    assert isinstance(exited, Exited)
+    assert "no torch" in exited.cause
+    _, said = live(on.Assigned(assign(1, store="h:1")), life=life)
+    assert not any(isinstance(c, on.StartTrainers) for c in said)
+
+
+def test_a_heartbeat_goes_out_at_once_with_the_first_step_of_all() -> None:
+    life, said = live(step(1, 0, 41), life=running())
+    assert on.Beat() not in said
+    life, said = live(step(1, 1, 41), life=life)
+    assert on.Beat() in said
+    _, said = live(step(1, 0, 42), step(1, 1, 42), life=life)
+    assert said == []
+
+
+epochs = st.integers(0, 4)
+locals_ = st.integers(0, 1)
+EVENTS = st.one_of(
+    st.builds(on.WarmChanged, st.booleans()),
+    st.just(on.Welcomed()),
+    st.builds(lambda e, h, s: on.Assigned(assign(e, h, s)), epochs, st.booleans(), st.sampled_from([None, "o:1"])),
+    st.builds(on.StopAsked, epochs),
+    st.builds(on.StoreUp, epochs, st.just("h:1")),
+    st.builds(on.StoreLost, epochs, st.just("gone")),
+    st.builds(on.TrainerExited, epochs, locals_, st.sampled_from([0, 1, -9])),
+    st.builds(on.Attached, epochs, locals_),
+    st.builds(step, epochs, locals_, st.integers(1, 9), st.floats(0, 100)),
+    st.builds(on.HoldAsked, st.builds(Hold, epochs, st.integers(0, 9), st.sampled_from(["propose", "bind", "cancel"]))),
+    st.builds(on.HoldAnswered, epochs, locals_, st.integers(0, 9), st.booleans()),
+    st.builds(on.HoldReached, epochs, locals_, st.integers(0, 9)),
+    st.builds(on.Flushed, epochs),
+    st.builds(on.LeaveAsked, st.just(3)),
+    st.builds(on.Ticked, st.floats(0, 2000)),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(events: list[Event]) -> None:
+    life, started, alive, exits = Life(), [], set(), 0
+    stopped = 0
+    for event in events:
+        if isinstance(event, on.TrainerExited):
+            if (event.epoch, event.local) not in alive:
+                continue  # only what lives can die
+            alive.discard((event.epoch, event.local))
+        claimed = life.claimed
+        life, commands = advance(life, event)
+        assert life.claimed >= claimed
+        for command in commands:
+            match command:
+                case on.StartTrainers(new, _):
+                    assert not alive, "two epochs' trainers at once"
+                    assert new.epoch == life.claimed
+                    assert new.epoch >= life.stopped
+                    started.append(new.epoch)
+                    alive = {(new.epoch, i) for i in range(new.local_ranks)}
+                case on.Send(Stopped(epoch)):
+                    assert not any(e < epoch for e, _ in alive), "said to be reaped, and lives"
+                    assert epoch >= stopped
+                    stopped = epoch
+                case on.Exit():
+                    assert not alive
+                    exits += 1
+    assert started == sorted(set(started)), "an epoch was started twice, or an older one after a newer"
+    assert exits <= 1
