@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
+from surefoot_operator.policy import errands as errand
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
 
 CALL_LIMIT_SECONDS = 1.0
+
+Todo = act.Action | errand.Errand
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Watch:
     entries: tuple[RankManifest, ...] = ()
     busy: bool = False
     sealing: bool = False
+    dropping: bool = False
     polled: float = -10.0
     provisioned: bool = False
 
@@ -59,8 +63,6 @@ class Operator:
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
-        self.pinned_ranks = 0
-        self.upkeep_due = 0.0
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._applying = False
@@ -147,7 +149,7 @@ class Operator:
     def _tick(self) -> None:
         """Looks at holders, and at the clock, five times a second."""
         self._watch_holders()
-        if self.engine.now >= min(self._wake_at, self.upkeep_due + 0.5):
+        if self.engine.now >= self._wake_at:
             self.poke()
         self.engine.after(0.2, self.process, self._tick)
 
@@ -165,16 +167,23 @@ class Operator:
             workers=fabric.workers(),
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
-            holders=tuple(
-                HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
-                for w in self.watches.values()
-            ),
+            holders=self._holders(),
             persistent=order.persistent,
             hold=order.hold.seen if order.hold is not None else None,
             covers=simulation.covers,
             promoted=order.promoted,
             free_nodes=fabric.free_nodes(),
         )
+
+    def _holders(self) -> tuple[HolderSeen, ...]:
+        """What this operator saw of holders; one that status names and this term never met is silent."""
+        seen = [
+            HolderSeen(w.endpoint, w.state, w.since, w.fence, w.read_epoch, w.entries)  # type: ignore[arg-type]
+            for w in self.watches.values()
+        ]
+        unmet = [e for e in self._status.named_holders if e.holder not in self.watches]
+        seen += [HolderSeen(e, "Silent", self.sessions.term_seconds) for e in unmet]
+        return tuple(seen)
 
     def _reconcile(self) -> None:
         self._planned = False
@@ -185,31 +194,35 @@ class Operator:
         self._speak()
         observed = self.observe()
         plan = self.simulation.decide(observed)
+        status, errands = plan.status, ()
+        if status.world == observed.status.world:
+            kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
+            status, errands, self.pinned = kept.status, kept.errands, kept.pinned
         self._wake_at = self.engine.now + (plan.wake_after_seconds if plan.wake_after_seconds is not None else 3600.0)
-        if plan.status != observed.status or plan.actions:
+        if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self._applying = True
-        self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, plan)
+        todo = [*plan.actions, *errands]
+        self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
 
-    def _apply(self, observed: Observed, plan: act.Plan) -> None:
-        if plan.status != observed.status:
-            if not self.simulation.store.patch(self, plan.status, observed.status.world):
-                self.engine.say("{}: the world moved, planning again", self.process.name)
+    def _apply(self, observed: Observed, status: JobStatus, todo: list[Todo]) -> None:
+        if status != observed.status:
+            if not self.simulation.store.patch(self, status, observed.status):
+                self.engine.say("{}: status moved, planning again", self.process.name)
                 self._applied()
                 self.poke()
                 return
-            self._status = plan.status
+            self._status = status
             self.engine.after(0.004, self.process, self.poke)
-        self._carry_out(list(plan.actions), observed)
+        self._carry_out(todo)
 
-    def _carry_out(self, rest: list[act.Action], observed: Observed) -> None:
+    def _carry_out(self, rest: list[Todo]) -> None:
         if not rest:
             self._applied()
-            self.simulation.upkeep(self, observed)
             return
         self._do(rest[0])
         self._speak()
-        self.engine.after(self.engine.rng.uniform(0.0005, 0.005), self.process, self._carry_out, rest[1:], observed)
+        self.engine.after(self.engine.rng.uniform(0.0005, 0.005), self.process, self._carry_out, rest[1:])
 
     def _applied(self) -> None:
         self._speak()
@@ -218,9 +231,9 @@ class Operator:
             self._again = False
             self.poke()
 
-    def _do(self, action: act.Action) -> None:
-        self.engine.say("  {}", action)
-        order, now = self.sessions.orders, self.engine.now
+    def _do(self, action: Todo) -> None:
+        if self.engine.tracing:
+            self.engine.say("  {}", action)
         match action:
             case act.CreateWorker():
                 self.simulation.fabric.create(action)
@@ -228,23 +241,35 @@ class Operator:
             case act.DeleteWorker():
                 self.simulation.fabric.delete(action)
                 self.poke()
-            case act.RetireWorkers(indexes, exit_code, reason):
-                order = orders.retire(order, indexes, said.Retire(reason, exit_code))
             case act.SealHolder(holder, epoch):
                 self._seal(holder, epoch)
-            case act.ListPersistentTier(epoch, index):
-                worker = next(
-                    (w for w, s in self.sessions.by_worker.items() if w.index == index and s.seen.connected), None
-                )
-                if worker is not None:
-                    order = orders.list_persistent(order, worker, epoch, now)
-            case act.ProposeHold(epoch, step, verb):
-                members = self._status.world.members if self._status.world else ()
-                order = orders.propose_hold(
-                    order, epoch, step, verb, [WorkerId(m.index, m.attempt) for m in members], now
-                )
+            case errand.DropSaves(holder, epoch, saves, expires):
+                self._drop(holder, epoch, list(saves), expires)
             case act.CleanMemory():
                 self.simulation.cleaned = True
+            case _:
+                self._ask(action)
+
+    def _ask(self, action: Todo) -> None:
+        """What agents are to be told: it goes to the order book, and from there to their lines."""
+        order, now = self.sessions.orders, self.engine.now
+        match action:
+            case act.RetireWorkers(indexes, exit_code, reason):
+                order = orders.retire(order, indexes, said.Retire(reason, exit_code))
+            case act.ListPersistentTier(epoch, index):
+                there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
+                if there:
+                    order = orders.list_persistent(order, max(there), epoch, now)
+            case act.ProposeHold(epoch, step, verb):
+                members = self._status.world.members if self._status.world else ()
+                everyone = [WorkerId(m.index, m.attempt) for m in members]
+                order = orders.propose_hold(order, epoch, step, verb, everyone, now)
+            case errand.CopySave(worker, epoch, save, source, target):
+                order = orders.repair(order, worker, epoch, save, source, target, now)
+            case errand.UploadSaves(worker, epoch, saves):
+                order = orders.promote(order, {**order.promotions, worker: said.PromoteSave(epoch, saves)})
+            case errand.DropPersisted(worker, epoch, checkpoints):
+                order = orders.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()
@@ -287,14 +312,23 @@ class Operator:
             if isinstance(answer, Unavailable | Refusal):
                 self._turn(watch, "Silent")
                 return
-            watch.fence = answer
+            watch.fence, entries = answer
+            now = self._status.world
+            if entries is not None and now is not None and (now.epoch, now.state) == (epoch, "Committed"):
+                changed = (watch.read_epoch, watch.entries) != (epoch, entries)
+                watch.read_epoch, watch.entries = epoch, entries
+                if changed:
+                    self.poke()
             self._turn(watch, "Ready")
 
         rule = self._status.world
         claimed = rule is not None and rule.state == "Claimed"
-        # while Claimed only SealHolder raises a fence: the drains of the old epoch still have their grace
-        fence = epoch - 1 if claimed else epoch
-        self.network.call(self.process, holder.process, lambda: holder.provision(fence), done, CALL_LIMIT_SECONDS)
+
+        # while Claimed only SealHolder raises a fence and reads: the drains of the old epoch still have their grace
+        def visit() -> tuple[int, tuple[RankManifest, ...] | None]:
+            return (holder.provision(epoch - 1), None) if claimed else (holder.provision(epoch), holder.read())
+
+        self.network.call(self.process, holder.process, visit, done, CALL_LIMIT_SECONDS)
 
     def _seal(self, identity: HolderId, epoch: int) -> None:
         watch, holder = self.watches.get(identity), self.simulation.holders[identity]
@@ -334,25 +368,19 @@ class Operator:
 
         self.network.call(self.process, holder.process, lambda: holder.seal(epoch), sealed, CALL_LIMIT_SECONDS)
 
-    # ---- upkeep, asked for by simulation.upkeep ---------------------------------------------------------------------
+    def _drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
+        """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
+        world, watch = self._status.world, self.watches.get(target)
+        due = world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.engine.now < expires
+        if not saves or not due or watch is None or watch.state != "Ready" or watch.dropping:
+            return
+        watch.dropping = True
+        holder, save = self.simulation.holders[target], saves[0]
 
-    def read_all(self, epoch: int, done: Any) -> None:
-        """Reads every ready holder's index once: what retention, repair and the watermark are decided from."""
-        wanted = [w for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch]
-        readings: dict[HolderId, tuple[RankManifest, ...]] = {}
-        left = [len(wanted)]
-        if not wanted:
-            done(readings)
-
-        def one(watch: Watch, answer: Any) -> None:
-            left[0] -= 1
+        def done(answer: Any) -> None:
+            watch.dropping = False
             if not isinstance(answer, Unavailable | Refusal):
-                readings[watch.endpoint.holder] = answer
-            if left[0] == 0:
-                done(readings)
+                watch.entries = tuple(m for m in watch.entries if m.save != save)
+                self._drop(target, epoch, saves[1:], expires)
 
-        for watch in wanted:
-            holder = self.simulation.holders[watch.endpoint.holder]
-            self.network.call(
-                self.process, holder.process, holder.read, lambda answer, w=watch: one(w, answer), CALL_LIMIT_SECONDS
-            )
+        self.network.call(self.process, holder.process, lambda: holder.drop(save, epoch), done, CALL_LIMIT_SECONDS)

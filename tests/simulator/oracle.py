@@ -85,7 +85,11 @@ class Oracle(Watcher):
             name = holder.endpoint.holder
             if holder.state == "Ready" and holder.read_epoch != world.epoch:
                 self.fail(f"epoch {world.epoch} is committed although {name} was not read for it")
-            if holder.state == "Silent" and name in named and name.instance not in new.given_up:
+            another = any(
+                h.state == "Ready" and h.endpoint.holder.node == name.node and h.endpoint.holder != name
+                for h in observed.holders
+            )  # its node runs another instance: it is no more, which is known and not silence
+            if holder.state == "Silent" and name in named and name.instance not in new.given_up and not another:
                 self.fail(f"epoch {world.epoch} is committed although {name} is silent and not given up")
 
     def written(self, old: JobStatus, new: JobStatus) -> None:
@@ -113,7 +117,7 @@ class Oracle(Watcher):
         epoch = before.epoch if before else 0
         if after.epoch < epoch:
             self.fail(f"the epoch went back from {epoch} to {after.epoch}")
-        if before is not None and after.epoch == epoch and before.state == "Committed":
+        if before is not None and after.epoch == epoch and before.state == "Committed":  # noqa: SIM102
             if after.state != "Committed" or after.parent != before.parent or after.members != before.members:
                 self.fail(f"the committed world of epoch {epoch} was changed")
         if after.state == "Committed" and after.epoch not in self.parents:
@@ -228,14 +232,19 @@ class Oracle(Watcher):
             return True
         return checkpoint in self.certified and all(self.ever[save] for save in saves)
 
-    def certify(self, water: Checkpoint | None, domains: int, replicas: int) -> None:
-        """A leader that sees `domains` live ones takes `water` for the newest Full checkpoint."""
-        if water is None:
+    def certify(self, observed: Observed, water: Checkpoint | None) -> None:
+        """A leader takes `water` for the newest Full checkpoint: of the holders it may count, are there enough copies?"""
+        world = observed.status.world
+        if water is None or world is None:
             return
-        wanted = max(1, min(replicas, domains))
+        if any(c.step >= water.step and self.on_path(c, self.base) for c in self.certified):
+            return  # older news: copies of it may have gone rightly
+        fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
+        live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
+        wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
         least = min(len({h.id.node for h in self.ever[save]}) for save in self.saves_of(water))
         if least < wanted:
-            self.fail(f"the watermark is {water}, of which there are {least} copies, with {domains} live domains")
+            self.fail(f"the watermark is {water}, of which there are {least} copies, with {len(live)} live domains")
         self.certified.add(water)
 
     def lost(self, holder: Holder) -> None:
@@ -301,13 +310,17 @@ class Oracle(Watcher):
             step -= 1
 
     def readable(self) -> Checkpoint | None:
-        """Newest checkpoint of the lineage that could still be restored from what lives."""
+        """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
         tier = self.simulation.persistent
         for checkpoint in sorted(self.states, key=lambda c: -c.step):
             if checkpoint in self.simulation.store.status.bad or not self.on_path(checkpoint, self.base):
                 continue
             if all(
-                any(h.process.alive and h.holds(s) for h in self.ever[s]) or (tier is not None and tier.holds(s))
+                any(
+                    h.process.alive and h.holds(s) and self.disturbed.get(h.id.node, 0.0) < self.claimed_at
+                    for h in self.ever[s]
+                )
+                or (tier is not None and tier.holds(s))
                 for s in self.saves_of(checkpoint)
             ):
                 return checkpoint

@@ -20,13 +20,13 @@ from simulator.rules import ALL, Rules
 from simulator.settings import Settings, draw, job
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
-from simulator.upkeep import Decide, decide, upkeep
-from surefoot.protocol.identities import HolderId
+from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.messages import Assign
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Decisions:
     """The project's decisions, or broken ones."""
 
     plan: Callable[[Observed], Plan] = plan
-    chores: Decide = decide
+    upkeep: Callable[[Observed, Checkpoint | None], Upkeep] = upkeep
 
 
 REAL = Decisions()
@@ -47,8 +47,8 @@ class Store:
         self.simulation = simulation
         self.status = JobStatus()
 
-    def patch(self, writer: Operator, new: JobStatus, tested: World | None) -> bool:
-        stored = self.status.world
+    def patch(self, writer: Operator, new: JobStatus, read: JobStatus) -> bool:
+        stored, tested = self.status.world, read.world
         same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
         if not same and self.simulation.rules.compare_world:
             return False
@@ -130,8 +130,10 @@ class Simulation:
         self.oracle.deciding(observed, made.status)
         return made
 
-    def upkeep(self, operator: Operator, observed: Observed) -> None:
-        upkeep(operator, observed)
+    def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Upkeep:
+        kept = self.decisions.upkeep(observed, pinned)
+        self.oracle.certify(observed, kept.watermark)
+        return kept
 
     @property
     def over(self) -> bool:
