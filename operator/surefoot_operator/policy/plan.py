@@ -16,7 +16,7 @@ from surefoot_operator.policy import ending, incidents, planned
 from surefoot_operator.policy.actions import Action, Event, Plan
 from surefoot_operator.policy.budget import allowance, remember
 from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
-from surefoot_operator.policy.conditions import protection, summarised
+from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import Loss, judge
 from surefoot_operator.policy.restore_point import Chosen, TotalLoss, Waiting, choose, describe
@@ -40,7 +40,7 @@ def plan(seen: Observed) -> Plan:
     facts = gather(seen)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason)
-    events = (*decision.events, *_stalled(facts))
+    events = (*decision.events, *_stalled(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
@@ -230,13 +230,12 @@ def _claim_event(reason: str) -> tuple[Event, ...]:
     return (Event(names.WORLD_CLAIMED, reason),)
 
 
-def _stalled(facts: Facts) -> tuple[Event, ...]:
+def _stalled(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Told when it begins, not as long as it lasts."""
-    truth, reason, message = protection(facts)
-    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
-    if truth == "False" and reason == "Stalled" and (known is None or known.reason != reason):
-        return (Event(names.CHECKPOINT_STALLED, message, True),)
-    return ()
+    was, now = (next((c for c in s.conditions if c.type == names.CHECKPOINT_PROTECTED), None) for s in (old, new))
+    if now is None or now.reason != "Stalled" or (was is not None and was.reason == "Stalled"):
+        return ()
+    return (Event(names.CHECKPOINT_STALLED, now.message, True),)
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:

@@ -1,0 +1,276 @@
+"""What counts as losing a worker, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, running, with_node, with_session, with_worker
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
+from surefoot_operator.api.status import Restart
+from surefoot_operator.observed import ExitSeen, Observed
+from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+
+
+def decided(seen: Observed) -> Plan:
+    made = plan(seen)
+    check(made, seen)
+    return made
+
+
+def claims(seen: Observed) -> bool:
+    world = decided(seen).status.world
+    return world is not None and world.state == "Claimed"
+
+
+def kind(seen: Observed) -> str:
+    return decided(seen).status.incidents[-1].kind
+
+
+def exited(seen: Observed, index: int, code: int = 1, secondary: bool = False, ago: float = 0.0) -> Observed:
+    gone = ExitSeen(1, index, code, "RuntimeError: boom", secondary, seen.now - ago)
+    return with_session(seen, index, exit=gone)
+
+
+def stood_still(seen: Observed, seconds: float) -> Observed:
+    """Nobody made a step for so long, everybody is heard."""
+    return replace(seen, sessions=tuple(replace(s, step_at_seconds=seen.now - seconds) for s in seen.sessions))
+
+
+def test_a_healthy_world_is_left_alone() -> None:
+    first = decided(running())
+    again = decided(replace(running(), status=first.status))
+    assert not first.actions
+    assert not again.actions
+    assert again.status == first.status
+
+
+def test_a_worker_that_the_fabric_calls_failed_is_lost_at_once() -> None:
+    seen = with_worker(running(), 1, phase="Failed", exit_code=137)
+    assert claims(seen)
+    assert kind(seen) == "agent-lost"
+
+
+def test_a_worker_that_no_longer_exists_is_lost_at_once() -> None:
+    seen = running()
+    assert claims(replace(seen, workers=seen.workers[:2]))
+
+
+def test_a_dead_node_under_a_broken_line_is_a_lost_node() -> None:
+    seen = with_session(with_node(running(), "n1", ready=False), 1, connected=False, since_seconds=NOW - 0.01)
+    assert kind(seen) == "node-lost"
+    assert decided(seen).status.incidents[-1].detected_seconds == NOW - 0.01
+
+
+def test_a_node_that_is_not_ready_is_believed_alive_while_its_agent_speaks() -> None:
+    assert not claims(with_node(running(), "n1", ready=False))
+
+
+def test_a_broken_line_has_a_quarter_of_a_second_to_come_back() -> None:
+    early = with_session(stood_still(running(), 0.3), 1, connected=False, since_seconds=NOW - 0.2)
+    assert not claims(early)
+    assert decided(early).wake_after_seconds == pytest.approx(0.05)
+    late = with_session(stood_still(running(), 0.5), 1, connected=False, since_seconds=NOW - 0.26)
+    assert claims(late)
+
+
+def test_a_broken_line_is_no_loss_while_steps_advance() -> None:
+    assert not claims(with_session(running(), 1, connected=False, since_seconds=NOW - 1.0))
+
+
+def test_one_last_step_after_a_line_broke_is_no_proof_of_life_for_long() -> None:
+    seen = with_session(stood_still(running(), 0.4), 1, connected=False, since_seconds=NOW - 0.45)
+    assert claims(seen)
+
+
+def test_a_broken_line_beside_a_dead_peer_needs_no_grace() -> None:
+    seen = with_session(stood_still(running(), 0.1), 1, connected=False, since_seconds=NOW - 0.05)
+    seen = exited(seen, 0, secondary=True)
+    assert claims(seen)
+    assert decided(seen).status.incidents[-1].worker == 1
+
+
+def test_silence_counts_after_the_heartbeat_timeout_only() -> None:
+    assert not claims(with_session(stood_still(running(), 2.9), 1, heard_seconds=NOW - 2.9))
+    seen = with_session(stood_still(running(), 3.2), 1, heard_seconds=NOW - 3.1)
+    assert kind(seen) == "worker-silent"
+    assert decided(seen).status.incidents[-1].detected_seconds == pytest.approx(NOW - 0.1)
+
+
+def test_a_silent_worker_is_not_given_up_while_steps_advance() -> None:
+    assert not claims(with_session(running(), 1, heard_seconds=NOW - 10))
+
+
+def test_losing_most_workers_by_silence_alone_freezes_decisions() -> None:
+    seen = stood_still(running(), 5)
+    for index in (0, 1):
+        seen = with_session(seen, index, heard_seconds=NOW - 4)
+    made = decided(seen)
+    assert not claims(seen)
+    assert not made.actions
+    assert "observer" in made.reason
+
+
+def test_losing_most_workers_is_believed_when_the_fabric_says_so() -> None:
+    seen = stood_still(running(), 5)
+    for index in (0, 1):
+        seen = with_node(with_session(seen, index, heard_seconds=NOW - 4), f"n{index}", ready=False)
+    assert claims(seen)
+
+
+def test_losing_most_workers_is_believed_when_trainers_die_of_it() -> None:
+    seen = exited(stood_still(running(), 1), 2, secondary=True)
+    for index in (0, 1):
+        seen = with_session(seen, index, connected=False, since_seconds=NOW - 0.5)
+    assert claims(seen)
+
+
+def test_the_only_worker_of_a_job_may_be_lost_by_silence() -> None:
+    assert claims(with_session(stood_still(running(workers=1), 5), 0, heard_seconds=NOW - 4))
+
+
+def test_a_new_operator_does_not_judge_workers_that_it_has_not_heard() -> None:
+    seen = replace(running(), sessions=(), term_seconds=NOW - 29)
+    assert not claims(seen)
+    assert not claims(replace(seen, term_seconds=NOW - 31))
+    unknown = with_worker(replace(seen, term_seconds=NOW - 31), 1, phase="Unknown")
+    assert claims(unknown)
+
+
+def test_another_incarnation_is_not_the_member() -> None:
+    assert kind(with_session(running(), 1, incarnation="another")) == "agent-lost"
+
+
+def test_a_failed_trainer_ends_the_epoch_and_counts() -> None:
+    made = decided(exited(running(), 1))
+    assert made.status.incidents[-1].kind == "trainer-failed"
+    assert (made.status.restarts, made.status.restarts_counted) == (1, 1)
+
+
+def test_a_lost_node_counts_against_no_budget() -> None:
+    seen = running(run_policy=RunPolicy(backoff_limit=0))
+    made = decided(with_worker(seen, 1, phase="Failed"))
+    assert made.status.phase == "Recovering"
+    assert (made.status.restarts, made.status.restarts_counted) == (1, 0)
+
+
+def test_an_echo_waits_a_moment_for_the_first_cause_and_never_counts() -> None:
+    assert not claims(exited(running(), 1, secondary=True, ago=0.1))
+    made = decided(exited(running(), 1, secondary=True, ago=0.3))
+    assert made.status.restarts_counted == 0
+    assert made.status.restarts == 1
+
+
+def test_no_step_for_the_step_timeout_is_a_hang_and_names_the_slowest() -> None:
+    seen = with_session(stood_still(running(), 601), 2, step=41)
+    made = decided(seen)
+    assert made.status.incidents[-1].kind == "hang"
+    assert made.status.incidents[-1].worker == 2
+
+
+def test_before_the_first_step_only_the_startup_deadline_counts() -> None:
+    seen = running(now=BEGAN + 599)
+    fresh = tuple(replace(s, step=0, step_at_seconds=None) for s in seen.sessions)
+    assert not claims(replace(seen, sessions=fresh))
+    late = tuple(replace(s, heard_seconds=BEGAN + 601) for s in fresh)
+    made = decided(replace(seen, now=BEGAN + 601, sessions=late))
+    assert "startupDeadlineSeconds" in made.reason
+    assert made.status.restarts_counted == 1
+
+
+def test_backoff_limit_ends_the_job_with_the_cause() -> None:
+    seen = exited(running(run_policy=RunPolicy(backoff_limit=2)), 1)
+    made = decided(replace(seen, status=replace(seen.status, restarts_counted=2)))
+    assert made.status.phase == "Failed"
+    assert "backoffLimit" in made.status.message
+    assert "boom" in made.status.message
+
+
+def test_restarts_without_a_new_step_end_the_job() -> None:
+    row = tuple(Restart(NOW - 60 + i, True, True, False) for i in range(3))
+    stuck = replace(running(), sessions=tuple(replace(s, step=0, step_at_seconds=None) for s in running().sessions))
+    seen = exited(replace(stuck, status=replace(stuck.status, recent_restarts=row)), 0)
+    assert "maxNoProgressRestarts" in decided(seen).status.message
+    moving = exited(replace(running(), status=replace(running().status, recent_restarts=row)), 0)
+    assert decided(moving).status.phase == "Recovering"
+
+
+def test_max_restarts_counts_within_its_window() -> None:
+    policy = FailurePolicy(max_restarts=2, eval_period_seconds=60)
+    seen = exited(running(failure_policy=policy), 0)
+    old = (Restart(NOW - 100, True, True, True), Restart(NOW - 10, True, True, True))
+    assert decided(replace(seen, status=replace(seen.status, recent_restarts=old))).status.phase == "Recovering"
+    new = (Restart(NOW - 50, True, True, True), Restart(NOW - 10, True, True, True))
+    assert decided(replace(seen, status=replace(seen.status, recent_restarts=new))).status.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "phase", "counted"),
+    [
+        (FailureRule("bad arguments", "FailJob", (2,)), 2, "Failed", 0),
+        (FailureRule("bad arguments", "FailJob", (2,)), 3, "Recovering", 1),
+        (FailureRule("all but", "FailJob", (2,), "NotIn"), 3, "Failed", 0),
+        (FailureRule("out of memory", "RestartAndIgnoreMaxRestarts", (-9,)), -9, "Recovering", 0),
+    ],
+)
+def test_the_first_rule_that_matches_an_exit_code_decides(
+    rule: FailureRule, code: int, phase: str, counted: int
+) -> None:
+    made = decided(exited(running(failure_policy=FailurePolicy(rules=(rule,))), 1, code))
+    assert (made.status.phase, made.status.restarts_counted) == (phase, counted)
+
+
+def test_a_checkpoint_whose_every_copy_is_damaged_is_put_aside() -> None:
+    parent = Checkpoint(1, 40)
+    made = decided(with_session(running(), 1, unreadable=(parent, False, "rank 1: digest")))
+    assert made.status.bad == (parent,)
+    assert claims(with_session(running(), 1, unreadable=(parent, False, "rank 1: digest")))
+
+
+def test_a_checkpoint_that_is_absent_is_not_bad() -> None:
+    made = decided(with_session(running(), 1, unreadable=(Checkpoint(1, 40), True, "restarted")))
+    assert made.status.bad == ()
+    assert made.status.world is not None
+    assert made.status.world.state == "Claimed"
+
+
+def test_the_job_is_complete_once_every_member_finished() -> None:
+    seen = running()
+    for index in range(2):
+        seen = with_session(seen, index, finished=0, finished_steps=50)
+    assert decided(seen).status.phase == "Running"
+    assert decided(with_session(seen, 2, finished=0, finished_steps=50)).status.phase == "Complete"
+
+
+def test_a_member_that_finished_may_leave_without_being_lost() -> None:
+    seen = with_session(running(), 0, finished=0, finished_steps=50, connected=False, since_seconds=NOW - 5)
+    assert not claims(with_worker(seen, 0, phase="Succeeded", exit_code=0))
+
+
+def test_a_program_that_never_called_step_has_failed() -> None:
+    seen = running()
+    for index in range(3):
+        seen = with_session(seen, index, step=0, step_at_seconds=None, finished=0, finished_steps=0)
+    made = decided(seen)
+    assert made.status.phase == "Failed"
+    assert "never called step" in made.status.message
+
+
+def test_the_active_deadline_ends_the_job() -> None:
+    made = decided(running(run_policy=RunPolicy(active_deadline_seconds=99)))
+    assert made.status.phase == "Failed"
+    assert "activeDeadlineSeconds" in made.status.message
+
+
+def test_an_epoch_that_status_forgot_is_gone_beyond() -> None:
+    seen = running()
+    ahead = replace(seen, holders=tuple(replace(h, fence=7) for h in seen.holders))
+    world = decided(ahead).status.world
+    assert world is not None
+    assert (world.epoch, world.state) == (8, "Claimed")

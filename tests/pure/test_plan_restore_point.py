@@ -1,0 +1,211 @@
+"""From where a claimed epoch goes on: what is sealed, read, listed and waited for, and which checkpoint is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, with_holder, with_session
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import Incident, World
+from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.policy.actions import ListPersistentTier, Plan, SealHolder
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+PERSISTENT = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///tmp/checkpoints"))
+
+
+def decided(seen: Observed) -> Plan:
+    made = plan(seen)
+    check(made, seen)
+    return made
+
+
+def claimed(read: bool = True, ago: float = 2.0, **spec: object) -> Observed:
+    """Epoch 2 is claimed since `ago`; everybody has stopped, everything was read (or not)."""
+    seen = running(**spec)  # type: ignore[arg-type]  # fields of the spec, as they come
+    world = seen.status.world
+    assert world is not None
+    claim = World(2, "Claimed", None, 3, world.members, "token", "a test", NOW - ago)
+    incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
+    return replace(
+        seen,
+        status=replace(seen.status, world=claim, phase="Recovering", incidents=(incident,)),
+        sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
+        holders=tuple(replace(h, fence=2, read_epoch=2 if read else None) for h in seen.holders),
+    )
+
+
+def parent(seen: Observed) -> Checkpoint | str | None:
+    """The parent that is committed now, or why not yet."""
+    made = decided(seen)
+    world = made.status.world
+    return world.parent if world is not None and world.state == "Committed" else made.reason
+
+
+def test_the_newest_complete_checkpoint_is_the_parent() -> None:
+    assert parent(claimed()) == Checkpoint(1, 40)
+
+
+def test_every_ready_holder_is_sealed_and_read_first() -> None:
+    made = decided(claimed(read=False))
+    assert sum(isinstance(a, SealHolder) and a.epoch == 2 for a in made.actions) == 3
+    late = with_holder(claimed(), "n2", read_epoch=None)
+    assert [a.holder.node for a in decided(late).actions if isinstance(a, SealHolder)] == ["n2"]
+
+
+def test_nothing_is_sealed_while_trainers_run_or_saves_are_on_their_way() -> None:
+    stopping = with_session(claimed(read=False, ago=0.5), 0, stopped=1)
+    assert not decided(stopping).actions
+    draining = with_session(claimed(read=False, ago=0.5), 0, pending=(Checkpoint(1, 50),))
+    assert not decided(draining).actions
+    assert decided(draining).wake_after_seconds == pytest.approx(0.5)
+
+
+def test_the_drain_grace_ends() -> None:
+    draining = with_session(claimed(read=False, ago=1.0), 0, pending=(Checkpoint(1, 50),))
+    assert any(isinstance(a, SealHolder) for a in decided(draining).actions)
+
+
+def test_a_checkpoint_that_lacks_a_rank_is_not_the_parent() -> None:
+    seen = claimed()
+    cut = tuple(
+        replace(h, entries=tuple(m for m in h.entries if (m.save.step, m.save.rank) != (40, 1))) for h in seen.holders
+    )
+    assert parent(replace(seen, holders=cut)) == Checkpoint(1, 30)
+
+
+def test_a_checkpoint_that_was_put_aside_is_not_the_parent() -> None:
+    seen = claimed()
+    assert parent(replace(seen, status=replace(seen.status, bad=(Checkpoint(1, 40),)))) == Checkpoint(1, 30)
+
+
+def test_copies_of_unsealed_holders_are_not_read() -> None:
+    seen = claimed()
+    stale = tuple(manifest(1, 60, r, 3) for r in range(3))
+    seen = replace(seen, holders=(*seen.holders, holder("n9", 1, *stale, state="Silent")))
+    assert parent(seen) == Checkpoint(1, 40)
+
+
+def test_a_silent_holder_is_waited_for_no_longer_than_the_lost_steps_cost() -> None:
+    seen = with_holder(claimed(ago=0.1), "n1", state="Silent")  # 42 - 40 steps of 0.1 s each
+    assert "waiting up to 0.2 s" in str(parent(seen))
+    made = decided(with_holder(claimed(ago=0.3), "n1", state="Silent"))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 40)
+    assert made.status.given_up == ("n1-i0",)
+    assert any(e.reason == "HolderGivenUp" for e in made.events)
+
+
+def test_a_silent_holder_that_may_hold_everything_is_waited_for_to_the_limit() -> None:
+    seen = claimed(ago=9.9)
+    empty = tuple(replace(h, entries=()) for h in seen.holders)
+    seen = with_holder(replace(seen, holders=empty), "n1", state="Silent")
+    assert "waiting up to 10.0 s" in str(parent(seen))
+
+
+def test_a_holder_that_is_gone_is_not_waited_for() -> None:
+    assert parent(with_holder(claimed(ago=0.1), "n1", state="Gone", entries=())) == Checkpoint(1, 40)
+
+
+def test_a_holder_whose_node_runs_another_instance_is_not_waited_for() -> None:
+    seen = claimed(ago=0.1)
+    fresh = replace(seen.holders[1], endpoint=endpoint("n1", "i1"), entries=())
+    assert parent(replace(seen, holders=(seen.holders[0], fresh, seen.holders[2]))) == Checkpoint(1, 40)
+
+
+def test_a_named_holder_that_nobody_shows_is_unknown_not_empty() -> None:
+    seen = claimed(ago=0.1)
+    assert "waiting up to" in str(parent(replace(seen, holders=seen.holders[::2])))
+
+
+def test_losing_every_copy_fails_the_job_unless_it_may_begin_again() -> None:
+    lost = tuple(replace(h, entries=()) for h in claimed().holders)
+    made = decided(replace(claimed(), holders=lost))
+    assert made.status.phase == "Failed"
+    assert "onTotalLoss" in made.status.message
+    again = CheckpointPolicy(MemoryTier(interval_steps=10), on_total_loss="Restart")
+    assert parent(replace(claimed(checkpoint=again), holders=lost)) is None
+
+
+def test_a_first_checkpoint_that_never_was_full_may_be_lost_quietly() -> None:
+    seen = replace(claimed(), holders=tuple(replace(h, entries=()) for h in claimed().holders))
+    assert parent(replace(seen, status=replace(seen.status, recorded=False))) is None
+
+
+def test_the_persistent_tier_is_listed_after_the_last_index_was_read() -> None:
+    made = decided(claimed(read=False, checkpoint=PERSISTENT))
+    assert not any(isinstance(a, ListPersistentTier) for a in made.actions)
+    made = decided(claimed(checkpoint=PERSISTENT))
+    assert ListPersistentTier(2, 0) in made.actions
+
+
+def test_a_newer_checkpoint_in_the_persistent_tier_is_the_parent() -> None:
+    saved = tuple(manifest(1, 50, r, 3) for r in range(3))
+    listed = PersistentSeen(2, saved, NOW - 0.1)
+    made = decided(replace(claimed(checkpoint=PERSISTENT), persistent=listed))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 50)
+    assert made.status.floor == Checkpoint(1, 50)
+
+
+def test_a_persistent_tier_that_does_not_answer_is_awaited_where_memory_has_nothing() -> None:
+    seen = claimed(ago=60, checkpoint=PERSISTENT)
+    failed = PersistentSeen(None, None, NOW - 5, "connection refused")
+    empty = tuple(replace(h, entries=()) for h in seen.holders)
+    made = decided(replace(seen, persistent=failed, holders=empty))
+    assert made.status.phase == "Recovering"
+    assert ListPersistentTier(2, 0) in made.actions
+    assert parent(replace(seen, persistent=failed)) == Checkpoint(1, 40)
+
+
+def test_nothing_below_the_floor_is_a_parent() -> None:
+    seen = claimed(ago=60, checkpoint=PERSISTENT)
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 41)))
+    failed = PersistentSeen(None, None, NOW - 0.5, "connection refused")
+    assert "waiting for the listing" in str(parent(replace(seen, persistent=failed)))
+
+
+def test_a_damaged_floor_binds_no_longer() -> None:
+    seen = claimed(checkpoint=PERSISTENT)
+    floor = Checkpoint(1, 41)
+    seen = replace(seen, status=replace(seen.status, floor=floor, bad=(floor,)))
+    made = decided(replace(seen, persistent=PersistentSeen(2, (), NOW)))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 40)
+    assert made.status.floor is None
+
+
+def test_layouts_that_are_not_checked_yet_are_waited_for() -> None:
+    assert "cover every tensor" in str(parent(replace(claimed(), covers={})))
+    assert parent(replace(claimed(), covers=dict.fromkeys(COVERED, False))) != Checkpoint(1, 40)
+
+
+def test_agents_that_must_still_stop_are_waited_for_and_strangers_are_not() -> None:
+    seen = claimed(ago=2.0)
+    assert "on their way" in str(parent(with_session(seen, 1, warm=False)))
+    made = decided(with_session(claimed(ago=3.1), 1, warm=False))
+    assert made.status.world is not None
+    assert made.status.world.size == 2
+
+
+def test_a_fixed_world_waits_for_its_replacement() -> None:
+    seen = claimed(ago=50.0, least=None)
+    assert "too few" in str(parent(with_session(seen, 1, connected=False, since_seconds=NOW - 50)))
+
+
+def test_the_incident_says_what_was_lost() -> None:
+    incident = decided(claimed()).status.incidents[-1]
+    assert (incident.parent_step, incident.steps_lost, incident.world_after) == (40, 2, 3)
+    assert incident.assigned_seconds == NOW
+
+
+def test_the_token_is_the_same_for_every_leader() -> None:
+    first, second = decided(claimed()).status.world, decided(claimed(ago=2.5)).status.world
+    assert first is not None
+    assert second is not None
+    assert first.token == second.token != ""

@@ -1,0 +1,128 @@
+"""Short ways to say what a decision is made from: jobs, workers, sessions, holders, manifests, snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.spec import (
+    CheckpointPolicy,
+    ElasticPolicy,
+    MemoryTier,
+    Template,
+    TrainingJob,
+    TrainingJobSpec,
+)
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+
+COVERED = {frozenset({"layout"}): True}
+BEGAN = 1000.0
+
+
+def job(replicas: int = 3, least: int | None = None, **spec: Any) -> TrainingJob:
+    """A job of `replicas` workers; with `least` it is elastic between the two."""
+    elastic = ElasticPolicy(least, replicas) if least is not None else None
+    checkpoint = CheckpointPolicy(memory=MemoryTier(interval_steps=10))
+    body = TrainingJobSpec(
+        Template(("python", "train.py")),
+        **{"replicas": replicas, "elastic_policy": elastic, "checkpoint": checkpoint, **spec},
+    )
+    return TrainingJob("gpt", "default", "uid-1", 1, body)
+
+
+def manifest(epoch: int, step: int, rank: int, world: int, tag: str = "a") -> RankManifest:
+    """Of `tag` depends what bytes were saved."""
+    return RankManifest(RankSave(epoch, step, rank), world, "inc", "layout", 64, 1, tag * 16, 8, tag * 16, 2, 0.0)
+
+
+def endpoint(node: str, instance: str = "i0", domain: str | None = None) -> HolderEndpoint:
+    return HolderEndpoint(HolderId(node, f"{node}-{instance}"), "127.0.0.1", 7000, domain or node)
+
+
+def holder(node: str, epoch: int | None = None, *entries: RankManifest, **other: Any) -> HolderSeen:
+    """One that was sealed at `epoch` and read after that; None: it is new."""
+    seen = HolderSeen(endpoint(node), "Ready", BEGAN, fence=epoch, read_epoch=epoch, entries=entries)
+    return replace(seen, **other)
+
+
+def member(index: int, attempt: int = 1) -> Member:
+    return Member(index, attempt, f"inc-{index}-{attempt}", f"n{index}")
+
+
+def worker(index: int, attempt: int = 1, **other: Any) -> WorkerSeen:
+    name = f"gpt-{index}-{attempt}"
+    return replace(
+        WorkerSeen(index, attempt, name, f"uid-{name}", f"n{index}", "Running", created_seconds=BEGAN), **other
+    )
+
+
+def session(index: int, attempt: int = 1, now: float = BEGAN, **other: Any) -> SessionSeen:
+    """A warm agent that was just heard."""
+    inc = f"inc-{index}-{attempt}"
+    return replace(SessionSeen(index, attempt, inc, f"n{index}", True, BEGAN, now, warm=True), **other)
+
+
+def running(now: float = BEGAN + 100, workers: int = 3, step: int = 42, **spec: Any) -> Observed:
+    """Epoch 1 of `workers` workers, each of one rank, well and at `step`; saves of steps 30 and 40 on two holders each."""
+    spec.setdefault("least", 1)
+    members = tuple(member(i) for i in range(workers))
+    world = World(1, "Committed", None, workers, members, "token", "the job begins", BEGAN)
+    saves = [manifest(1, s, r, workers) for s in (30, 40) for r in range(workers)]
+    holders = tuple(
+        holder(f"n{i}", 1, *(m for m in saves if i in (m.save.rank, (m.save.rank + 1) % workers)))
+        for i in range(workers)
+    )
+    status = JobStatus(
+        phase="Running",
+        observed_generation=1,
+        world=world,
+        lineage=(LineageEntry(1, None, workers),),
+        next_attempt=2,
+        recorded=True,
+        named_holders=tuple(h.endpoint for h in holders),
+        start_seconds=BEGAN,
+        step=step,
+        progress_seconds=now - 0.05,
+        last_complete=Checkpoint(1, 40),
+    )
+    sessions = tuple(
+        session(
+            i, now=now, epoch=1, stopped=1, step=step, step_at_seconds=now - 0.05, step_seconds=0.1, restored=True,
+            saved=Checkpoint(1, 40), copies=2,
+        )
+        for i in range(workers)
+    )  # fmt: skip
+    return Observed(
+        now=now,
+        term_seconds=BEGAN,
+        job=job(workers, **spec),
+        status=status,
+        workers=tuple(worker(i) for i in range(workers)),
+        nodes=tuple(NodeSeen(f"n{i}", f"n{i}", True) for i in range(workers)),
+        sessions=sessions,
+        holders=holders,
+        covers=COVERED,
+        free_nodes=0,
+    )
+
+
+def with_session(seen: Observed, index: int, **other: Any) -> Observed:
+    """The same snapshot with this worker's session changed."""
+    return replace(seen, sessions=tuple(replace(s, **other) if s.index == index else s for s in seen.sessions))
+
+
+def with_worker(seen: Observed, index: int, **other: Any) -> Observed:
+    return replace(seen, workers=tuple(replace(w, **other) if w.index == index else w for w in seen.workers))
+
+
+def with_node(seen: Observed, name: str, **other: Any) -> Observed:
+    return replace(seen, nodes=tuple(replace(n, **other) if n.name == name else n for n in seen.nodes))
+
+
+def with_holder(seen: Observed, node: str, **other: Any) -> Observed:
+    changed = (replace(h, **other) if h.endpoint.holder.node == node else h for h in seen.holders)
+    return replace(seen, holders=tuple(changed))
