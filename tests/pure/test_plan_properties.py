@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,7 +112,7 @@ def test_epochs_restarts_and_attempts_only_grow(history: list[tuple[str, int, fl
     for fault, place, seconds in history:
         FAULTS[fault](world, place)
         world.run(seconds)
-    for before, after in zip(world.written, world.written[1:], strict=False):
+    for before, after in pairwise(world.written):
         assert after.restarts >= before.restarts
         assert after.next_attempt >= before.next_attempt
         assert (after.world.epoch if after.world else 0) >= (before.world.epoch if before.world else 0)

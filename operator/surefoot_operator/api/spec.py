@@ -51,7 +51,7 @@ class FailureRule:
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
     max_restarts: int | None = None
-    """Restarts of any cause within `eval_period_seconds` before the job fails; None: no limit."""
+    """Restarts caused by the application within `eval_period_seconds` before the job fails; None: no limit."""
     eval_period_seconds: float = 3600.0
     max_no_progress_restarts: int = 3
     """Consecutive application restarts without one new step before the job fails."""

@@ -1,0 +1,200 @@
+"""What the tiers need beside a committed world, and what is never done to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import BEGAN, endpoint, holder, manifest, running, with_holder, with_session
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import World
+from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
+from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
+from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, UploadSaves
+from surefoot_operator.policy.upkeep import Upkeep, upkeep
+
+NOW = BEGAN + 100
+PERSISTENT = CheckpointPolicy(
+    MemoryTier(interval_steps=10), PersistentTier("file:///tmp/checkpoints", interval_steps=15, keep=1)
+)
+
+
+def of(kind: type, kept: Upkeep) -> list[object]:
+    return [errand for errand in kept.errands if isinstance(errand, kind)]
+
+
+def thinned(seen: Observed, step: int) -> Observed:
+    """Only the first copy of each rank save of `step` is left."""
+
+    def cut(place: int, one: HolderSeen) -> HolderSeen:
+        return replace(one, entries=tuple(m for m in one.entries if m.save.step != step or m.save.rank == place))
+
+    return replace(seen, holders=tuple(cut(i, h) for i, h in enumerate(seen.holders)))
+
+
+def with_saves(seen: Observed, *steps: int) -> Observed:
+    """These steps of epoch 1 too, each rank on two holders."""
+
+    def more(place: int, one: HolderSeen) -> HolderSeen:
+        saves = [manifest(1, s, r, 3) for s in steps for r in range(3) if place in (r, (r + 1) % 3)]
+        return replace(one, entries=(*one.entries, *saves))
+
+    return replace(seen, holders=tuple(more(i, h) for i, h in enumerate(seen.holders)))
+
+
+def promoted(*steps: int) -> dict[Checkpoint, frozenset[RankSave]]:
+    return {Checkpoint(1, s): frozenset(RankSave(1, s, r) for r in range(3)) for s in steps}
+
+
+def test_tiers_that_are_well_need_nothing() -> None:
+    kept = upkeep(running())
+    assert kept.errands == ()
+    assert kept.watermark == Checkpoint(1, 40)
+    assert kept.status == running().status
+    assert [e.holder.node for e in kept.holders] == ["n0", "n1", "n2"]
+
+
+def test_nothing_is_done_while_the_world_is_claimed() -> None:
+    seen = with_saves(running(), 10, 20)
+    claim = World(2, "Claimed", None, 3, seen.status.world.members if seen.status.world else ())
+    assert upkeep(replace(seen, status=replace(seen.status, world=claim))).errands == ()
+
+
+def test_older_checkpoints_go_once_a_newer_one_is_full_beyond_those_kept() -> None:
+    drops = of(DropSaves, upkeep(with_saves(running(), 10, 20)))
+    assert len(drops) == 3
+    assert {s.step for d in drops if isinstance(d, DropSaves) for s in d.saves} == {10, 20}
+    assert all(isinstance(d, DropSaves) and NOW < d.expires_seconds <= NOW + 5 for d in drops)
+
+
+def test_nothing_goes_while_no_checkpoint_has_its_copies() -> None:
+    seen = with_saves(running(), 10, 20)
+    for step in (10, 20, 30, 40):
+        seen = thinned(seen, step)
+    assert not of(DropSaves, upkeep(seen))
+
+
+def test_a_holder_that_was_not_read_keeps_everything() -> None:
+    seen = with_holder(with_saves(running(), 10, 20), "n1", state="Silent")
+    drops = of(DropSaves, upkeep(seen))
+    assert "n1" not in {d.holder.node for d in drops if isinstance(d, DropSaves)}
+
+
+def test_saves_of_an_overtaken_world_go() -> None:
+    seen = running()
+    stray = manifest(0, 35, 0, 3)
+    seen = with_holder(seen, "n0", entries=(*seen.holders[0].entries, stray))
+    assert [d.saves for d in of(DropSaves, upkeep(seen)) if isinstance(d, DropSaves)] == [(stray.save,)]
+
+
+def test_a_new_holder_is_sealed_and_read_before_it_is_named() -> None:
+    fresh = HolderSeen(endpoint("n3"), "Ready", NOW)
+    seen = replace(running(), holders=(*running().holders, fresh))
+    kept = upkeep(seen)
+    assert kept.errands == (SealHolder(fresh.endpoint.holder, 1),)
+    assert fresh.endpoint not in kept.holders
+    kept = upkeep(with_holder(seen, "n3", fence=1, read_epoch=1))
+    assert fresh.endpoint in kept.status.named_holders
+    assert fresh.endpoint in kept.holders
+
+
+def test_a_holder_that_is_gone_is_forgotten_and_a_silent_one_is_not() -> None:
+    gone = upkeep(with_holder(running(), "n1", state="Gone"))
+    assert [e.holder.node for e in gone.status.named_holders] == ["n0", "n2"]
+    silent = upkeep(with_holder(running(), "n1", state="Silent"))
+    assert [e.holder.node for e in silent.status.named_holders] == ["n0", "n1", "n2"]
+    assert [e.holder.node for e in silent.holders] == ["n0", "n2"]
+
+
+def test_a_holder_that_returned_is_no_longer_given_up() -> None:
+    seen = running()
+    seen = replace(seen, status=replace(seen.status, given_up=("n1-i0", "elsewhere")))
+    assert upkeep(seen).status.given_up == ("elsewhere",)
+
+
+def test_too_few_copies_are_repaired_unless_a_newer_save_is_due_soon() -> None:
+    seen = thinned(running(), 40)
+    assert not of(CopySave, upkeep(seen))
+    slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
+    copies = of(CopySave, upkeep(slow))
+    assert len(copies) == 3
+    assert all(isinstance(c, CopySave) and c.source != c.target and c.save.step == 40 for c in copies)
+
+
+def test_repairs_do_not_wait_for_ever_for_newer_saves() -> None:
+    seen = thinned(thinned(running(step=62), 40), 30)
+    assert of(CopySave, upkeep(seen))
+
+
+def test_a_save_on_its_way_is_not_repaired() -> None:
+    seen = thinned(running(), 40)
+    slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
+    assert not of(CopySave, upkeep(with_session(slow, 1, pending=(Checkpoint(1, 40),))))
+
+
+def test_the_newest_due_checkpoint_is_pinned_and_each_rank_uploads_its_own() -> None:
+    kept = upkeep(running(step=62, checkpoint=PERSISTENT))
+    assert kept.pinned == Checkpoint(1, 40)  # 15 steps are rounded up to 20
+    uploads = of(UploadSaves, kept)
+    assert [u.worker for u in uploads if isinstance(u, UploadSaves)] == [WorkerId(i, 1) for i in range(3)]
+
+
+def test_a_pin_stays_until_it_is_promoted() -> None:
+    seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
+    assert upkeep(seen).pinned == Checkpoint(1, 60)
+    assert upkeep(seen, pinned=Checkpoint(1, 40)).pinned == Checkpoint(1, 40)
+
+
+def test_a_pinned_checkpoint_is_never_dropped() -> None:
+    seen = with_saves(running(step=92, checkpoint=PERSISTENT), 50, 60, 70, 80, 90)
+    kept = upkeep(seen, pinned=Checkpoint(1, 40))
+    assert {s.step for d in of(DropSaves, kept) if isinstance(d, DropSaves) for s in d.saves} == {30, 50, 60, 70}
+
+
+def test_the_floor_moves_when_every_rank_is_there_and_only_then() -> None:
+    seen = running(step=62, checkpoint=PERSISTENT)
+    two = {Checkpoint(1, 40): frozenset(RankSave(1, 40, r) for r in range(2))}
+    assert upkeep(replace(seen, promoted=two)).status.floor is None
+    kept = upkeep(replace(seen, promoted=promoted(40)))
+    assert kept.status.floor == Checkpoint(1, 40)
+    assert kept.pinned is None
+    assert [e.reason for e in kept.events] == ["CheckpointPromoted"]
+
+
+def test_the_floor_never_leaves_the_lineage_nor_falls() -> None:
+    seen = running(step=62, checkpoint=PERSISTENT)
+    stray = {Checkpoint(0, 60): frozenset({RankSave(0, 60, 0)})}
+    assert upkeep(replace(seen, promoted=stray)).status.floor is None
+    high = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 60)), promoted=promoted(40))
+    assert upkeep(high).status.floor == Checkpoint(1, 60)
+
+
+def test_the_persistent_tier_is_listed_before_anything_of_it_is_deleted() -> None:
+    seen = running(step=62, checkpoint=PERSISTENT)
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    assert upkeep(seen).errands[-1:] == (ListPersistentTier(1, 0),)
+    entries = tuple(manifest(1, s, r, 3) for s in (20, 40) for r in range(3))
+    kept = upkeep(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1)))
+    assert of(DropPersisted, kept) == [DropPersisted(WorkerId(0, 1), 1, (Checkpoint(1, 20),))]
+    assert not upkeep(replace(seen, persistent=PersistentSeen(1, entries[3:], NOW - 1))).errands
+
+
+def test_a_listing_that_cannot_be_had_is_not_asked_for_in_a_loop() -> None:
+    seen = running(step=62, checkpoint=PERSISTENT)
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    failed = PersistentSeen(None, None, NOW - 1, "refused")
+    kept = upkeep(replace(seen, persistent=failed))
+    assert kept.errands == ()
+    assert kept.wake_after_seconds == 59.0
+
+
+def test_the_parent_stays_until_something_newer_is_safe() -> None:
+    seen = running()
+    world, lineage = seen.status.world, seen.status.lineage
+    assert world is not None
+    parent = Checkpoint(1, 30)
+    second = replace(world, epoch=2, parent=parent)
+    saves = [manifest(1, 30, r, 3) for r in range(3)] + [manifest(2, 40, r, 3) for r in range(3)]
+    single = tuple(holder(f"n{i}", 2, saves[i], saves[3 + i]) for i in range(3))
+    status = replace(seen.status, world=second, lineage=(*lineage, replace(lineage[0], epoch=2, parent=parent)))
+    assert not of(DropSaves, upkeep(replace(seen, status=status, holders=single)))

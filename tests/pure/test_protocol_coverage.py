@@ -1,0 +1,69 @@
+"""Whether what all ranks saved is the whole of every tensor, once: compared with counting each element."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.records import Layout, Piece, TensorLayout
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def layout(shape: tuple[int, ...], boxes: list[Box], name: str = "w", dtype: str = "float32") -> Layout:
+    pieces = tuple(Piece(offsets, lengths, lengths, 0) for offsets, lengths in boxes)
+    return Layout((TensorLayout(name, dtype, shape, pieces),), (0,), 0)
+
+
+def once(shape: tuple[int, ...], boxes: list[Box]) -> bool:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for offsets, lengths in boxes:
+        counts.update(product(*(range(o, o + n) for o, n in zip(offsets, lengths, strict=True))))
+    return counts == Counter(product(*(range(n) for n in shape)))
+
+
+@st.composite
+def boxes_in_two_dimensions(draw: st.DrawFn) -> tuple[tuple[int, int], list[Box]]:
+    rows, columns = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    corner = st.tuples(st.integers(0, 4), st.integers(0, 4))
+    return (rows, columns), draw(st.lists(st.tuples(corner, corner), max_size=5))
+
+
+@given(boxes_in_two_dimensions())
+def test_boxes_cover_exactly_if_each_element_is_in_one(drawn: tuple[tuple[int, int], list[Box]]) -> None:
+    shape, boxes = drawn
+    empty = not shape[0] * shape[1]
+    assert (uncovered([layout(shape, boxes)]) is None) == (empty or once(shape, boxes))
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.lists(st.integers(0, 6), max_size=4))
+def test_cutting_along_a_dimension_covers_and_losing_a_piece_does_not(rows: int, columns: int, cuts: list[int]) -> None:
+    edges = sorted({0, rows, *(c for c in cuts if c < rows)})
+    boxes: list[Box] = [((a, 0), (b - a, columns)) for a, b in pairwise(edges)]
+    each = [layout((rows, columns), [box]) for box in boxes]
+    assert uncovered(each) is None
+    assert uncovered([layout((rows, columns), []), *each[1:]]) is not None
+    assert uncovered([*each, each[0]]) is not None
+
+
+def test_a_scalar_is_saved_once() -> None:
+    scalar = layout((), [((), ())])
+    assert uncovered([scalar]) is None
+    assert uncovered([scalar, scalar]) is not None
+    assert uncovered([layout((), [])]) is not None
+
+
+def test_an_equal_number_of_elements_is_not_enough() -> None:
+    assert "overlap" in str(uncovered([layout((4,), [((0,), (2,)), ((1,), (2,))])]))
+    assert "beyond" in str(uncovered([layout((4,), [((0,), (2,)), ((3,), (2,))])]))
+    assert "negative" in str(uncovered([layout((2, 2), [((0, 0), (-2, -2))])]))
+    assert "dimensions" in str(uncovered([layout((4,), [((0, 0), (2, 2))])]))
+
+
+def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
+    assert "shape" in str(uncovered([layout((4,), [((0,), (4,))]), layout((5,), [])]))
+    assert "dtype" in str(uncovered([layout((4,), [((0,), (4,))]), layout((4,), [], dtype="float64")]))

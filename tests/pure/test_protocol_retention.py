@@ -1,0 +1,116 @@
+"""Deleting never takes the last thing that could be restored: every small scope, to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.builders import manifest
+from surefoot.protocol.completeness import TierReading, complete, copies_of, watermark
+from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.lineage import Lineage, LineageEntry
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.retention import Standing, memory_drops, persistent_drops, repairs
+
+A, B = HolderId("a", "a"), HolderId("b", "b")
+DOMAINS = {A: "a", B: "b"}
+COVERS = {frozenset({"layout"}): True}
+LINEAGE: Lineage = (LineageEntry(1, None, 2), LineageEntry(2, Checkpoint(1, 10), 2))
+CHECKPOINTS = (Checkpoint(1, 10), Checkpoint(1, 20), Checkpoint(2, 20))
+NONE: frozenset[Checkpoint] = frozenset()
+
+
+def saves(mask: int) -> tuple[RankManifest, ...]:
+    """The subset of all rank saves that the bits of `mask` choose."""
+    every = [manifest(c.epoch, c.step, r, 2) for c in CHECKPOINTS for r in range(2)]
+    return tuple(m for bit, m in enumerate(every) if mask >> bit & 1)
+
+
+def standing(reading: TierReading, floor: Checkpoint | None = None, replicas: int = 2) -> Standing:
+    full = watermark(reading, LINEAGE, 2, NONE, COVERS, DOMAINS, replicas)
+    return Standing(LINEAGE, 2, False, Checkpoint(1, 10), full, floor, None, NONE)
+
+
+@pytest.mark.parametrize(("keep", "replicas"), [(1, 1), (1, 2), (2, 2)])
+def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, replicas: int) -> None:
+    for one, other in product(range(64), repeat=2):
+        before = TierReading({A: saves(one), B: saves(other)}, None)
+        now = standing(before, replicas=replicas)
+        gone = {h: set(memory_drops(entries, now, keep)) for h, entries in before.holders.items()}
+        for dropped in complete(before, LINEAGE, 2, NONE, COVERS):
+            if any(s.checkpoint == dropped for saves_gone in gone.values() for s in saves_gone):
+                assert now.watermark is not None
+                assert now.watermark.step > dropped.step
+        # Whichever part of the drops arrives, what is safe stays safe.
+        for partly in ({A}, {B}, {A, B}):
+            left = {
+                h: tuple(m for m in e if h not in partly or m.save not in gone[h]) for h, e in before.holders.items()
+            }
+            if now.watermark is not None:
+                assert copies_of(now.watermark, TierReading(left, None), DOMAINS) >= replicas
+
+
+def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together() -> None:
+    for one in range(64):
+        seen = TierReading({A: saves(one)}, None)
+        now = standing(seen, replicas=1)
+        kept = tuple(m for m in saves(one) if m.save not in memory_drops(saves(one), now, 1))
+        before, after = (complete(TierReading({A: e}, None), LINEAGE, 2, NONE, COVERS) for e in (saves(one), kept))
+        assert [c.step for c in before][-1:] == [c.step for c in after][-1:]
+
+
+def test_nothing_goes_while_the_world_is_claimed() -> None:
+    now = replace(standing(TierReading({A: saves(63), B: saves(63)}, None)), claimed=True)
+    assert memory_drops(saves(63), now, 1) == []
+    assert persistent_drops(CHECKPOINTS, CHECKPOINTS, now, 1) == []
+
+
+def test_a_checkpoint_that_is_safe_in_the_persistent_tier_supersedes_older_ones() -> None:
+    now = standing(TierReading({}, None), floor=Checkpoint(2, 20))
+    assert {s.checkpoint for s in memory_drops(saves(63), now, 1)} == {Checkpoint(1, 10), Checkpoint(1, 20)}
+
+
+def test_saves_that_another_world_overtook_go_at_once() -> None:
+    now = standing(TierReading({}, None))
+    assert {s.checkpoint for s in memory_drops(saves(63), now, 2)} == {Checkpoint(1, 20)}
+
+
+def test_the_parent_and_the_pinned_one_stay() -> None:
+    now = standing(TierReading({}, None), floor=Checkpoint(1, 10))
+    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_drops(saves(63), now, 1)}
+    pinned = replace(standing(TierReading({A: saves(63), B: saves(63)}, None)), pinned=Checkpoint(1, 10))
+    assert Checkpoint(1, 10) not in {s.checkpoint for s in memory_drops(saves(63), pinned, 1)}
+
+
+steps = st.lists(st.sampled_from([10, 20, 30, 40, 50]), unique=True)
+
+
+@given(steps, steps, st.integers(1, 3))
+def test_the_persistent_tier_keeps_its_newest_complete_ones(done: list[int], parts: list[int], keep: int) -> None:
+    lineage: Lineage = (LineageEntry(1, None, 1),)
+    whole = [Checkpoint(1, s) for s in done]
+    now = Standing(lineage, 1, False, None, None, max(whole, default=None), None, NONE)
+    gone = persistent_drops(whole, [Checkpoint(1, s) for s in {*done, *parts}], now, keep)
+    newest = sorted(whole)[-keep:]
+    assert not set(gone) & set(newest)
+    assert all(c < max(whole) for c in gone)
+    assert set(whole) - set(gone) == set(newest)
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
+def test_repairs_copy_what_is_there_to_where_it_is_not(one: int, two: int, three: int, replicas: int) -> None:
+    holders = [HolderId(n, n) for n in "abc"]
+    every = [manifest(1, 10, r, 2) for r in range(2)]
+    readings = {
+        h: tuple(m for bit, m in enumerate(every) if mask >> bit & 1)
+        for h, mask in zip(holders, (one, two, three), strict=True)
+    }
+    domains = {h: h.node for h in holders}
+    for repair in repairs(readings, domains, Checkpoint(1, 10), replicas):
+        assert any(m.save == repair.save for m in readings[repair.source])
+        assert all(m.save != repair.save for m in readings[repair.target])
+        assert sum(any(m.save == repair.save for m in e) for e in readings.values()) < replicas
