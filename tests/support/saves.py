@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,17 @@ def split(shape: tuple[int, ...], ranks: int, rank: int) -> tuple[Box, ...]:
     return (Box((first, *([0] * (len(shape) - 1))), (last - first, *shape[1:])),) if last > first else ()
 
 
-def stream_of(tensors: Arrays, boxes: Mapping[str, tuple[Box, ...]]) -> tuple[Stream, bytes]:
-    """The layout of a rank that saves these boxes, and its bytes in the order of the stream."""
+def stream_of(
+    tensors: Arrays, boxes: Mapping[str, tuple[Box, ...]], chunk_blocks: int | None = None
+) -> tuple[Stream, bytes]:
+    """The layout of a rank that saves these boxes, and its bytes in the order of the stream.
+
+    `chunk_blocks` makes a new chunk of every so many blocks, so that small states have many chunks.
+    """
     parts = [TensorParts(n, a.dtype.name, a.shape, boxes.get(n, ())) for n, a in tensors.items()]
     stream = Stream(build_layout(parts))
+    if chunk_blocks is not None:
+        stream = Stream(replace(stream.layout, chunk_starts=tuple(stream.edges[:-1:chunk_blocks])))
     out = bytearray()
     for placed in stream.pieces:
         array = tensors[placed.tensor.name]
@@ -88,7 +95,9 @@ class Saver:
         replicas: int = 2,
         options: DrainOptions | None = None,
         slot_bytes: int = 1 << 20,
+        chunk_blocks: int | None = None,
     ) -> None:
+        self.chunk_blocks = chunk_blocks
         self.memory = bytearray(2 * slot_bytes)
         self.slot_bytes = slot_bytes
         self.watched = Watched()
@@ -100,7 +109,7 @@ class Saver:
         self, slot: int, save: RankSave, tensors: Arrays, world: int = 1, values: bytes = b'{"plain": 1}'
     ) -> Stream:
         boxes = {name: split(array.shape, world, save.rank) for name, array in tensors.items()}
-        stream, data = stream_of(tensors, boxes)
+        stream, data = stream_of(tensors, boxes, self.chunk_blocks)
         begin = slot * self.slot_bytes
         self.memory[begin : begin + len(data) + len(values)] = data + values
         sealed = SealedSave(save, world, "me", stream.digest, len(data), len(values))
