@@ -55,7 +55,7 @@ class Stand:
         self.status = JobStatus(world=world(1))
         self.tier = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, self._changed)
 
-    def _changed(self) -> None:
+    def _changed(self, urgent: bool) -> None:
         self.changes += 1
 
     def start(self, node: str = "node-1") -> HolderServer:

@@ -34,12 +34,12 @@ class FakeAgent:
             self.socket = await self._session.ws_connect(
                 self.url, protocols=self.protocols, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
             )
+            self._reader = asyncio.create_task(self._read())
+            if self.hello is not None:
+                await self.say(self.hello)
         except BaseException:
-            await self._session.close()
+            await self.leave()
             raise
-        self._reader = asyncio.create_task(self._read())
-        if self.hello is not None:
-            await self.say(self.hello)
         return self
 
     async def __aexit__(
@@ -81,13 +81,15 @@ class FakeAgent:
         transport.abort()
 
     async def leave(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        if self.socket is not None:
-            await self.socket.close()
-        if self._session is not None:
-            await self._session.close()
+        try:
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.gather(self._reader, return_exceptions=True)
+            if self.socket is not None:
+                await self.socket.close()
+        finally:
+            if self._session is not None:
+                await self._session.close()
 
     async def _read(self) -> None:
         assert self.socket is not None

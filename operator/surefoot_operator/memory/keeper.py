@@ -24,6 +24,8 @@ from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
+Changed = Callable[[bool], None]
+"""Called after each change; True if a plan should be made at once, False if newer saves alone were read."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ class Keeper:
         pool: ThreadPoolExecutor,
         settings: MemorySettings,
         clock: Callable[[], float],
-        changed: Callable[[], None],
+        changed: Changed,
     ) -> None:
         self.place = place
         self.seen: HolderSeen | None = None
@@ -68,6 +70,11 @@ class Keeper:
             self._sealing = epoch
             self._wake.set()
         return True
+
+    def look(self) -> None:
+        """Read the index again soon: something was just changed there."""
+        self._read_due = 0.0
+        self._wake.set()
 
     async def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Runs one of the visitor's methods in a thread, between visits."""
@@ -149,15 +156,16 @@ class Keeper:
         if errand.seal:
             self._sealing = None
         if fresh != self.seen:
+            urgent = self.seen is None or fresh != replace(self.seen, entries=fresh.entries)
             self.seen = fresh
-            self._changed()
+            self._changed(urgent)
 
     def _unwell(self, kind: str, error: Exception) -> None:
         metrics.holder_failures.labels(kind).inc()
         if self.seen is not None and self.seen.state == "Ready":
             log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
             self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
-            self._changed()
+            self._changed(True)
 
 
 def keeper(
@@ -167,7 +175,7 @@ def keeper(
     pool: ThreadPoolExecutor,
     settings: MemorySettings,
     clock: Callable[[], float],
-    changed: Callable[[], None],
+    changed: Changed,
 ) -> Keeper:
     """A keeper with connections of its own; begins at once. Needs a running event loop."""
     return Keeper(place, Visitor(place, job, account, settings.call_seconds), pool, settings, clock, changed)

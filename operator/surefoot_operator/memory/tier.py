@@ -22,7 +22,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, R
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory.keeper import Keeper, keeper
+from surefoot_operator.memory.keeper import Changed, Keeper, keeper
 from surefoot_operator.memory.leftovers import leftovers
 from surefoot_operator.memory.place import HolderPlace
 from surefoot_operator.observed import HolderSeen
@@ -40,7 +40,7 @@ class MemoryTier:
         account: Credentials,
         settings: MemorySettings,
         clock: Callable[[], float],
-        changed: Callable[[], None],
+        changed: Changed,
     ) -> None:
         self._job, self._account, self._settings = job, account, settings
         self._clock, self._changed = clock, changed
@@ -130,6 +130,10 @@ class MemoryTier:
             todo = [(save, chunks[save]) for save in saves if save in chunks]
             calls.append(self._told(kept, "drop", kept.call(kept.visitor.drop, holder, todo, epoch, due)))
         await asyncio.gather(*calls)
+        for holder in drops:
+            kept = self._keeper_of(holder)
+            if kept is not None:
+                kept.look()
 
     async def mark(self, checkpoint: Checkpoint, epoch: int) -> None:
         """Writes the watermark to every holder that is sealed at `epoch`."""
@@ -165,7 +169,7 @@ class MemoryTier:
             await one.close()
         self._keepers.clear()
         self._gone.clear()
-        self._changed()
+        self._changed(True)
 
     async def close(self) -> None:
         """Ends every task and thread; holders stay as they are. A call under way is waited for (≤ its time limit)."""

@@ -22,6 +22,7 @@ from surefoot_operator.fabric.fabric import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
@@ -48,7 +49,7 @@ class Reconciler:
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
-        self._said = ""
+        self._said = self._errands = ""
 
     def wake(self, urgent: bool = True) -> None:
         """Something changed. What is not urgent waits for the next progress write, with whatever else comes till then."""
@@ -173,13 +174,18 @@ class Reconciler:
             log.warning("%d events are in this log only: %s", len(events), error)
 
     def _say(self, decided: Plan, kept: Upkeep | None, seen: Observed) -> None:
-        """One line for each plan that is news."""
-        errands = kept.errands if kept is not None else ()
-        what = "; ".join(map(str, (*decided.actions, *errands)))
+        """One line for each plan, and for each upkeep, that is news."""
+        what = "; ".join(map(str, decided.actions))
         line = f"{decided.reason}{': ' if what else ''}{what}"
         if line != self._said:
             self._said = line
             log.info("[%s] %s", _world(seen.status), line)
+        errands = "; ".join(map(str, kept.errands if kept is not None else ()))
+        if errands != self._errands:
+            self._errands = errands
+            # drops come with every few saves; who looks for one asks for them
+            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.errands)
+            log.log(logging.DEBUG if routine else logging.INFO, "[%s] upkeep: %s", _world(seen.status), errands)
 
     async def _watch(self) -> None:
         """The fabric's changes; a watch that breaks is begun anew."""

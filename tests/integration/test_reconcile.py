@@ -1,0 +1,201 @@
+"""The whole operator over a real run folder, real Redis and real lines; only trainers are pretended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_agent import until
+from support.fake_node import Town, document
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.controller.local import LocalOperator
+from surefoot_operator.controller.secrets import secrets_in
+from surefoot_operator.coordinator.sessions import seen
+from surefoot_operator.errors import FabricError, WorldMoved
+from surefoot_operator.fabric.fabric import FabricSeen
+from surefoot_operator.fabric.processes.fabric import ProcessesFabric
+from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
+
+Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]
+
+
+def operator_of(town: Town, fabric: Any = None, port: int = 0) -> LocalOperator:
+    root = town.folder.root
+    settings = OperatorSettings(
+        coordinator=CoordinatorSettings(port=port), memory=MemorySettings(probe_seconds=0.1, read_seconds=0.2)
+    )
+    return LocalOperator(fabric or ProcessesFabric(root), secrets_in(root), settings)
+
+
+@pytest.fixture
+async def living(tmp_path: Path) -> AsyncIterator[Living]:
+    towns: list[Town] = []
+    operators: list[LocalOperator] = []
+
+    async def begin(nodes: int = 3, last_step: int | None = None, **job: Any) -> tuple[Town, LocalOperator]:
+        town = Town(tmp_path / "run", document(**job), last_step)
+        await town.__aenter__()
+        towns.append(town)
+        for number in range(nodes):
+            town.start(f"node-{number}")
+        operator = operator_of(town)
+        operators.append(operator)
+        await operator.start()
+        return town, operator
+
+    yield begin
+    for operator in operators:
+        await operator.stop()
+    for town in towns:
+        await town.__aexit__()
+
+
+def committed(town: Town, size: int) -> bool:
+    world = town.status.world
+    return world is not None and world.state == "Committed" and world.size == size
+
+
+def stepping(town: Town, beyond: int) -> bool:
+    steps = [t.step for t in town.trainees if t.running]
+    return bool(steps) and min(steps) > beyond
+
+
+async def test_a_job_runs_from_nothing_to_complete_and_leaves_nothing_in_memory(living: Living) -> None:
+    town, _ = await living(last_step=60)
+    await until(lambda: committed(town, 3), "three workers are the world")
+    await until(lambda: town.status.recorded, "a checkpoint is on two holders")
+    assert town.status.world is not None
+    assert town.status.world.epoch == 1
+    assert len(town.status.named_holders) == 3
+    await until(lambda: town.status.phase == "Complete", "every trainer finished")
+    await until(lambda: all(t.retired.is_set() for t in town.trainees), "the workers were retired")
+
+
+async def test_old_checkpoints_are_dropped_and_the_newest_stay(living: Living) -> None:
+    town, operator = await living()
+    await until(lambda: stepping(town, 60), "sixty steps")
+    memory = operator._memory
+    assert memory is not None
+
+    def few() -> bool:
+        steps = {m.save.step for h in memory.seen() for m in h.entries}
+        return bool(steps) and min(steps) > 20 and len(steps) <= 8
+
+    await until(few, "only the newest checkpoints are kept")
+    assert town.status.world is not None
+    assert town.status.world.epoch == 1
+
+
+async def test_a_dead_node_leaves_the_world_and_comes_back_into_it(living: Living) -> None:
+    town, _ = await living()
+    await until(lambda: stepping(town, 20), "twenty steps at world 3")
+    await until(lambda: town.status.recorded, "a checkpoint is on two holders")
+    began, reached = time.monotonic(), max(t.step for t in town.trainees)
+    await town.kill("node-1")
+    await until(lambda: committed(town, 2), "two workers are the world")
+    assert time.monotonic() - began < 3.0
+    world = town.status.world
+    assert world is not None
+    assert world.parent is not None
+    assert reached - world.parent.step <= 15
+    await until(lambda: stepping(town, reached + 5), "new steps at world 2")
+    incident = town.status.incidents[-1]
+    assert incident.restored_from == "memory"
+    assert incident.detected_seconds <= (incident.claimed_seconds or 0) <= (incident.assigned_seconds or 0)
+    town.start("node-1")
+    await until(lambda: committed(town, 3), "three workers are the world again")
+    grown = town.status.world
+    assert grown is not None
+    assert town.status.incidents[-1].kind == "planned"
+    await until(lambda: town.status.incidents[-1].first_step_seconds is not None, "the grown world steps")
+    assert town.status.incidents[-1].steps_lost == 0
+
+
+async def test_an_operator_that_dies_and_returns_disturbs_nobody(living: Living) -> None:
+    town, operator = await living()
+    await until(lambda: stepping(town, 20), "twenty steps")
+    port = operator._server.port
+    await operator.stop()
+    before = [(t.incarnation, tuple(t.epochs)) for t in town.trainees]
+    again = operator_of(town, port=port)
+    await again.start()
+    try:
+        reached = max(t.step for t in town.trainees)
+        await until(lambda: stepping(town, reached + 20), "training goes on")
+        await until(lambda: len(again_seen(again)) == 3, "every agent is heard again")
+        await until(lambda: min(again_seen(again)) > reached, "steps are reported to the new operator")
+        assert [(t.incarnation, tuple(t.epochs)) for t in town.trainees] == before
+        assert town.status.world is not None
+        assert (town.status.world.epoch, town.status.restarts) == (1, 0)
+    finally:
+        await again.stop()
+
+
+def again_seen(operator: LocalOperator) -> list[int]:
+    """The steps that this operator knows of."""
+    assert operator.reconciler is not None
+    return [s.step for s in seen(operator.reconciler._parts.conversation.sessions) if s.connected]
+
+
+class Stale(ProcessesFabric):
+    """A fabric that still shows a leader what stood there when it was cut off."""
+
+    shown: FabricSeen | None = None
+
+    async def observe(self) -> FabricSeen:
+        if self.shown is None:
+            self.shown = await super().observe()
+        return self.shown
+
+
+async def test_a_leader_that_was_overtaken_changes_nothing(living: Living) -> None:
+    town, _ = await living(nodes=2, replicas=2)
+    fabric = Stale(town.folder.root)
+    stale = operator_of(town, fabric)
+    await until(lambda: committed(town, 2), "two workers are the world")
+    world = town.status.world
+    assert world is not None
+    now = await ProcessesFabric(town.folder.root).observe()
+    fabric.shown = replace(now, status=JobStatus(), workers=())
+    await stale.start()
+    try:
+        assert stale.reconciler is not None
+        with pytest.raises(WorldMoved):
+            await stale.reconciler.once()
+        await until(lambda: stepping(town, 10), "training goes on")
+        assert town.status.world == world
+        assert len(list(town.folder.workers.glob("*.json"))) == 2
+    finally:
+        await stale.stop()
+        await asyncio.sleep(0)
+
+
+class Failing(ProcessesFabric):
+    """A fabric that cannot be looked at for a while."""
+
+    failures = 5
+
+    async def observe(self) -> FabricSeen:
+        if self.failures:
+            self.failures -= 1
+            raise FabricError("the disk is away")
+        return await super().observe()
+
+
+async def test_errors_are_counted_and_the_loop_goes_on(tmp_path: Path) -> None:
+    async with Town(tmp_path / "run", document(replicas=1, least=None)) as town:
+        town.start("node-0")
+        fabric = Failing(town.folder.root)
+        operator = operator_of(town, fabric)
+        await operator.start()
+        fabric.failures = 5
+        try:
+            await until(lambda: committed(town, 1), "the world begins in spite of errors")
+        finally:
+            await operator.stop()
