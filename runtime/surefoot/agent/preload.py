@@ -21,6 +21,7 @@ FRAMEWORKS = (
     "torch._dynamo",  # the first fully_shard imports it: half a second
     "numpy",
     "surefoot.checkpointer",
+    "surefoot.agent.trainer_link",
 )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from surefoot.agent import events as on
 from surefoot.agent import line
-from surefoot.agent.arena import SLOTS
 from surefoot.agent.chores import Chores, Places
 from surefoot.agent.command import with_own_interpreter
 from surefoot.agent.coordinator_line import CoordinatorLine, TurnedAway
@@ -24,13 +23,13 @@ from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life, advance
 from surefoot.agent.logs import LogForwarder
 from surefoot.agent.orphans import Orphans, adopt_orphans
+from surefoot.agent.reception import Reception
 from surefoot.agent.staging import Staging, StagingWatcher
 from surefoot.agent.starter import Hosted, Starter
-from surefoot.agent.trainer_line import Trainer, TrainerLine
+from surefoot.agent.trainer_line import TrainerLine
 from surefoot.agent.trainers import Trainers
 from surefoot.errors import SurefootError
 from surefoot.protocol import messages
-from surefoot.protocol.identities import RankSave
 from surefoot.settings import AgentSettings
 
 _TICK_SECONDS = 0.5
@@ -44,7 +43,7 @@ class Shell:
     def __init__(self, settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._settings = settings
         self.incarnation = secrets.token_hex(8)
-        self._life = Life(step_timeout_seconds=settings.step_timeout_seconds)
+        self.life = Life(step_timeout_seconds=settings.step_timeout_seconds)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._store: tuple[int, Hosted] | None = None
@@ -54,13 +53,11 @@ class Shell:
         logs = folder / "logs" / worker
         logs.mkdir(parents=True, exist_ok=True)
         path = folder / f"{worker}.sock"
-        self._ledger = Ledger(folder / "ledger" / f"{worker}.jsonl")
         self._forwarder = LogForwarder()
-        self._staging = Staging(
-            self.incarnation,
-            settings.job,
-            StagingWatcher(self._slot_freed, self._beat, self._send_notice),
-        )
+        self._line = CoordinatorLine(settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator)
+        self._reception = Reception(self, settings.job, Ledger(folder / "ledger" / f"{worker}.jsonl"))
+        watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
+        self.staging = Staging(self.incarnation, settings.job, watcher)
         self._starter = Starter(
             command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
         )
@@ -68,9 +65,8 @@ class Shell:
         self._trainers = Trainers(
             self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
         )
-        self._trainer_line = TrainerLine(path, self._admit, self._from_trainer)
-        self._line = CoordinatorLine(settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator)
-        places = Places(self._staging.open_tier, self._staging.holders)
+        self.trainer_line = TrainerLine(path, self._reception.admit, self._reception.hear)
+        places = Places(self.staging.open_tier, self.staging.holders)
         self._chores = Chores(settings.job, places, self._line.send)
 
     async def run(self) -> int:
@@ -80,11 +76,11 @@ class Shell:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         self._forwarder.start()
-        self._trainer_line.start()
+        self.trainer_line.start()
         self._starter.start()
-        self._spawn(self._talk())
-        self._spawn(self._tick())
-        self._spawn(self._chores.run())
+        self.spawn(self._talk())
+        self.spawn(self._tick())
+        self.spawn(self._chores.run())
         try:
             return await self._ended
         finally:
@@ -92,7 +88,7 @@ class Shell:
 
     def dispatch(self, event: on.Event) -> None:
         """The one way in: an event, its decision, its commands."""
-        self._life, commands = advance(self._life, event)
+        self.life, commands = advance(self.life, event)
         for command in commands:
             self._do(command)
 
@@ -105,23 +101,23 @@ class Shell:
             case on.Beat():
                 self._line.beat()
             case on.StartStore(epoch):
-                self._spawn(self._host_store(epoch))
+                self.spawn(self._host_store(epoch))
             case on.StopStore(epoch):
                 self._stop_store(epoch)
             case on.StartTrainers(assign, store):
                 _log.info("epoch %d: %d of %d ranks start here", assign.epoch, assign.local_ranks, assign.world)
-                self._spawn(self._trainers.start(assign, store))
+                self.spawn(self._trainers.start(assign, store))
             case on.KillTrainers(epoch):
                 self._trainers.kill(epoch)
             case on.TellHold(hold):
-                self._trainer_line.tell(self._life.started, None, hold)
+                self.trainer_line.tell(self.life.started, None, hold)
             case on.TellLevel(level):
-                self._trainer_line.tell(self._life.started, None, line.LevelIs(level))
+                self.trainer_line.tell(self.life.started, None, line.LevelIs(level))
             case on.Retarget(holders):
-                self._staging.retarget(holders)
+                self.staging.retarget(holders)
             case on.Flush(epoch):
-                self._staging.trainers_gone()
-                self._spawn(self._flush(epoch))
+                self.staging.trainers_gone()
+                self.spawn(self._flush(epoch))
             case on.Exit(code):
                 if not self._ended.done():
                     self._ended.set_result(code)
@@ -132,7 +128,7 @@ class Shell:
         except (SurefootError, OSError) as error:
             self.dispatch(on.StoreLost(epoch, str(error)))
             return
-        if self._life.claimed > epoch:
+        if self.life.claimed > epoch:
             hosted.child.kill()
             return
         self._store = (epoch, hosted)
@@ -148,9 +144,9 @@ class Shell:
             hosted.child.kill()
 
     async def _flush(self, epoch: int) -> None:
-        if not await self._staging.flush(self._settings.termination_grace_seconds):
+        if not await self.staging.flush(self._settings.termination_grace_seconds):
             text = "what was staged could not be written to its holders in time and was given up"
-            self._send_notice("SaveGivenUp", text)
+            self.notice("SaveGivenUp", text)
         self.dispatch(on.Flushed(epoch))
 
     # ---- the coordinator ----------------------------------------------------------------------------------------
@@ -163,7 +159,7 @@ class Shell:
             self.dispatch(on.LeaveAsked(_TURNED_AWAY))
 
     def _hello(self) -> messages.Hello:
-        settings, life = self._settings, self._life
+        settings, life = self._settings, self.life
         return messages.Hello(
             job=settings.job.job,
             index=settings.index,
@@ -178,7 +174,7 @@ class Shell:
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
-        life, book = self._life, self._staging.book
+        life, book = self.life, self.staging.book
         saved, copies = book.saved(life.started, len(life.ranks))
         return messages.Heartbeat(
             epoch=life.started,
@@ -203,7 +199,7 @@ class Shell:
             case messages.Assign():
                 self.dispatch(on.Assigned(message))
             case messages.Stop(epoch=epoch, reason=reason):
-                if epoch > self._life.claimed:
+                if epoch > self.life.claimed:
                     _log.info("epoch %d is claimed: %s", epoch, reason)
                 self.dispatch(on.StopAsked(epoch))
             case messages.Holders():
@@ -222,86 +218,9 @@ class Shell:
             case messages.Refused():
                 pass  # the line itself acts on it
 
-    # ---- the trainers -------------------------------------------------------------------------------------------
-
-    def _admit(self, attach: line.Attach) -> line.Attached | str:
-        life, assign = self._life, self._life.assign
-        who = f"rank {attach.rank} of epoch {attach.epoch} (pid {attach.pid})"
-        if assign is None or attach.epoch != life.started or assign.epoch != life.started or life.killing:
-            return f"{who} does not belong to epoch {life.claimed}"
-        rank = next((r for r in life.ranks if r.rank == attach.rank and r.alive), None)
-        if rank is None:
-            return f"{who} is none of this worker's"
-        self.dispatch(on.Attached(life.started, rank.local))
-        job = self._settings.job
-        return line.Attached(
-            job=job.job,
-            epoch=assign.epoch,
-            world=assign.world,
-            rank=attach.rank,
-            incarnation=self.incarnation,
-            parent=assign.parent,
-            lineage=assign.lineage,
-            holders=assign.holders,
-            targets=assign.targets,
-            replicas=assign.replicas,
-            interval_steps=job.interval_steps,
-            persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
-            level=life.level,
-        )
-
-    def _from_trainer(self, trainer: Trainer, message: line.FromTrainer) -> None:
-        life = self._life
-        local = next((r.local for r in life.ranks if r.rank == trainer.rank), None)
-        if local is None or trainer.epoch != life.started:
-            return
-        epoch = trainer.epoch
-        match message:
-            case line.Stepped():
-                self._ledger.write(epoch, trainer.rank, message)
-                done = (message.step, message.loss, message.seconds, message.stall_seconds, message.level)
-                self.dispatch(on.StepDone(epoch, local, *done, at=time.monotonic()))
-            case line.Staged():
-                world = life.assign.world if life.assign is not None else 0
-                self._staging.stage(local, RankSave(epoch, message.step, trainer.rank), world, message)
-            case line.NeedArena(slot_bytes=slot_bytes):
-                self._spawn(self._give_memory(trainer, local, slot_bytes))
-            case line.HoldReply(step=step, accepted=accepted):
-                self.dispatch(on.HoldAnswered(epoch, local, step, accepted))
-            case line.Holding(step=step):
-                self.dispatch(on.HoldReached(epoch, local, step))
-            case line.RestoreDone(source=source):
-                self.dispatch(on.Restored(epoch, local, source, time.monotonic()))
-            case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
-                self.dispatch(on.RestoreImpossible(epoch, local, checkpoint, absent, detail))
-            case line.Say(reason=reason, text=text):
-                self._send_notice(reason, f"rank {trainer.rank}: {text}")
-            case line.Closing():
-                self.dispatch(on.Closed(epoch, local))
-            case line.Attach():
-                _log.warning("rank %d attached twice: ignored", trainer.rank)
-
-    async def _give_memory(self, trainer: Trainer, local: int, slot_bytes: int) -> None:
-        try:
-            given = await self._staging.give(local, slot_bytes)
-        except OSError as error:
-            self._send_notice("NoStagingMemory", f"2 × {slot_bytes} bytes of staging memory cannot be had: {error}")
-            trainer.cut()
-            return
-        message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
-        trainer.tell(message, given.file.fd)
-
-    def _slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        rank = next((r.rank for r in self._life.ranks if r.local == local), None)
-        if rank is not None:
-            self._trainer_line.tell(self._life.started, rank, line.SlotFreed(slot, step, ok))
-
     # ---- the rest -----------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        self._line.beat()
-
-    def _send_notice(self, reason: str, text: str) -> None:
+    def notice(self, reason: str, text: str) -> None:
         _log.warning("%s: %s", reason, text)
         self._line.send(messages.Notice(reason, text))
 
@@ -317,7 +236,7 @@ class Shell:
             self._orphans.reap()
             self.dispatch(on.Ticked(time.monotonic()))
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -338,8 +257,8 @@ class Shell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._starter.close()
-        await self._trainer_line.close()
+        await self.trainer_line.close()
         await self._chores.close()
-        await self._staging.close()
-        self._ledger.close()
+        await self.staging.close()
+        self._reception.close()
         await asyncio.to_thread(self._forwarder.close)

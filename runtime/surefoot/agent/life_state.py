@@ -1,0 +1,84 @@
+"""What an agent knows of its life, as frozen values. PURE. `life.advance` is the only one that changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surefoot.agent.line import HoldAt
+from surefoot.protocol.messages import Assign, FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One local trainer of the started epoch."""
+
+    local: int
+    rank: int
+    alive: bool = True
+    code: int | None = None
+    attached: bool = False
+    closed: bool = False
+    step: int = 0
+    source: str | None = None
+    held: int | None = None
+    accepted: bool | None = None
+    """Its answer to the hold that is being asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Everything an agent knows that its decisions depend on."""
+
+    step_timeout_seconds: float = 600.0
+    warm: bool = False
+    claimed: int = 0
+    """Newest epoch heard of."""
+    stopped: int = 0
+    """Every trainer of epochs below this is reaped."""
+    assign: Assign | None = None
+    started: int = 0
+    """Newest epoch whose trainers were started: once each."""
+    ranks: tuple[Rank, ...] = ()
+    killing: bool = False
+    store: str | None = None
+    store_epoch: int = 0
+    """Newest epoch whose store was asked for here."""
+    hold: HoldAt | None = None
+    level: int = 0
+    loss: float | None = None
+    step_seconds: float | None = None
+    stall_seconds: float | None = None
+    reported_level: int = 0
+    progress_at: float | None = None
+    """When the last step finished; None before the epoch's first."""
+    facts: tuple[FromAgent, ...] = field(default=())
+    flushing: bool = False
+    flushed: bool = False
+    leaving: int | None = None
+    """Exit code, once this worker is to end."""
+    gone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return any(r.alive for r in self.ranks)
+
+    @property
+    def running(self) -> int:
+        """The epoch that this agent carries out or has finished; 0 if its trainers were stopped for a newer one."""
+        return self.started if self.alive or self.started == self.claimed else 0
+
+    @property
+    def step(self) -> int:
+        """Last step that every local rank has finished in the started epoch."""
+        return min((r.step for r in self.ranks), default=0)
+
+    @property
+    def restored(self) -> bool:
+        return bool(self.ranks) and all(r.source is not None for r in self.ranks)
+
+    @property
+    def restored_from(self) -> str | None:
+        sources = {r.source for r in self.ranks}
+        if not self.restored or sources == {"none"}:
+            return None
+        return sources.pop() if len(sources) == 1 else "mixed"
