@@ -132,6 +132,7 @@ class Checkpointer:
         """Saves the last step, waits until it is where it belongs, and says goodbye."""
         if self._closed:
             return
+        self._saver.wait()
         if self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step:
             self._save_for_certain()
         self._end(flush_seconds=CLOSE_SECONDS)

@@ -1,0 +1,207 @@
+"""The user's object against a link that the test controls: when it saves, what it holds for, and that it never crashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from support.fake_link import FakeLink, attached
+from surefoot import Checkpointer, ElasticLoader
+from surefoot.errors import ConfigurationError
+from surefoot.protocol.records import Layout
+from surefoot.state import read_values
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUREFOOT_JOB_UID", "job")
+
+
+def parts(width: int = 300) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(checkpointer: Checkpointer, model: Any, optimizer: Any, steps: int, meddle: Any = None) -> None:
+    for step in range(steps):
+        loss = model(torch.randn(4, model[0].in_features)).square().mean()
+        loss.backward()
+        if meddle is not None:
+            meddle(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        checkpointer.step(loss)
+
+
+def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
+    model, optimizer = parts()
+    link = FakeLink()
+    weights = {}
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        assert checkpointer.restore() == 0
+        for _ in range(5):
+            train(checkpointer, model, optimizer, 1)
+            weights[checkpointer._step] = model[0].weight.detach().clone()
+    assert [message.step for message, _, _ in link.saves] == [2, 4, 5]
+    assert link.closed == 5
+    assert [s.step for s in link.steps] == [1, 2, 3, 4, 5]
+    layout = Layout.from_json(link.saves[0][0].layout_json or "")
+    tensor = next(t for t in layout.tensors if t.name == "model/1.weight")
+    assert tensor.pieces
+    for message, stream, values in link.saves:
+        assert read_values(values)["step"] == message.step
+        bias = next(t for t in layout.tensors if t.name == "model/1.running_mean").pieces[0]
+        assert len(stream) == layout.stream_bytes >= bias.stream_offset
+    assert [message.layout_json is not None for message, _, _ in link.saves] == [True, False, False]
+
+
+def test_a_held_step_is_saved_before_it_is_waited_at() -> None:
+    model, optimizer = parts()
+    link = FakeLink(attached(100), hold=3)
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 4)
+    assert link.order == ["restored 0", "staged 3", "held 3", "staged 4"]
+
+
+def test_full_slots_skip_the_save_and_save_less_often() -> None:
+    model, optimizer = parts()
+    link = FakeLink(draining=True)
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, link=link)
+    checkpointer.restore()
+    train(checkpointer, model, optimizer, 6)
+    assert [message.step for message, _, _ in link.saves] == [2, 4]
+    assert [s.step for s in link.steps if s.skipped] == [6]
+    train(checkpointer, model, optimizer, 4)
+    assert [s.step for s in link.steps if s.skipped] == [6, 8]
+    assert link.steps[-1].level == 2
+    link.busy.clear()
+    link.draining = False
+    train(checkpointer, model, optimizer, 6)
+    checkpointer.close()
+    assert [message.step for message, _, _ in link.saves] == [2, 4, 16]
+
+
+def test_the_coordinators_level_rules() -> None:
+    model, optimizer = parts()
+    link = FakeLink(at_level=2)
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 8)
+    assert [message.step for message, _, _ in link.saves] == [8]
+
+
+def test_no_staging_memory_does_not_stop_the_training() -> None:
+    model, optimizer = parts()
+    link = FakeLink(refuse_arena=True)
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 4)
+        assert not checkpointer.save_now()
+    assert len(link.steps) == 4
+    assert {reason for reason, _ in link.said} == {"SaveFailed"}
+
+
+def test_an_object_that_fails_to_give_its_state_does_not_stop_the_training() -> None:
+    class Broken:
+        calls = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.calls += 1
+            if self.calls > 3:
+                raise RuntimeError("broken")
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    model, optimizer = parts()
+    link = FakeLink()
+    with Checkpointer(model=model, optimizer=optimizer, odd=Broken(), link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 4)
+    assert any("broken" in text for _, text in link.said)
+    assert len(link.steps) == 4
+
+
+def test_a_parameter_written_during_backward_costs_one_save_and_is_eager_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, optimizer = parts()
+    link = FakeLink()
+    from surefoot.staging.copies import Copy
+
+    held: list[Copy] = []
+    run = Copy.run
+    import threading
+
+    go = threading.Event()
+
+    def slow(self: Copy) -> None:
+        if threading.current_thread().name == "surefoot-staging":
+            held.append(self)
+            go.wait(10)
+        run(self)
+
+    monkeypatch.setattr(Copy, "run", slow)
+
+    def meddle(step: int) -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+        if step == 2:
+            go.set()
+
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 8, meddle)
+    steps = [message.step for message, _, _ in link.saves]
+    assert 2 not in steps
+    assert {4, 6, 8} <= set(steps)
+    assert any("model/0.weight changed" in text for _, text in link.said)
+
+
+def test_the_loaders_position_travels_and_its_share_is_reported() -> None:
+    model, optimizer = parts(4)
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1)
+    link = FakeLink()
+    with Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link) as checkpointer:
+        checkpointer.restore()
+        for _, batch in zip(range(4), loader, strict=False):
+            model(batch.data).sum().backward()
+            optimizer.step()
+            checkpointer.step()
+    assert [s.samples for s in link.steps] == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    positions = [read_values(values)["parts"]["loader"]["position"] for _, _, values in link.saves]
+    assert positions == [16, 32]
+
+
+def test_an_exception_in_the_script_saves_nothing_more() -> None:
+    model, optimizer = parts()
+    link = FakeLink(attached(100))
+
+    def fails() -> None:
+        with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+            checkpointer.restore()
+            train(checkpointer, model, optimizer, 3)
+            raise ValueError("the script's own")
+
+    with pytest.raises(ValueError, match="the script's own"):
+        fails()
+    assert link.saves == []
+
+
+def test_a_checkpointer_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nothing to save"):
+        Checkpointer(link=FakeLink())
+
+
+def test_the_stall_of_a_save_is_reported_with_the_step_behind_it() -> None:
+    model, optimizer = parts()
+    link = FakeLink()
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 4)
+    assert [s.stall_seconds is not None for s in link.steps] == [False, False, True, False]

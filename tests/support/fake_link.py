@@ -1,0 +1,84 @@
+"""A Link whose agent is the test: it keeps what was staged, frees slots when told, holds when told."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from surefoot.agent.line import Attached, Staged, Stepped
+from surefoot.protocol.identities import Checkpoint
+
+
+def attached(interval_steps: int = 2, parent: Checkpoint | None = None) -> Attached:
+    return Attached("job", 1, 1, 0, "me", parent, ((1, parent, 1),), (), (), 1, interval_steps, None, 0)
+
+
+@dataclass
+class FakeLink:
+    """Slots become free at once unless `draining`."""
+
+    attached: Attached = field(default_factory=attached)
+    slots: int = 2
+    draining: bool = False
+    hold: int | None = None
+    at_level: int = 0
+    saves: list[tuple[Staged, bytes, bytes]] = field(default_factory=list)
+    steps: list[Stepped] = field(default_factory=list)
+    said: list[tuple[str, str]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    closed: int | None = None
+    refuse_arena: bool = False
+
+    def __post_init__(self) -> None:
+        self.busy: set[int] = set()
+        self.arenas = 0
+        self.lock = threading.Lock()
+
+    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+        if self.refuse_arena:
+            raise MemoryError("no staging memory here")
+        self.arenas += 1
+        self.slot_bytes = slot_bytes
+        self.memory = bytearray(self.slots * slot_bytes)
+        return memoryview(self.memory), self.slots, slot_bytes
+
+    def free_slot(self, wait_seconds: float) -> int | None:
+        return next((slot for slot in range(self.slots) if slot not in self.busy), None)
+
+    def staged(self, message: Staged) -> None:
+        start = message.slot * self.slot_bytes
+        middle = start + message.stream_bytes
+        data = bytes(self.memory[start : middle + message.values_bytes])
+        with self.lock:
+            self.saves.append((message, data[: message.stream_bytes], data[message.stream_bytes :]))
+            self.order.append(f"staged {message.step}")
+            if self.draining:
+                self.busy.add(message.slot)
+
+    def stepped(self, message: Stepped) -> None:
+        self.steps.append(message)
+
+    def held_at(self, step: int) -> bool:
+        return self.hold == step
+
+    def wait_while_held(self, step: int) -> None:
+        self.order.append(f"held {step}")
+        self.hold = None
+
+    def level(self) -> int:
+        return self.at_level
+
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+        self.order.append(f"restored {step}")
+
+    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        self.order.append(f"failed {checkpoint}")
+
+    def say(self, reason: str, text: str) -> None:
+        self.said.append((reason, text))
+
+    def flush(self, wait_seconds: float) -> bool:
+        return not self.busy
+
+    def close(self, step: int) -> None:
+        self.closed = step
