@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,7 @@ from surefoot.agent.line import Attached, Staged
 from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.keeping import Keeper
+from surefoot.drain.pace import Pace
 from surefoot.drain.promotion import Promoted, Promoter, PromotionOptions, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.slots import Limits
@@ -182,6 +184,38 @@ def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: Memory) -> N
     assert memory.saves(two) == []
     assert repair(save, memory.open(one), memory.open(two), 3) is None
     assert memory.saves(two) == [save]
+
+
+def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tmp_path: Path) -> None:
+    account = Credentials("user-job", "a password")
+    with redis_server.running(tmp_path, memory_bytes=16 << 20) as server:
+        endpoint = redis_server.endpoint(server)
+        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
+        saver = Saver(lambda _: open_holder(endpoint, "job", account), (endpoint.holder,), 1, FAST, 8 << 20)
+        tensors = arrays(1, {"weight": (1200, 1000)})
+        step = 0
+        while not saver.watched.freed or saver.watched.freed[-1][2]:
+            step += 10
+            assert step < 100, "the server never became full"
+            stream = saver.save(RankSave(1, step, 0), tensors)
+        assert saver.watched.freed[-1] == (0, step, False)
+        assert "full" in saver.watched.notices[-1][1]
+        client = HolderClient(endpoint, "job", account)
+        chunks = len(stream.layout.chunk_starts)
+        for gone in (RankSave(1, 10, 0), RankSave(1, step, 0)):
+            client.drop(gone, 1, chunks)
+        saver.save(RankSave(1, step + 10, 0), tensors)
+        assert saver.watched.freed[-1] == (0, step + 10, True)
+        saver.close()
+
+
+def test_a_pace_lets_bytes_through_no_faster_than_its_rate_and_can_be_stopped() -> None:
+    pace = Pace(1_000_000)
+    began = time.monotonic()
+    assert all(pace.take(250_000) for _ in range(6)), "one second's worth at once, the rest paid for"
+    assert 0.4 < time.monotonic() - began < 5
+    threading.Timer(0.05, pace.stop).start()
+    assert not pace.take(100_000_000), "called off while in debt"
 
 
 def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory: Memory, saver: Saver) -> None:

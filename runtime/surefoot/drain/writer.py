@@ -49,6 +49,7 @@ class Writer:
         slots: int,
     ) -> None:
         self.target = target
+        self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
         self._open = open_tier
         self._answer = answer
         self._probe = probe
@@ -76,7 +77,7 @@ class Writer:
             answer = self._carried_out(order)
             if isinstance(answer, SaveWritten | Acknowledged):
                 phase = "replicate" if order.verb == "write" else "commit"
-                metrics.checkpoint_seconds.labels("memory", phase).observe(time.monotonic() - began)
+                metrics.checkpoint_seconds.labels(self._kind, phase).observe(time.monotonic() - began)
             del order  # the slot's memory must not be held while waiting
             self._answer(answer)
         self._disconnect()
@@ -86,7 +87,7 @@ class Writer:
             return self._write(order) if order.verb == "write" else self._commit(order)
         except Fenced as refusal:
             log.info("a drain is over: %s", refusal)
-            metrics.checkpoint_failures.labels("memory", "fenced").inc()
+            metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
             return Refused(order.slot, self.target)
         except ChunkMissing as missing:
             self._layouts.clear()
@@ -103,7 +104,7 @@ class Writer:
 
     def _failed(self, order: Order, cause: Literal["unavailable", "full", "missing"], error: Exception) -> TargetFailed:
         log.warning("%s of %s on %s failed: %s", order.verb, order.work.sealed.save, self.target, error)
-        metrics.checkpoint_failures.labels("memory", cause).inc()
+        metrics.checkpoint_failures.labels(self._kind, cause).inc()
         return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random())
 
     def _write(self, order: Order) -> Answer:
@@ -121,7 +122,7 @@ class Writer:
             return Ended(order.slot, self.target)
         tier.put_digests(save, work.table)
         tier.put_values(save, work.values)
-        metrics.checkpoint_bytes.labels("memory").inc(work.sealed.stream_bytes)
+        metrics.checkpoint_bytes.labels(self._kind).inc(work.sealed.stream_bytes)
         self._probe("written")
         return SaveWritten(order.slot, self.target)
 

@@ -49,25 +49,29 @@ class Placer:
     def __init__(self, destination: Destination) -> None:
         self._carrier = _CARRIERS[itemsize(destination.dtype)]
         self._origin = destination.box.offsets
-        memory = destination.memory.cast("B") if destination.memory.nbytes else destination.memory
-        self._array: npt.NDArray[Any] = np.ndarray(
-            destination.box.lengths, self._carrier, memory, strides=destination.strides
+        self._memory = destination.memory.cast("B") if destination.memory.nbytes else destination.memory
+        whole: npt.NDArray[Any] = np.ndarray(
+            destination.box.lengths, self._carrier, self._memory, strides=destination.strides
         )
+        self._strides = whole.strides
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Copies the wanted part of the segment's blocks; `data` is exactly the segment's bytes."""
         blocks = np.frombuffer(data, self._carrier).reshape(segment.count, *segment.block)
         taken = blocks[(slice(None), *_slices(segment.take))]
-        into = self._array[(*_slices(segment.place.relative_to(self._origin)), ...)]  # a view, also of a 0-d one
+        lengths, strides = segment.take.lengths, self._strides
+        start = sum(
+            (o - begin) * stride for o, begin, stride in zip(segment.place.offsets, self._origin, strides, strict=True)
+        )
         if segment.count == 1:
+            into: npt.NDArray[Any] = np.ndarray(lengths, self._carrier, self._memory, start, strides)
             into[...] = taken[0]
             return
-        width = segment.take.lengths[-1]
-        # the last dimension as (block, element), over the same memory
-        shape = (*into.shape[:-1], segment.count, width)
-        strides = (*into.strides[:-1], width * into.strides[-1], into.strides[-1])
-        split = np.lib.stride_tricks.as_strided(into, shape, strides)
-        split[...] = np.moveaxis(taken, 0, -2)
+        # blocks side by side: the last dimension as (block, element), over the same memory
+        shape = (*lengths[:-1], segment.count, lengths[-1])
+        split = (*strides[:-1], lengths[-1] * strides[-1], strides[-1])
+        into = np.ndarray(shape, self._carrier, self._memory, start, split)
+        into[...] = taken.transpose(*range(1, len(lengths)), 0, len(lengths))
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
