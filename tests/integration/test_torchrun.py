@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fake_coordinator import FakeCoordinator, all_gone, descendants, lives, start_agent
 
+from support.fake_coordinator import FakeCoordinator, all_gone, descendants, lives, start_agent
 from surefoot.protocol.messages import Exited, Finished, Retire, Stop, Stopped
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "plain_trainer.py")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
+from surefoot.agent.keeping import in_charge
 from surefoot.agent.life import Life, advance
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.identities import Checkpoint
@@ -269,6 +270,16 @@ def test_a_heartbeat_goes_out_at_once_with_the_first_step_of_all() -> None:
     assert on.Beat() in said
     _, said = live(step(1, 0, 42), step(1, 1, 42), life=life)
     assert said == []
+
+
+def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only_while_nobody_leads() -> None:
+    life = running()
+    assert in_charge(life, away_seconds=29.0) is None
+    assert in_charge(life, away_seconds=31.0) == life.assign
+    assert in_charge(replace(life, assign=replace(assign(1), group_rank=1)), 31.0) is None
+    stopping, _ = live(on.StopAsked(2), life=life)
+    assert in_charge(stopping, 31.0) is None
+    assert in_charge(Life(), 31.0) is None
 
 
 epochs = st.integers(0, 4)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import socket
+import time
 from collections.abc import Callable
 
 import aiohttp
@@ -61,11 +62,12 @@ class CoordinatorLine:
         self._heartbeat_seconds = 0.5
         self._changed = asyncio.Event()
         self._outbox: asyncio.Queue[FromAgent] | None = None
+        self._heard_at = time.monotonic()
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
-    @property
-    def connected(self) -> bool:
-        return self._outbox is not None
+    def away_seconds(self) -> float:
+        """For how long no coordinator has been on the line."""
+        return 0.0 if self._outbox is not None else time.monotonic() - self._heard_at
 
     def send(self, message: FromAgent) -> None:
         """Queues a message; while nobody listens only notices are kept."""
@@ -101,7 +103,9 @@ class CoordinatorLine:
                 except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
                     _log.info("no line to the coordinator at %s: %s", self._url, error or type(error).__name__)
                 finally:
-                    welcomed = welcomed or self._outbox is not None
+                    if self._outbox is not None:
+                        welcomed = True
+                        self._heard_at = time.monotonic()
                     self._outbox = None
                 wait = _FIRST_WAIT_SECONDS if welcomed else min(2 * wait, _LONGEST_WAIT_SECONDS)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.agent import events as on
-from surefoot.agent import line
+from surefoot.agent import keeping, line
 from surefoot.agent.chores import Chores, Places
 from surefoot.agent.command import with_own_interpreter
 from surefoot.agent.coordinator_line import CoordinatorLine, TurnedAway
@@ -80,6 +80,7 @@ class Shell:
         self._starter.start()
         self.spawn(self._talk())
         self.spawn(self._tick())
+        self.spawn(self._keep())
         self.spawn(self._chores.run())
         try:
             return await self._ended
@@ -235,6 +236,17 @@ class Shell:
             await asyncio.sleep(pause)
             self._orphans.reap()
             self.dispatch(on.Ticked(time.monotonic()))
+
+    async def _keep(self) -> None:
+        """Looks after the memory tier while no coordinator does."""
+        while True:
+            await asyncio.sleep(keeping.ROUND_SECONDS)
+            assign = keeping.in_charge(self.life, self._line.away_seconds())
+            if assign is not None:
+                kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
+                _log.info("no coordinator: watermark %s, %d saves dropped", kept.watermark, kept.dropped)
+                for problem in kept.problems:
+                    _log.warning("no coordinator: %s", problem)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
