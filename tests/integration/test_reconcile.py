@@ -137,6 +137,29 @@ async def test_an_operator_that_dies_and_returns_disturbs_nobody(living: Living)
         await again.stop()
 
 
+async def test_a_frozen_node_is_given_up_and_what_it_does_after_its_thaw_counts_nowhere(living: Living) -> None:
+    town, operator = await living()
+    await until(lambda: stepping(town, 20) and town.status.recorded, "twenty steps at world 3")
+    began = time.monotonic()
+    town.freeze("node-1")
+    await until(lambda: committed(town, 2), "two workers are the world")
+    assert 2.0 < time.monotonic() - began < 8.0
+    world = town.status.world
+    assert world is not None
+    assert town.status.incidents[-1].restored_from in (None, "memory")
+    town.thaw("node-1")
+    await until(lambda: committed(town, 3), "the thawed worker is taken in again")
+    memory = operator._memory
+    assert memory is not None
+    fences = {h.endpoint.holder.node: h.fence for h in memory.seen() if h.state == "Ready"}
+    assert min(fence or 0 for fence in fences.values()) > 1
+    assert len(fences) == 3
+    grown = town.status.world
+    assert grown is not None
+    assert grown.parent is not None
+    assert grown.parent.epoch != 1
+
+
 def again_seen(operator: LocalOperator) -> list[int]:
     """The steps that this operator knows of."""
     assert operator.reconciler is not None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,15 +74,19 @@ def document(replicas: int = 3, least: int | None = 1, **spec: Any) -> dict[str,
 class Trainee:
     """One worker's agent and its one trainer."""
 
-    def __init__(self, record: WorkerRecord, node: str, last_step: int | None) -> None:
+    def __init__(
+        self, record: WorkerRecord, node: str, last_step: int | None, peers: Callable[[], list[Trainee]]
+    ) -> None:
         self.environment: Mapping[str, str] = record.environment
-        self.record, self.node, self.last_step = record, node, last_step
+        self.record, self.node, self.last_step, self._peers = record, node, last_step, peers
         self.incarnation = uuid.uuid4().hex
         self.assigned: Assign | None = None
         self.epochs: list[int] = []
         self.running = self.stopped = self.step = 0
         self.halt: Hold | None = None
         self.retired = asyncio.Event()
+        self.thawed = asyncio.Event()
+        self.thawed.set()
         self.saved: Checkpoint | None = None
         self.store: str | None = None
         self._line: FakeAgent | None = None
@@ -105,6 +111,7 @@ class Trainee:
         async with FakeAgent(env["SUREFOOT_COORDINATOR_URL"], greeting) as line:
             self._line, heard = line, 0
             while not line.closed.is_set() and not self.retired.is_set():
+                await self.thawed.wait()
                 for message in line.said[heard:]:
                     heard += 1
                     await self._obey(message)
@@ -155,6 +162,9 @@ class Trainee:
                 await asyncio.sleep(0.01)
                 continue
             await asyncio.sleep(STEP_SECONDS)
+            await self.thawed.wait()
+            if any(p.running == epoch and p.step < self.step for p in self._peers()):
+                continue  # as in a collective, nobody runs ahead
             self.step += 1
             if self.step % interval == 0:
                 await self._save(epoch)
@@ -270,6 +280,19 @@ class Town:
         record = NodeRecord(name, _life(leader.pid), name, holder)
         write_json(self.folder.node(name), to_json(record), durable=False)
 
+    def freeze(self, name: str) -> None:
+        """All of a node stands still; its lines stay open."""
+        node = self.nodes[name]
+        os.kill(node.redis.process.pid, signal.SIGSTOP)
+        for trainee, _ in node.workers.values():
+            trainee.thawed.clear()
+
+    def thaw(self, name: str) -> None:
+        node = self.nodes[name]
+        os.kill(node.redis.process.pid, signal.SIGCONT)
+        for trainee, _ in node.workers.values():
+            trainee.thawed.set()
+
     async def kill(self, name: str) -> None:
         """All of a node at once."""
         node = self.nodes.pop(name)
@@ -294,7 +317,7 @@ class Town:
     async def _tend_worker(self, node: _Node, record: WorkerRecord) -> None:
         known = node.workers.get(record.name)
         if known is None:
-            trainee = Trainee(record, node.name, self.last_step)
+            trainee = Trainee(record, node.name, self.last_step, lambda: self.trainees)
             node.workers[record.name] = (trainee, asyncio.create_task(trainee.run()))
             self._state(record, "Running")
             return

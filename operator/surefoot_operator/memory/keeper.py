@@ -85,6 +85,8 @@ class Keeper:
             except asyncio.CancelledError:
                 # the thread goes on until its own time limit: until then the connections are its own
                 await asyncio.wait([future])
+                if not future.cancelled():
+                    future.exception()  # looked at: nobody is left to be told
                 raise
 
     @property
