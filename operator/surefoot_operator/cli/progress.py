@@ -93,6 +93,13 @@ class Progress:
         lines = [line for ranks in self.newest.values() for line in ranks.values()]
         return finished_step(lines, world.epoch, world.size)
 
+    @property
+    def reached_step(self) -> int:
+        """The step that training stands at: while a new epoch restores, the one it restores."""
+        world = self.status.world
+        parent = world.parent.step if world is not None and world.parent is not None else 0
+        return max(self.finished_step, parent)
+
     def all_lines(self) -> Iterator[Line]:
         """Every ledger line of the run, for the account at its end."""
         for path in sorted(self.folder.ledger.glob("*.jsonl")):

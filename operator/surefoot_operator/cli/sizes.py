@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient
+from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.fabric.processes.records import NodeRecord
@@ -26,11 +27,16 @@ def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) 
 def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
     if node.holder is None:
         return ()
-    place = HolderEndpoint(HolderId(node.name, ""), node.holder.host, node.holder.port, node.domain)
-    client = HolderClient(place, job, Credentials("", node.holder.admin_password), _CALL_SECONDS)
+    host, port, password = node.holder.host, node.holder.port, node.holder.admin_password
+    admin = HolderAdmin(host, port, password, _CALL_SECONDS)
     try:
-        return client.index().manifests
+        place = HolderEndpoint(HolderId(node.name, admin.instance()), host, port, node.domain)
+        client = HolderClient(place, job, Credentials("", password), _CALL_SECONDS)
+        try:
+            return client.index().manifests
+        finally:
+            client.close()
     except SurefootError:
         return ()  # just killed, or not provisioned yet: a figure for people is not worth waiting for
     finally:
-        client.close()
+        admin.close()

@@ -67,7 +67,7 @@ def _headline(scene: Scene, age: float | None) -> str:
         status.phase,
         f"epoch {world.epoch}" if world else "no epoch yet",
         f"world {world.size}" if world else "",
-        f"step {scene.progress.finished_step}",
+        f"step {scene.progress.reached_step}",
         f"loss {loss:.4f}" if (loss := _loss(scene)) is not None else "",
         f"checkpoint step {saved.step}, {age:.1f} s old" if saved is not None and age is not None else "",
     ]
