@@ -6,10 +6,12 @@ fits on a node. It is there so that properties of decisions can be tried over ma
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from support.builders import COVERED, manifest
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.lineage import entry_of, on_lineage
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
@@ -82,6 +84,9 @@ class FakeWorld:
     term: float = 1000.0
     births: int = 0
     written: list[JobStatus] = field(default_factory=list)
+    created: set[str] = field(default_factory=set)
+    lagging: list[tuple[HolderId, RankManifest]] = field(default_factory=list)
+    """Second copies, which arrive one tick after the first."""
 
     def __post_init__(self) -> None:
         for number in range(self.node_count):
@@ -252,7 +257,8 @@ class FakeWorld:
         match action:
             case CreateWorker(index, attempt):
                 name = f"w{index}-{attempt}"
-                assert name not in self.workers, f"{name} is created twice"
+                assert name not in self.created, f"{name} is created twice"
+                self.created.add(name)
                 self.workers[name] = Worker(
                     WorkerSeen(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
                 )
@@ -314,8 +320,27 @@ class FakeWorld:
     def _drop(self, holder: HolderId, epoch: int, saves: tuple[RankSave, ...]) -> None:
         node = self._holder(holder)
         if node is not None and (node.fence or 0) <= epoch:
+            for checkpoint in {s.checkpoint for s in saves}:
+                self._assert_superseded(checkpoint)
             kept = tuple(m for m in node.entries if m.save not in saves)
             self.nodes[holder.node].holder = replace(node, entries=kept)
+
+    def _assert_superseded(self, checkpoint: Checkpoint) -> None:
+        """Invariant 1, by the truth and not by what anybody read."""
+        world, lineage = self.status.world, self.status.lineage
+        if world is None or not on_lineage(lineage, checkpoint, world.epoch) or checkpoint in self.status.bad:
+            return
+        ready = [n.holder for n in self.nodes.values() if n.holder is not None and n.holder.state == "Ready"]
+        needed = min(self.job.spec.checkpoint.memory.replicas, len(ready))
+        copies = Counter(m.save for h in ready for m in h.entries)
+        for newer in {s.checkpoint for s in (*copies, *self.s3) if s.step > checkpoint.step}:
+            entry = entry_of(lineage, newer.epoch)
+            if entry is None or not on_lineage(lineage, newer, world.epoch):
+                continue
+            ranks = [RankSave(newer.epoch, newer.step, rank) for rank in range(entry.size)]
+            if all(copies[save] >= needed for save in ranks) or all(save in self.s3 for save in ranks):
+                return
+        raise AssertionError(f"{checkpoint} is dropped, and nothing newer is safe")
 
     def _holder(self, identity: HolderId) -> HolderSeen | None:
         holder = self.nodes[identity.node].holder
@@ -365,6 +390,11 @@ class FakeWorld:
 
     def _step(self) -> None:
         """All members step together, or those that are left lose their peers."""
+        for identity, copy in self.lagging:
+            target = self._holder(identity)
+            if target is not None and (target.fence or 0) <= copy.save.epoch:
+                self._store(identity, copy)
+        self.lagging = []
         world = self.status.world
         if world is None or world.state != "Committed" or not world.members:
             return
@@ -404,8 +434,10 @@ class FakeWorld:
         ready.sort(key=lambda h: (h.endpoint.holder.node != worker.seen.node, h.endpoint.holder))
         first, rest = ready[:1], ready[1:]
         place = rank % len(rest) if rest else 0
-        for holder in (first + rest[place : place + 1])[: self.job.spec.checkpoint.memory.replicas]:
+        for holder in first:
             self._store(holder.endpoint.holder, mine)
+        if self.job.spec.checkpoint.memory.replicas > 1:
+            self.lagging += [(holder.endpoint.holder, mine) for holder in rest[place : place + 1]]
         if worker.agent is not None:
             worker.agent.seen = replace(worker.agent.seen, saved=Checkpoint(world.epoch, step))
 

@@ -168,6 +168,8 @@ def _seals(facts: Facts) -> tuple[SealHolder, ...]:
 
 
 def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None) -> tuple[DropSaves, ...]:
+    if _seals(facts):
+        return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     drops = []
