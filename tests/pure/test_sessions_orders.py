@@ -1,0 +1,195 @@
+"""Holds, listings, repairs, uploads and deletions as the coordinator asks for them and takes the answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.fake_agent import hello
+from support.talk import CLAIMED, COMMITTED, NODES, A, B, C, talking, words
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.messages import (
+    DropPersistent,
+    Hold,
+    HoldAnswer,
+    Listing,
+    ListPersistent,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+    Retire,
+    Stop,
+    ToAgent,
+)
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator.sessions import (
+    Sessions,
+    begin,
+    connected,
+    heard,
+    ruled,
+)
+
+# ---- holds ---------------------------------------------------------------------------------------------------------
+
+
+def proposed(step: int = 60) -> Sessions:
+    sessions = talking()
+    return replace(sessions, orders=orders.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
+
+
+def holds(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
+    return [word for word in words(sessions, worker) if isinstance(word, Hold)]
+
+
+def test_a_hold_binds_once_every_member_accepted() -> None:
+    sessions = proposed()
+    assert holds(sessions, A) == [Hold(2, 60, "propose")]
+    assert holds(sessions, C) == []
+    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
+    assert sessions.orders.hold is not None
+    assert sessions.orders.hold.seen.state == "Proposed"
+    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, B) == [Hold(2, 60, "propose")]
+    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, A) == holds(sessions, B) == [Hold(2, 60, "bind")]
+
+
+def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> None:
+    sessions = heard(proposed(), A, HoldAnswer(2, 60, True), 1002.0)
+    sessions = heard(sessions, B, HoldAnswer(2, 60, False), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
+    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
+    again = replace(sessions, orders=orders.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
+    assert holds(again, A) == [Hold(2, 80, "propose")]
+
+
+def test_nobody_may_bind_before_all_accepted() -> None:
+    sessions = proposed()
+    same = orders.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
+    assert same.hold == sessions.orders.hold
+    assert orders.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
+
+
+def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:
+    sessions = heard(proposed(), A, HoldAnswer(2, 50, False), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "propose")]
+    assert ruled(sessions, CLAIMED.world).orders.hold is None
+
+
+def test_an_adopted_member_is_freed_from_a_hold_that_nobody_remembers() -> None:
+    sessions = connected(ruled(begin("job-1", 2000.0), COMMITTED), hello(0, epoch=2), 2000.0)
+    assert holds(sessions, A) == [Hold(2, 0, "cancel")]
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+
+def manifest(step: int = 40, rank: int = 0, world: int = 1) -> RankManifest:
+    return RankManifest(RankSave(1, step, rank), world, "i", "layout", 10, 1, "d", 8, "v", 2, 0.0)
+
+
+def asked(sessions: Sessions) -> Sessions:
+    return replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0))
+
+
+def request_of(sessions: Sessions) -> int:
+    return max(sessions.orders.outstanding)
+
+
+def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    assert ListPersistent(number) in words(sessions, A, CLAIMED)
+    answer = Listing(number, (manifest().to_json(), "{}"), {"layout": "{}"})
+    assert heard(sessions, B, answer, 1002.0).orders.persistent.read_epoch is None
+    sessions = heard(sessions, A, answer, 1002.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert sessions.orders.persistent.entries == (manifest(),)
+    assert sessions.orders.layouts == {"layout": "{}"}
+    assert "cannot be read" in sessions.orders.failures[0]
+    assert words(sessions, A, CLAIMED) == (Stop(3, "worker 1 lost"),)
+
+
+def test_a_listing_is_void_once_another_holder_was_read() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = heard(sessions, A, Listing(number), 1002.0)
+    assert sessions.orders.persistent.read_epoch is None
+    assert sessions.orders.persistent.asked_seconds is None
+
+
+def test_a_failed_listing_says_why() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), error="bucket away"), 1002.0)
+    assert sessions.orders.persistent.error == "bucket away"
+    assert sessions.orders.persistent.read_epoch is None
+
+
+def test_a_listing_whose_agent_was_replaced_may_be_asked_of_another() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.persistent.asked_seconds is None
+    assert sessions.orders.outstanding == {}
+
+
+def test_requests_of_two_terms_never_share_a_number() -> None:
+    first, second = asked(begin("job-1", 1000.0)), asked(begin("job-1", 1001.0))
+    assert request_of(first) != request_of(second)
+
+
+def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
+    sessions = talking()
+    save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
+    book = orders.repair(sessions.orders, A, 2, save, source, target, 1001.0)
+    assert orders.repair(book, B, 2, save, source, target, 1001.5) == book
+    sessions = replace(sessions, orders=book)
+    number = request_of(sessions)
+    assert RepairSave(number, 2, save, source, target) in words(sessions, A)
+    sessions = heard(sessions, A, Repaired(number, "source away"), 1002.0)
+    assert sessions.orders.outstanding == {}
+    assert "source away" in sessions.orders.failures[0]
+
+
+def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
+    sessions = talking()
+    saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
+    sessions = replace(sessions, orders=orders.promote(sessions.orders, {A: PromoteSave(2, saves)}))
+    assert PromoteSave(2, saves) in words(sessions, A)
+    sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
+    sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
+    assert sessions.orders.promoted == {Checkpoint(2, 50): frozenset({saves[0]})}
+    assert ruled(sessions, CLAIMED.world).orders.promotions == {}
+
+
+def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
+    sessions = talking()
+    for step in range(1, 50):
+        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
+    assert len(sessions.orders.promoted) == orders.MOST_PROMOTED
+    assert Checkpoint(2, 49) in sessions.orders.promoted
+
+
+def test_what_was_deleted_leaves_the_listing() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()))
+    sessions = heard(sessions, A, listing, 1002.0)
+    book = orders.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
+    assert orders.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
+    sessions = replace(sessions, orders=book)
+    number = request_of(sessions)
+    assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
+    sessions = heard(sessions, B, PersistentDropped(number), 1004.0)
+    assert sessions.orders.persistent.entries == (manifest(40),)
+
+
+def test_retiring_means_this_attempt_and_not_the_next() -> None:
+    sessions = talking()
+    book = orders.retire(sessions.orders, (A,), Retire("job complete", 0))
+    sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
+    assert Retire("job complete", 0) in words(sessions, A)
+    assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))

@@ -1,0 +1,54 @@
+"""A coordinator's sessions in the middle of a job: two members and a spare, all pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.fake_agent import hello
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.messages import (
+    Heartbeat,
+    ToAgent,
+)
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.coordinator.sessions import (
+    Sessions,
+    begin,
+    connected,
+    ruled,
+)
+from surefoot_operator.coordinator.speech import desired, rule
+
+A, B, C = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)
+NODES = [HolderEndpoint(HolderId(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}") for n in range(3)]
+COMMITTED = World(
+    epoch=2,
+    state="Committed",
+    parent=Checkpoint(1, 40),
+    size=4,
+    members=(Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1")),
+    token="t2",
+)
+STATUS = JobStatus(
+    world=COMMITTED,
+    lineage=(LineageEntry(1, None, 6), LineageEntry(2, Checkpoint(1, 40), 4)),
+    named_holders=tuple(NODES),
+    restarts=1,
+)
+CLAIMED = replace(STATUS, world=replace(COMMITTED, epoch=3, state="Claimed", reason="worker 1 lost"))
+
+
+def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
+    sessions = ruled(begin("job-1", 1000.0), status.world)
+    for index in indexes or (0, 1, 2):
+        sessions = connected(sessions, hello(index), 1000.0)
+    return sessions
+
+
+def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
+    return desired(rule(status, NODES, 2), sessions, worker)
+
+
+def beat(epoch: int, step: int, **other: object) -> Heartbeat:
+    return replace(Heartbeat(epoch=epoch, stopped=epoch, warm=True, step=step), **other)  # type: ignore[arg-type]  # tests name real fields
