@@ -1,0 +1,186 @@
+"""The warm process itself: what a program sees that was forked from it, and that nothing outlives anything."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from support.fake_coordinator import all_gone, descendants, lives
+from surefoot.agent.command import Program
+from surefoot.agent.starter import Starter
+from surefoot.agent.zygote_client import CannotFork, ForkRequest, ZygoteClient
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+@dataclass
+class Warm:
+    """One zygote for the whole module: every test forks its own programs from it."""
+
+    client: ZygoteClient
+    changed: asyncio.Event
+    folder: Path
+    runs: int = field(default=0)
+
+    async def run(self, source: str, *arguments: str, **environment: str) -> tuple[int, str, Path]:
+        """The exit code, the output and the error file of a program."""
+        self.runs += 1
+        script = self.folder / f"program{self.runs}.py"
+        script.write_text(source)
+        log, error_file = script.with_suffix(".log"), script.with_suffix(".error")
+        values = {**ENVIRONMENT, "TORCHELASTIC_ERROR_FILE": str(error_file), **environment}
+        with log.open("ab") as output:
+            program = Program(arguments, script=str(script))
+            child = await self.client.fork_trainer(ForkRequest(program, values, str(self.folder), output.fileno()))
+        code = await asyncio.wait_for(child.exited, 30)
+        return code, log.read_text(), error_file
+
+
+async def become_warm(program: Program | None, folder: Path) -> tuple[ZygoteClient, asyncio.Event]:
+    changed = asyncio.Event()
+    client = ZygoteClient(changed.set)
+    with (folder / "zygote.log").open("ab") as output:
+        client.start(program, ENVIRONMENT, output.fileno())
+    await asyncio.wait_for(changed.wait(), 60)
+    return client, changed
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def warm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Warm]:
+    folder = tmp_path_factory.mktemp("zygote")
+    client, changed = await become_warm(None, folder)
+    yield Warm(client, changed, folder)
+    await client.close()
+
+
+async def test_a_program_finds_itself_alone_and_as_main(warm: Warm) -> None:
+    source = """
+import atexit, json, os, sys, pickle
+class Mine: pass
+atexit.register(print, "atexit ran")
+print(json.dumps({
+    "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[0], "folder": os.getcwd(),
+    "mine": os.environ.get("MINE"), "main": sys.modules["__main__"].Mine is Mine,
+    "pickled": isinstance(pickle.loads(pickle.dumps(Mine())), Mine),
+    "stdin": sys.stdin.read(), "torch": "torch" in sys.modules, "group": os.getpgid(0),
+    "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.shell" in sys.modules,
+}))
+"""
+    code, log, error_file = await warm.run(source, "--lr", "1e-3", MINE="yes")
+    assert code == 0, log
+    found = json.loads(log.splitlines()[0])
+    script = warm.folder / f"program{warm.runs}.py"
+    assert found == {
+        "name": "__main__",
+        "file": str(script),
+        "argv": [str(script), "--lr", "1e-3"],
+        "path": str(warm.folder),
+        "folder": str(warm.folder),
+        "mine": "yes",
+        "main": True,
+        "pickled": True,
+        "stdin": "",
+        "torch": True,
+        "group": os.getpgid(0),
+        "threads": 1,
+        "agent": False,
+    }
+    assert log.splitlines()[1:] == ["atexit ran"], "and no word of the interpreter's own"
+    assert not error_file.exists()
+
+
+async def test_no_two_programs_share_their_randomness(warm: Warm) -> None:
+    source = "import random, numpy\nprint(random.random(), numpy.random.random())\n"
+    first, second = [(await warm.run(source))[1].split() for _ in range(2)]
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+async def test_threads_are_set_by_the_environment(warm: Warm) -> None:
+    source = "import torch\nprint(torch.get_num_threads())\n"
+    assert (await warm.run(source, OMP_NUM_THREADS="3"))[1] == "3\n"
+
+
+async def test_an_error_is_written_down_with_its_trace_and_without_ours(warm: Warm) -> None:
+    code, log, error_file = await warm.run("def f():\n    raise KeyError('x')\nf()\n")
+    report = json.loads(error_file.read_text())
+    assert (code, report["kind"], report["message"]) == (1, "KeyError", "'x'")
+    assert log.startswith("Traceback (most recent call last):\n")
+    assert "raise KeyError('x')" in log
+    assert "surefoot/agent" not in log + report["trace"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "told"),
+    [
+        ("import sys; sys.exit(4)", 4, None),
+        ("import sys; sys.exit('no data here')", 1, "no data here"),
+        ("import sys; sys.exit()", 0, None),
+        ("import os; os._exit(9)", 9, None),
+        ("import os; os.kill(os.getpid(), 15)", -15, None),
+        ("this is no python", 1, "invalid syntax"),
+    ],
+)
+async def test_a_program_ends_as_it_would_by_itself(warm: Warm, source: str, code: int, told: str | None) -> None:
+    found, _, error_file = await warm.run(source)
+    assert found == code
+    if told is None:
+        assert not error_file.exists()
+    else:
+        assert told in json.loads(error_file.read_text())["message"]
+
+
+async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    script = tmp_path / "program.py"
+    script.write_text("import threaded, os\nprint('ran', os.environ['RANK'])\n")
+    warmth: asyncio.Queue[bool] = asyncio.Queue()
+    starter = Starter([sys.executable, str(script)], ENVIRONMENT, tmp_path / "zygote.log", warmth.put_nowait)
+    starter.start()
+    try:
+        assert await asyncio.wait_for(warmth.get(), 60)
+        with (tmp_path / "log").open("ab") as output:
+            child = await starter.trainer({**ENVIRONMENT, "RANK": "3"}, str(tmp_path), output.fileno())
+        assert await asyncio.wait_for(child.exited, 60) == 0
+        assert (tmp_path / "log").read_text() == "ran 3\n"
+    finally:
+        await starter.close()
+
+
+async def test_children_die_with_the_zygote_and_their_end_is_heard(tmp_path: Path) -> None:
+    client, _ = await become_warm(None, tmp_path)
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    with (tmp_path / "log").open("ab") as output:
+        request = ForkRequest(Program((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+        child = await client.fork_trainer(request)
+    os.kill(client.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(child.exited, 10) == -9
+    assert not lives(child.pid)
+    with pytest.raises(CannotFork):
+        await client.fork_trainer(request)
+    await client.close()
+
+
+async def test_closing_ends_the_zygote_and_everything_below_it(warm: Warm, tmp_path: Path) -> None:
+    client, _ = await become_warm(None, tmp_path)
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    with (tmp_path / "log").open("ab") as output:
+        child = await client.fork_trainer(
+            ForkRequest(Program((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+        )
+    below = descendants(client.pid) | {client.pid, child.pid}
+    await client.close()
+    assert await all_gone(below)
