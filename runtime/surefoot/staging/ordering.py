@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 SMALL_BYTES = 64 * 1024
 """Lazy pieces up to this size are copied at once: handing one over costs more than copying it."""
 
+BACKGROUND_NICE = 19
+STUCK_NICE = 5
+"""Priority of the copying thread, and where it could not be raised again when somebody comes to wait for it: lower
+would leave the training waiting for a thread that a busy machine does not run."""
+
 SAMPLED_PART = 64
 """One in so many lazy bytes is compared at each save; after so many saves every byte was."""
 
@@ -86,6 +91,7 @@ class Stager:
         self._closed = False
         self._turn = 0
         self._stream: Any = None
+        self._normal_nice: int | None = None
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
         self._thread.start()
 
@@ -122,10 +128,11 @@ class Stager:
     def join(self) -> None:
         """Returns when nothing of the last save is still to be copied: afterwards its tensors may change."""
         staging = self._current
-        if staging is None:
+        if staging is None or staging.finished.is_set():
             return
         if staging.event is not None:
             torch.cuda.current_stream().wait_event(staging.event)  # the device waits, the host does not
+        self._hurry()
         self._work(staging)
         if staging.event is None:
             self._finish(staging)
@@ -185,17 +192,36 @@ class Stager:
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _copy_behind(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        background = BACKGROUND_NICE if self._may_hurry() else STUCK_NICE
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed or self._pending() is not None)
                 staging = self._pending()
                 if staging is None:
                     return
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), background)  # of this thread alone
             self._work(staging)
             if staging.event is not None:
                 staging.event.synchronize()
             self._finish(staging)
+
+    def _may_hurry(self) -> bool:
+        """Whether this thread's priority may be raised again, which most containers do not allow."""
+        me = threading.get_native_id()
+        normal = os.getpriority(os.PRIO_PROCESS, me)
+        os.setpriority(os.PRIO_PROCESS, me, min(normal + 1, BACKGROUND_NICE))
+        try:
+            os.setpriority(os.PRIO_PROCESS, me, normal)
+        except PermissionError:
+            return False
+        self._normal_nice = normal
+        return True
+
+    def _hurry(self) -> None:
+        """Somebody waits for the copy that the thread is at: on a busy machine it would not get its turn."""
+        thread = self._thread.native_id
+        if self._normal_nice is not None and thread is not None and self._thread.is_alive():
+            os.setpriority(os.PRIO_PROCESS, thread, self._normal_nice)
 
     def _pending(self) -> _Staging | None:
         staging = self._current
