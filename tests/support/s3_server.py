@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,20 @@ def versitygw() -> Path | None:
     return program
 
 
+def command(program: Path, folder: Path, address: str) -> list[str]:
+    """versitygw over `folder/objects`, listening on `address`."""
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    sidecar = folder / "sidecar"  # metadata beside the objects: not every file system has extended attributes
+    sidecar.mkdir(exist_ok=True)
+    return [str(program), "--port", address, "--quiet", "posix", "--sidecar", str(sidecar), str(objects)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What versitygw wants to know besides its command line."""
+    return {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY, "HOME": str(folder)}
+
+
 def _say(text: str) -> None:
     """Into the summary of the test run; not an error there, as other warnings are."""
     with warnings.catch_warnings():
@@ -97,20 +111,15 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _versitygw(program: Path, folder: Path) -> Iterator[S3Server]:
-    objects = folder / "objects"
-    objects.mkdir(parents=True, exist_ok=True)
-    sidecar = folder / "sidecar"  # metadata beside the objects: not every file system has extended attributes
-    sidecar.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", "--sidecar", str(sidecar), str(objects)]
-    environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY, "HOME": str(folder)}
+    arguments = command(program, folder, f"127.0.0.1:{port}")
     with (folder / "versitygw.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
     try:
-        server = S3Server("versitygw", f"http://127.0.0.1:{port}", objects, process)
-        _make_bucket(server, process)
+        server = S3Server("versitygw", f"http://127.0.0.1:{port}", folder / "objects", process)
+        make_bucket(server.endpoint, START_SECONDS, lambda: process.poll() is None)
         yield server
     finally:
         process.kill()
@@ -128,29 +137,32 @@ def _moto() -> Iterator[S3Server]:
         started = S3Server("moto", f"http://{host}:{port}", None, None)
         # all servers of one process share their objects: begin with none
         urlopen(Request(f"{started.endpoint}/moto-api/reset", method="POST"), timeout=5).close()
-        _make_bucket(started, None)
+        make_bucket(started.endpoint, START_SECONDS)
         yield started
     finally:
         server.stop()
 
 
-def _make_bucket(server: S3Server, process: subprocess.Popen[bytes] | None) -> None:
+def make_bucket(endpoint: str, seconds: float, is_alive: Callable[[], bool] = lambda: True) -> None:
+    """Waits for the server at `endpoint` and sees to it that the bucket is there; gives up when the server ends."""
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5)
     client = boto3.session.Session().client(
         "s3",
-        endpoint_url=server.endpoint,
+        endpoint_url=endpoint,
         region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         config=config,
     )
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             client.create_bucket(Bucket=BUCKET)
             break
+        except client.exceptions.BucketAlreadyOwnedByYou:
+            break
         except (BotoCoreError, ClientError):
-            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            if time.monotonic() > deadline or not is_alive():
                 raise
             time.sleep(0.02)  # between two tries; the condition is its answer
     client.close()

@@ -1,0 +1,172 @@
+"""Kubernetes, CoreDNS, helm and pause as programs, built once from the Go module proxy into the user's cache.
+
+`control_plane.py`, `node.py` and `images.py` ask for paths. Builds run under a lock, at low priority, and appear whole or not at all.
+KUBEBUILDER_ASSETS is honoured when it holds all six Kubernetes programs: mixed minor versions are not supported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster import layout
+from cluster.errors import ClusterError
+
+KUBERNETES = "v1.35.4"
+COREDNS = "v1.14.4"
+HELM = "v4.3.1"
+KIND = "v0.31.0"
+KUBERNETES_PROGRAMS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
+BUILD_SECONDS = 3600
+
+PAUSE_SOURCE = """// Holds the namespaces of a pod or a node and collects orphans.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGTERM, syscall.SIGINT)
+	for {
+		for {
+			pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+			if pid <= 0 && err != syscall.EINTR {
+				break
+			}
+		}
+		if <-signals != syscall.SIGCHLD {
+			os.Exit(0)
+		}
+	}
+}
+"""
+
+
+def kubernetes_folder() -> Path:
+    """The folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets and all(os.access(Path(assets, name), os.X_OK) for name in KUBERNETES_PROGRAMS):
+        return Path(assets)
+    return _built(f"kubernetes-{KUBERNETES}", _build_kubernetes)
+
+
+def coredns() -> Path:
+    """The DNS server."""
+    return _built(f"coredns-{COREDNS}", _build_coredns) / "coredns"
+
+
+def helm() -> Path:
+    """For charts."""
+    return _built(f"helm-{HELM}", lambda folder: _install(folder, f"helm.sh/helm/v4/cmd/helm@{HELM}")) / "helm"
+
+
+def kind() -> Path:
+    """From PATH, else built."""
+    found = shutil.which("kind")
+    if found:
+        return Path(found)
+    return _built(f"kind-{KIND}", lambda folder: _install(folder, f"sigs.k8s.io/kind@{KIND}")) / "kind"
+
+
+def pause() -> Path:
+    """A static program that waits and reaps: the first process of pods and of nodes."""
+    return _built("pause-1", _build_pause) / "pause"
+
+
+def _built(name: str, build: Callable[[Path], None]) -> Path:
+    """The cache's folder of that name; built first if it is not there. Whoever comes second waits for the first."""
+    folder = layout.CACHE / name
+    if folder.is_dir():
+        return folder
+    layout.CACHE.mkdir(parents=True, exist_ok=True)
+    with (layout.CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder
+        if shutil.which("go") is None:
+            raise ClusterError(
+                f"{name} must be built and there is no Go toolchain on PATH; install Go 1.25 or newer,"
+                " or point KUBEBUILDER_ASSETS at a folder that holds " + ", ".join(KUBERNETES_PROGRAMS)
+            )
+        print(f"building {name}, once; minutes where the compiler's cache is cold", flush=True)
+        half_made = folder.with_name(f"{name}.building")
+        shutil.rmtree(half_made, ignore_errors=True)  # left by a build that was killed: we hold the lock
+        half_made.mkdir()
+        try:
+            build(half_made)
+            os.replace(half_made, folder)
+        finally:
+            shutil.rmtree(half_made, ignore_errors=True)
+    return folder
+
+
+def _build_kubernetes(folder: Path) -> None:
+    """A module of its own that pins each staging module to its published version."""
+    module, published = "k8s.io/kubernetes", KUBERNETES.replace("v1.", "v0.")
+    source = folder / "source"
+    source.mkdir()
+    _go(source, "mod", "init", "surefoot.dev/testcluster")
+    downloaded = json.loads(_go(source, "mod", "download", "-json", f"{module}@{KUBERNETES}"))
+    staging = re.findall(r"^\s*(k8s\.io/\S+) => \./staging/", Path(downloaded["GoMod"]).read_text(), re.MULTILINE)
+    replacements = [f"-replace={name}={name}@{published}" for name in staging]
+    _go(source, "mod", "edit", "-go=1.25.0", f"-require={module}@{KUBERNETES}", *replacements)
+    packages = [f"{module}/cmd/{name}" for name in KUBERNETES_PROGRAMS]
+    imports = "".join(f'\t_ "{package}"\n' for package in packages)
+    (source / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\nimport (\n{imports})\n")
+    _go(source, "mod", "tidy")
+    stamp = "k8s.io/component-base/version"
+    major, minor = KUBERNETES.removeprefix("v").split(".")[:2]
+    flags = f"-s -w -X {stamp}.gitVersion={KUBERNETES} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+    _go(source, "build", "-trimpath", "-ldflags", flags, "-o", f"{folder}/", *packages)
+    shutil.rmtree(source)
+
+
+def _build_coredns(folder: Path) -> None:
+    source = folder / "source"
+    source.mkdir()
+    _go(source, "mod", "init", "surefoot.dev/coredns")
+    _go(source, "get", "-tool", f"github.com/coredns/coredns@{COREDNS}")
+    _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "coredns"), "github.com/coredns/coredns")
+    shutil.rmtree(source)
+
+
+def _build_pause(folder: Path) -> None:
+    (folder / "pause.go").write_text(PAUSE_SOURCE)
+    _go(folder, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "pause"), "pause.go")
+
+
+def _install(folder: Path, package: str) -> None:
+    _go(folder, "install", "-trimpath", "-ldflags", "-s -w", package)
+
+
+def _go(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(folder), "GOFLAGS": "-buildvcs=false -modcacherw"}
+    done = subprocess.run(
+        ["nice", "-n", "19", "go", *arguments],
+        check=False,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"`go {' '.join(arguments[:3])} …` failed: {done.stderr.strip()[-1500:]}")
+    return done.stdout
