@@ -1,19 +1,24 @@
 """A real agent with a scripted coordinator and real forked gloo trainers."""
 
 import asyncio
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from support.fake_coordinator import (
+    DEADLINE,
     AgentProcess,
     FakeCoordinator,
     all_gone,
+    assignment,
     descendants,
     lives,
     start_agent,
@@ -33,9 +38,10 @@ from surefoot.protocol.messages import (
 
 TRAINER = str(Path(__file__).parents[1] / "support" / "gloo_trainer.py")
 Starting = Callable[..., Awaitable[AgentProcess]]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def coordinator() -> AsyncIterator[FakeCoordinator]:
     server = FakeCoordinator()
     await server.start()
@@ -43,7 +49,7 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
     await server.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def start(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[Starting]:
     """Starts agents that are gone, with everything below them, when the test ends."""
     agents: list[AgentProcess] = []
@@ -54,90 +60,168 @@ async def start(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[S
         return agent
 
     yield one
+    await end_all(agents)
+
+
+async def end_all(agents: list[AgentProcess]) -> None:
     below = set().union(*(descendants(agent.pid) for agent in agents))
     for agent in agents:
         await agent.end()
     assert await all_gone(below), f"processes outlived their agent: {[p for p in below if lives(p)]}"
 
 
+@dataclass
+class Crew:
+    """Two warm agents that live through many epochs, as agents do. Each test begins a new one."""
+
+    coordinator: FakeCoordinator
+    agents: list[AgentProcess]
+    faults: Path
+    epoch: int = 0
+
+    async def begin(self, *indexes: int, local_ranks: int = 1, **orders: object) -> int:
+        """Commits the next epoch to these agents and waits for its first step; `orders` are for its trainers."""
+        self.epoch += 1
+        (self.faults / str(self.epoch)).write_text(json.dumps(orders))
+        await self.coordinator.warm(*indexes)
+        await self.coordinator.launch(self.epoch, *indexes, local_ranks=local_ranks)
+        await self.coordinator.stepping(self.epoch, *indexes)
+        return self.epoch
+
+    async def exited(self, index: int) -> Exited:
+        return await self.coordinator.until(index, Exited, lambda m: m.epoch == self.epoch)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def crew(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Crew]:
+    folder = tmp_path_factory.mktemp("crew")
+    server = FakeCoordinator()
+    await server.start()
+    began = time.monotonic()
+    values = {"FAULTS": str(folder), "SUREFOOT_STEP_TIMEOUT_SECONDS": "4"}
+    command = ("python", TRAINER, "100000", "0.01")
+    agents = [await start_agent(server, folder, index, command, **values) for index in (0, 1)]
+    await server.warm(0, 1)
+    print(f"both agents warm after {time.monotonic() - began:.2f} s")
+    yield Crew(server, agents, folder)
+    await end_all(agents)
+    await server.stop()
+
+
 def pids(agent: AgentProcess, epoch: int, rank: int) -> list[int]:
     return [int(p) for p in re.findall(r"pid (\d+) rank", agent.log(epoch, rank))]
 
 
-async def test_trainers_start_step_and_finish(coordinator: FakeCoordinator, start: Starting) -> None:
-    agents = [await start(i, "python", TRAINER, "20", "0.01") for i in (0, 1)]
+async def test_trainers_start_step_and_finish(crew: Crew) -> None:
     began = time.monotonic()
-    await coordinator.warm(0, 1)
-    warm = time.monotonic()
-    await coordinator.launch(1, 0, 1)
-    await coordinator.stepping(1, 0, 1)
-    print(f"zygote warm after {warm - began:.2f} s, commit to first step at world 2 {time.monotonic() - warm:.2f} s")
+    epoch = await crew.begin(0, 1, steps=20)
+    print(f"from the commit to the first step at world 2: {time.monotonic() - began:.2f} s")
     for index in (0, 1):
-        finished = await coordinator.until(index, Finished)
-        assert (finished.epoch, finished.exit_code, finished.steps) == (1, 0, 20)
-    log = agents[0].log(1, 0)
-    assert "rank 0 of 2 epoch 1 argv ['20', '0.01']" in log
+        finished = await crew.coordinator.until(index, Finished, lambda m: m.epoch == epoch)
+        assert (finished.exit_code, finished.steps) == (0, 20)
+    log = crew.agents[0].log(epoch, 0)
+    assert f"rank 0 of 2 epoch {epoch} argv ['100000', '0.01']" in log
     assert f"main __main__ folder {Path(TRAINER).parent}" in log
-    for index, agent in enumerate(agents):
-        await coordinator.say(index, Retire("complete", 0))
-        assert await agent.ended() == 0
+    forwarded = (crew.faults / "agent-0.log").read_text
+    await until_true(lambda: f"[rank 0] main __main__ folder {Path(TRAINER).parent}" in forwarded())
 
 
-async def test_a_killed_trainer_ends_the_worker_s_world_and_names_the_cause(
-    coordinator: FakeCoordinator, start: Starting
-) -> None:
-    agents = [await start(i, "python", TRAINER, "100000", "0.01") for i in (0, 1)]
-    await coordinator.warm(0, 1)
-    await coordinator.launch(1, 0, 1, local_ranks=2)
-    await coordinator.stepping(1, 0, 1)
-    victim, survivor = pids(agents[0], 1, 1)[0], pids(agents[0], 1, 0)[0]
+async def test_a_killed_trainer_ends_the_worker_s_world_and_names_the_cause(crew: Crew) -> None:
+    epoch = await crew.begin(0, 1, local_ranks=2)
+    victim, survivor = pids(crew.agents[0], epoch, 1)[0], pids(crew.agents[0], epoch, 0)[0]
     os.kill(victim, signal.SIGKILL)
-    exited = await coordinator.until(0, Exited)
+    exited = await crew.exited(0)
     assert (exited.rank, exited.code, exited.cause, exited.secondary) == (1, -9, "killed by SIGKILL", False)
     assert await all_gone({victim, survivor})
-    echo = await coordinator.until(1, Exited)
+    echo = await crew.exited(1)
     assert echo.secondary, echo
 
 
-async def test_stop_reaps_and_the_next_epoch_starts_at_once(coordinator: FakeCoordinator, start: Starting) -> None:
-    agents = [await start(i, "python", TRAINER, "100000", "0.01") for i in (0, 1)]
-    await coordinator.warm(0, 1)
-    await coordinator.launch(1, 0, 1)
-    await coordinator.stepping(1, 0, 1)
-    old = {pids(agent, 1, rank)[0] for rank, agent in enumerate(agents)}
+async def test_stop_reaps_and_the_next_epoch_starts_at_once(crew: Crew) -> None:
+    epoch = await crew.begin(0, 1)
+    old = {pids(agent, epoch, rank)[0] for rank, agent in enumerate(crew.agents)}
     began = time.monotonic()
     for index in (0, 1):
-        await coordinator.say(index, Stop(2, "a test"))
+        await crew.coordinator.say(index, Stop(epoch + 1, "a test"))
     for index in (0, 1):
-        await coordinator.until(index, Stopped, lambda m: m.epoch == 2)
+        await crew.coordinator.until(index, Stopped, lambda m: m.epoch == epoch + 1)
     stopped = time.monotonic()
     assert not any(lives(pid) for pid in old)
-    await coordinator.launch(2, 1, 0)
-    await coordinator.stepping(2, 0, 1)
+    epoch = await crew.begin(1, 0)
     print(f"stopped in {stopped - began:.3f} s, first step of the next epoch after {time.monotonic() - stopped:.2f} s")
-    assert "epoch 2" in agents[1].log(2, 0)
+    assert f"epoch {epoch}" in crew.agents[1].log(epoch, 0)
 
 
-async def test_trainers_never_notice_that_the_coordinator_was_away(
-    coordinator: FakeCoordinator, start: Starting
-) -> None:
-    agents = [await start(i, "python", TRAINER, "100000", "0.01") for i in (0, 1)]
-    await coordinator.warm(0, 1)
-    assigns = await coordinator.launch(1, 0, 1)
-    step = await coordinator.stepping(1, 0, 1)
-    await coordinator.stop()
-    coordinator.agents.clear()
-    await coordinator.start()
-    await coordinator.stepping(1, 0, 1, beyond=step + 20)
-    for index, agent in enumerate(agents):
-        hello = coordinator.agents[index].hellos[0]
-        assert (hello.epoch, hello.stopped, hello.warm) == (1, 1, True)
+async def test_trainers_never_notice_that_the_coordinator_was_away(crew: Crew) -> None:
+    epoch = await crew.begin(0, 1)
+    step = await crew.coordinator.stepping(epoch, 0, 1)
+    hellos = [len(crew.coordinator.agents[index].hellos) for index in (0, 1)]
+    await crew.coordinator.stop()
+    await crew.coordinator.start()
+    await crew.coordinator.stepping(epoch, 0, 1, beyond=step + 50)
+    for index, agent in enumerate(crew.agents):
+        (hello,) = crew.coordinator.agents[index].hellos[hellos[index] :]
+        assert (hello.epoch, hello.stopped, hello.warm) == (epoch, epoch, True)
         # the returned coordinator says everything again: nothing may start a second time
-        await coordinator.say(index, assigns[index])
-        assert len(pids(agent, 1, index)) == 1
-    before = await coordinator.stepping(1, 0, 1, beyond=step + 40)
-    await coordinator.stepping(1, 0, 1, beyond=before)
-    assert all(len(pids(agent, 1, index)) == 1 for index, agent in enumerate(agents))
+        await crew.coordinator.say(index, assignment(epoch, index, 2))
+        assert len(pids(agent, epoch, index)) == 1
+    before = await crew.coordinator.stepping(epoch, 0, 1, beyond=step + 60)
+    await crew.coordinator.stepping(epoch, 0, 1, beyond=before)
+    assert all(len(pids(agent, epoch, index)) == 1 for index, agent in enumerate(crew.agents))
+
+
+async def test_an_exception_is_named_and_echoes_are_not(crew: Crew) -> None:
+    await crew.begin(0, local_ranks=3, fault="raise", rank=1)
+    exited = await crew.exited(0)
+    assert (exited.rank, exited.secondary, exited.cause) == (1, False, "ValueError: the data is bad")
+    assert exited.step in (3, 4)
+
+
+async def test_an_exit_code_is_kept(crew: Crew) -> None:
+    await crew.begin(0, fault="exit", rank=0)
+    exited = await crew.exited(0)
+    assert (exited.code, exited.cause) == (7, "exit code 7")
+
+
+async def test_a_rank_that_hangs_is_found_by_its_missing_steps(crew: Crew) -> None:
+    await crew.begin(0, local_ranks=2, fault="hang", rank=1)
+    exited = await crew.exited(0)
+    assert (exited.rank, exited.step) == (1, 4)
+    assert exited.cause.startswith("hang: no step for 4 s")
+
+
+async def test_a_planned_change_holds_every_rank_at_one_step(crew: Crew) -> None:
+    epoch = await crew.begin(0, local_ranks=2)
+    coordinator = crew.coordinator
+    await coordinator.say(0, Hold(epoch, 1, "propose"))
+    early = await coordinator.until(0, HoldAnswer, lambda m: (m.epoch, m.step) == (epoch, 1))
+    assert not early.accepted
+    await coordinator.say(0, Hold(epoch, 1, "cancel"))
+    beat = coordinator.last(0, Heartbeat)
+    assert beat is not None
+    ahead = beat.step + 100
+    await coordinator.say(0, Hold(epoch, ahead, "propose"))
+    assert (await coordinator.until(0, HoldAnswer, lambda m: (m.epoch, m.step) == (epoch, ahead))).accepted
+    await coordinator.say(0, Hold(epoch, ahead, "bind"))
+    assert (await coordinator.until(0, Held, lambda m: m.epoch == epoch)).step == ahead
+    await coordinator.until(0, Heartbeat, lambda b: (b.epoch, b.step) == (epoch, ahead))
+    await coordinator.say(0, Hold(epoch, 0, "cancel"))
+    await coordinator.stepping(epoch, 0, beyond=ahead)
+
+
+async def test_a_broken_line_is_opened_again_by_the_same_incarnation(crew: Crew) -> None:
+    heard = crew.coordinator.agents[1]
+    count = len(heard.hellos)
+    assert heard.line is not None
+    await heard.line.close()
+    await crew.coordinator.when(lambda: len(heard.hellos) > count or None)
+    assert heard.hellos[-1].incarnation == heard.hellos[0].incarnation
+
+
+async def until_true(look: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not look():  # noqa: ASYNC110  # a file does not announce its growth
+            await asyncio.sleep(0.05)
 
 
 async def test_nothing_outlives_a_killed_agent(coordinator: FakeCoordinator, start: Starting) -> None:
@@ -152,23 +236,6 @@ async def test_nothing_outlives_a_killed_agent(coordinator: FakeCoordinator, sta
     assert await all_gone(below)
 
 
-async def test_an_exception_is_named_and_echoes_are_not(coordinator: FakeCoordinator, start: Starting) -> None:
-    await start(0, "python", TRAINER, "100000", "0.01", "raise", "1")
-    await coordinator.warm(0)
-    await coordinator.launch(1, 0, local_ranks=3)
-    exited = await coordinator.until(0, Exited)
-    assert (exited.rank, exited.secondary, exited.cause) == (1, False, "ValueError: the data is bad")
-    assert exited.step in (3, 4)
-
-
-async def test_an_exit_code_is_kept(coordinator: FakeCoordinator, start: Starting) -> None:
-    await start(0, "python", TRAINER, "100000", "0.01", "exit", "0")
-    await coordinator.warm(0)
-    await coordinator.launch(1, 0)
-    exited = await coordinator.until(0, Exited)
-    assert (exited.code, exited.cause) == (7, "exit code 7")
-
-
 async def test_an_import_error_is_the_cause(coordinator: FakeCoordinator, start: Starting, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import no_such_module_anywhere\n")
@@ -178,15 +245,6 @@ async def test_an_import_error_is_the_cause(coordinator: FakeCoordinator, start:
     exited = await coordinator.until(0, Exited)
     assert exited.cause == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
     assert (exited.code, exited.secondary, exited.step) == (1, False, 0)
-
-
-async def test_a_rank_that_hangs_is_found_by_its_missing_steps(coordinator: FakeCoordinator, start: Starting) -> None:
-    await start(0, "python", TRAINER, "100000", "0.01", "hang", "1", SUREFOOT_STEP_TIMEOUT_SECONDS="1")
-    await coordinator.warm(0)
-    await coordinator.launch(1, 0, local_ranks=2)
-    exited = await coordinator.until(0, Exited)
-    assert (exited.rank, exited.step) == (1, 4)
-    assert exited.cause.startswith("hang: no step for 1 s")
 
 
 async def test_a_module_runs_like_python_m(coordinator: FakeCoordinator, start: Starting, tmp_path: Path) -> None:
@@ -201,6 +259,8 @@ async def test_a_module_runs_like_python_m(coordinator: FakeCoordinator, start: 
     await coordinator.launch(1, 0)
     finished = await coordinator.until(0, Finished)
     assert finished.steps == 0
+    await coordinator.say(0, Retire("complete", 0))
+    assert await agent.ended() == 0
     assert agent.log(1, 0) == "ran __main__ somejob ['--x', '1'] 0\n"
 
 
@@ -218,25 +278,6 @@ async def test_a_command_that_does_not_exist_is_named(coordinator: FakeCoordinat
     await coordinator.launch(1, 0)
     exited = await coordinator.until(0, Exited)
     assert "'no-such-program-here' cannot be started: No such file or directory" in exited.cause
-
-
-async def test_a_planned_change_holds_every_rank_at_one_step(coordinator: FakeCoordinator, start: Starting) -> None:
-    await start(0, "python", TRAINER, "100000", "0.02")
-    await coordinator.warm(0)
-    await coordinator.launch(1, 0, local_ranks=2)
-    step = await coordinator.stepping(1, 0)
-    await coordinator.say(0, Hold(1, 1, "propose"))
-    assert not (await coordinator.until(0, HoldAnswer, lambda m: m.step == 1)).accepted
-    await coordinator.say(0, Hold(1, 1, "cancel"))
-    beat = coordinator.last(0, Heartbeat)
-    ahead = (beat.step if beat else step) + 100
-    await coordinator.say(0, Hold(1, ahead, "propose"))
-    assert (await coordinator.until(0, HoldAnswer, lambda m: m.step == ahead)).accepted
-    await coordinator.say(0, Hold(1, ahead, "bind"))
-    assert (await coordinator.until(0, Held)).step == ahead
-    await coordinator.until(0, Heartbeat, lambda b: b.step == ahead)
-    await coordinator.say(0, Hold(1, 0, "cancel"))
-    await coordinator.stepping(1, 0, beyond=ahead)
 
 
 async def test_sigterm_ends_everything_and_says_so(coordinator: FakeCoordinator, start: Starting) -> None:
@@ -294,15 +335,3 @@ def _words(pid: int) -> bytes:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-async def test_silence_on_the_line_is_answered_by_coming_back(coordinator: FakeCoordinator, start: Starting) -> None:
-    await start(0, "python", TRAINER, "1", "0")
-    await coordinator.warm(0)
-    line = coordinator.agents[0].line
-    assert line is not None
-    await line.close()
-    await coordinator.when(lambda: len(coordinator.agents[0].hellos) > 1 or None)
-    first, second = coordinator.agents[0].hellos[:2]
-    assert first.incarnation == second.incarnation
-    await asyncio.sleep(0)

@@ -139,6 +139,30 @@ async def test_a_program_ends_as_it_would_by_itself(warm: Warm, source: str, cod
         assert told in json.loads(error_file.read_text())["message"]
 
 
+async def test_ends_are_orderly_but_quick(warm: Warm) -> None:
+    source = """
+import concurrent.futures, tempfile, threading, time
+left = open("left-open.txt", "w"); left.write("all of it")
+folder = tempfile.TemporaryDirectory(dir=".")
+pool = concurrent.futures.ThreadPoolExecutor(1); pool.submit(time.sleep, 0.1)
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
+print(folder.name)
+"""
+    code, log, _ = await warm.run(source)
+    assert code == 0
+    folder, done = log.splitlines()
+    assert done == "thread done"
+    assert (warm.folder / "left-open.txt").read_text() == "all of it"
+    assert not (warm.folder / folder).exists()
+
+
+async def test_exit_handlers_that_hang_after_an_error_are_cut_off(warm: Warm) -> None:
+    source = "import atexit, time\natexit.register(time.sleep, 1000)\nraise ValueError('first')\n"
+    code, _, error_file = await warm.run(source)
+    assert code == 1
+    assert json.loads(error_file.read_text())["message"] == "first"
+
+
 async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"

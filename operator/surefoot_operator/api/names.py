@@ -38,8 +38,10 @@ NOT_YET: dict[str, dict[str, str]] = {
     "HealthPolicy": {"nodeSignals": "loss is judged from agents, workers and the nodes' readiness"},
     "MemoryTier": {"intervalSeconds": "use intervalSteps"},
     "PersistentTier": {"intervalSeconds": "use intervalSteps"},
-    "CheckpointPolicy": {"onEviction": "an agent that is told to end drains what is staged"},
-    "RestoreFrom": {"uri": "name the older job's uid", "step": "the newest checkpoint is taken"},
+    "CheckpointPolicy": {
+        "onEviction": "an agent that is told to end drains what is staged",
+        "restoreFrom": "a job takes up only its own checkpoints",
+    },
 }
 """Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""
 

@@ -97,8 +97,9 @@ class Progress:
     def reached_step(self) -> int:
         """The step that training stands at: while a new epoch restores, the one it restores."""
         world = self.status.world
-        parent = world.parent.step if world is not None and world.parent is not None else 0
-        return max(self.finished_step, parent)
+        if world is None or world.state == "Claimed":
+            return self.status.step
+        return max(self.finished_step, world.parent.step if world.parent is not None else 0)
 
     def all_lines(self) -> Iterator[Line]:
         """Every ledger line of the run, for the account at its end."""

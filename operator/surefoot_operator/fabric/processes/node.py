@@ -186,7 +186,7 @@ class Node:
                 continue
             record = running.record
             del self._workers[record.uid]
-            message = "" if code == 0 else last_words(running.log)
+            message = "" if code == 0 else last_words(running.log) if code > 0 else f"killed by signal {-code}"
             self._say(record, WorkerState(record.uid, "Failed" if code else "Succeeded", None, code, message))
         self._holder.collect()
         reap_orphans({w.process.pid for w in self._workers.values()} | {self._holder.pid or 0})

@@ -1,0 +1,94 @@
+"""Real gloo worlds without an agent: saved at one size, restored at another, to the bit and to the loss."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.persistent import PersistentTier
+
+SCRIPT = Path(__file__).parents[1] / "support" / "tiny_training.py"
+LIMIT_SECONDS = 120
+
+
+def run(kind: str, world: int, steps: int, folder: Path, out: Path) -> dict[str, Any]:
+    """One world from start to end; what rank 0 saw, with every rank's samples."""
+    out.mkdir()
+    ranks = []
+    for rank in range(world):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
+        environment |= {"RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPT), kind, str(steps), str(folder), str(out), f"file://{out}/group"]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    try:
+        for process in ranks:
+            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+            assert process.returncode == 0, output.decode()
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    seen = [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    return seen[0] | {"all_samples": [s["samples"] for s in seen]}
+
+
+def in_order(seen: dict[str, Any]) -> list[int]:
+    return [i for step in seen["losses"] for samples in seen["all_samples"] for i in samples[step]]
+
+
+def assert_bit_exact(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    assert one
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_three_ranks_become_two_and_three_again(kind: str, tmp_path: Path) -> None:
+    undisturbed = run(kind, 3, 9, tmp_path / "whole", tmp_path / "a")
+    first = run(kind, 3, 3, tmp_path / "cut", tmp_path / "b")
+    shutil.copytree(tmp_path / "cut", tmp_path / "same")
+    second = run(kind, 2, 6, tmp_path / "cut", tmp_path / "c")
+    third = run(kind, 3, 9, tmp_path / "cut", tmp_path / "d")
+    same = run(kind, 3, 9, tmp_path / "same", tmp_path / "e")
+
+    assert [second["start"], third["start"], same["start"]] == [3, 6, 3]
+    assert_bit_exact(second["restored"], first["final"])
+    assert_bit_exact(third["restored"], second["final"])
+    losses = first["losses"] | second["losses"] | third["losses"]
+    assert losses.keys() == undisturbed["losses"].keys()
+    worst = max(abs(losses[step] - undisturbed["losses"][step]) for step in losses)
+    assert worst < 1e-10
+    assert in_order(first) + in_order(second) + in_order(third) == in_order(undisturbed)
+    # at the same world size nothing differs at all
+    assert_bit_exact(same["final"], undisturbed["final"])
+    assert same["losses"] == {step: undisturbed["losses"][step] for step in range(4, 10)}
+
+
+def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path) -> None:
+    undisturbed = run("plain", 1, 14, tmp_path / "whole", tmp_path / "a")
+    run("plain", 1, 5, tmp_path / "cut", tmp_path / "b")
+    again = run("plain", 1, 14, tmp_path / "cut", tmp_path / "c")
+    assert again["start"] == 5
+    assert_bit_exact(again["final"], undisturbed["final"])
+    tier = PersistentTier(DirectoryStore(tmp_path / "cut"), "default")
+    steps = [checkpoint.step for checkpoint in tier.seen()]
+    assert max(steps) == 14
+    assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
+    assert sorted(tier.recorded_epochs()) == [1, 2]
+
+
+def test_a_world_of_one_takes_up_what_ranks_of_a_group_saved(tmp_path: Path) -> None:
+    first = run("ddp", 2, 4, tmp_path / "job", tmp_path / "a")
+    second = run("plain", 1, 4, tmp_path / "job", tmp_path / "b")
+    assert second["start"] == 4
+    assert_bit_exact(second["restored"], first["final"])
