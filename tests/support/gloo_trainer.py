@@ -1,11 +1,14 @@
 """A small real trainer for the agent's tests: gloo all-reduce a step, every step reported to the agent.
 
-argv: the number of steps, the pause between them in seconds, then what to do wrong (optional) and on which rank.
+argv: the number of steps, the pause between them in seconds. What goes wrong in an epoch stands in the folder that
+FAULTS names, in a file of the epoch's number: `{"fault": "raise", "rank": 1, "steps": 20}`, each field optional.
 """
 
+import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,9 +18,11 @@ from surefoot.agent.trainer_link import AgentLink
 
 
 def main() -> None:
-    steps, pause = int(sys.argv[1]), float(sys.argv[2])
-    fault, where = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 4 else ("", -1)
     link = AgentLink.connect()
+    orders = Path(os.environ.get("FAULTS", "/nonexistent")) / str(link.attached.epoch)
+    order = json.loads(orders.read_text()) if orders.exists() else {}
+    steps, pause = order.get("steps", int(sys.argv[1])), float(sys.argv[2])
+    fault, where = order.get("fault"), order.get("rank")
     dist.init_process_group("gloo")
     rank, epoch = dist.get_rank(), link.attached.epoch
     print(f"pid {os.getpid()} rank {rank} of {dist.get_world_size()} epoch {epoch} argv {sys.argv[1:]}")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import faulthandler
 import gc
 import importlib.machinery
+import io
 import json
 import os
 import runpy
 import sys
+import threading
 import time
 import traceback
 import types
@@ -23,13 +26,12 @@ from typing import NoReturn
 from surefoot.agent.command import Program
 
 _TRACE_CHARACTERS = 8000
-_TEARDOWN_SECONDS = 5.0
-"""A failed trainer whose teardown hangs (a process group waiting for the dead) ends after this."""
+_TEARDOWN_SECONDS = 2.0
+"""A failed trainer whose exit handlers hang (a process group waiting for the dead) ends after this."""
 
 
 def run_program(program: Program) -> NoReturn:
-    """Never returns: raises SystemExit, so that the interpreter ends as it does after any program."""
-    atexit.register(gc.unfreeze)  # what the zygote froze must be taken down like everything else, else C++ complains
+    """Runs it to its end, and the process with it."""
     try:
         if program.script is not None:
             _run_script(program.script, program.arguments)
@@ -38,13 +40,16 @@ def run_program(program: Program) -> NoReturn:
             sys.path[0] = os.getcwd()
             runpy.run_module(program.module or "", run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        if end.code not in (None, 0) and not isinstance(end.code, int):
-            write_report("SystemExit", str(end.code), "")
-        _limit_teardown(end.code not in (None, 0))
-        raise
+        code = end.code
+        if code is None or isinstance(code, int):
+            _end(code or 0)
+        write_report("SystemExit", str(code), "")
+        sys.stderr.write(f"{code}\n")
+        _end(1)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
-        _report_and_exit(error)
-    sys.exit(0)
+        _report(error)
+        _end(130 if isinstance(error, KeyboardInterrupt) else 1)
+    _end(0)
 
 
 def write_report(kind: str, message: str, trace: str) -> None:
@@ -75,7 +80,7 @@ def _run_script(path: str, arguments: tuple[str, ...]) -> None:
     exec(code, module.__dict__)  # this is what running a script is
 
 
-def _report_and_exit(error: BaseException) -> NoReturn:
+def _report(error: BaseException) -> None:
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = error.__traceback__
@@ -87,11 +92,24 @@ def _report_and_exit(error: BaseException) -> NoReturn:
     except OSError as problem:
         sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
     sys.excepthook(kind, error, trace)
-    _limit_teardown(limited=True)
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
-def _limit_teardown(limited: bool) -> None:
-    if limited:
-        # a thread of the C library: works even while the interpreter is being taken down
+def _end(code: int) -> NoReturn:
+    """Ends as the interpreter would, but leaves taking down a million objects of the frameworks to the kernel.
+
+    That costs it half a second and more, in which the job waits. Threads are joined (after success), exit handlers
+    run, files are flushed; destructors do not run.
+    """
+    if code:
+        # peers are waiting, and what this process would still wait for may be a broken collective
         faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)
+    else:
+        threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
+    atexit._run_exitfuncs()
+    for thing in gc.get_objects():  # what was there before the fork is frozen, and not among them
+        if isinstance(thing, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom) and not thing.closed:
+            with contextlib.suppress(OSError, ValueError):
+                thing.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
