@@ -23,6 +23,7 @@ from surefoot.protocol.retention import Standing, memory_drops
 
 UP, AWAY = 0, 1
 UNREAD = -1
+NOBODY = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Scope:
     replicas: int = 2
     keep: int = 1
     persistent: bool = False
+    late_drops: bool = True
+    """Drops reach even a holder that was away when they were sent."""
     off: frozenset[str] = frozenset()
 
 
@@ -54,14 +57,17 @@ class Side(NamedTuple):
     read: int
     """What the claiming leader read after sealing, or UNREAD."""
     given_up: bool
+    named: int
+    """The oldest epoch whose world knows this instance: older ones do not write here."""
 
 
 class Drop(NamedTuple):
+    """Calls on their way to one holder, for the rank saves of one checkpoint there."""
+
     side: int
     instance: int
-    save: int
+    saves: int
     writer: int
-    required: int
 
 
 class State(NamedTuple):
@@ -75,8 +81,11 @@ class State(NamedTuple):
     listed: int
     floor: tuple[int, int] | None
     recorded: bool
-    proposals: frozenset[tuple[int, int] | None]
+    proposals: frozenset[tuple[tuple[int, int] | None, bool]]
+    """Parents that leaders decided for and did not write yet; whether every holder was read for it."""
     drops: frozenset[Drop]
+    safe: tuple[int, int] | None
+    """Newest checkpoint of the lineage that a leader rightly took for Full: older ones may go, this one may not."""
     faults: int
 
 
@@ -97,6 +106,7 @@ class Search:
         ]
         self.bit = {save: 1 << i for i, save in enumerate(self.saves)}
         self.records = [manifest(save, scope.ranks, "i", hash((save.step, save.rank)), 0.0) for save in self.saves]
+        self.masks = [self.mask((e, s)) for e in range(1, scope.epochs + 1) for s in range(1, scope.steps + 1)]
         self.covers = {frozenset({self.records[0].layout}): True}
         self.ids = tuple(HolderId(f"n{i}", "h") for i in range(scope.holders))
         self.domains = {h: h.node for h in self.ids}
@@ -138,58 +148,86 @@ class Search:
         epoch: int,
         water: Checkpoint | None,
         floor: tuple[int, int] | None,  # type: ignore[type-arg]
-    ) -> tuple[int, ...]:
+    ) -> int:
         key = self.lineage(lineage)
         standing = Standing(
             key, epoch, False, key[-1].parent, water, Checkpoint(*floor) if floor else None, None, frozenset()
         )
-        return tuple(self.saves.index(s) for s in memory_drops(self.entries(mask), standing, self.scope.keep))
+        return sum(self.bit[s] for s in memory_drops(self.entries(mask), standing, self.scope.keep))
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
     def start(self) -> State:
-        side = Side(1, UP, 1, 0, 0, 0, UNREAD, False)
+        side = Side(1, UP, 1, 0, 0, 0, UNREAD, False, 1)
         steps = (0, *([UNREAD] * (self.scope.epochs - 1)))
         tier = 0 if self.scope.persistent else UNREAD
         return State(
             1, False, ((1, None),), steps, (side,) * self.scope.holders, tier, UNREAD, None, False, frozenset(),
-            frozenset(), self.scope.faults,
+            frozenset(), None, self.scope.faults,
         )  # fmt: skip
 
     def run(self, most_seconds: float = 1e9) -> int:
-        """Breadth first, so that what is found is found in the fewest steps."""
+        """Breadth first, so that what is found is found in the fewest steps. States seen are kept as 64-bit hashes."""
         first = self.start()
-        came: dict[State, tuple[State, str] | None] = {first: None}
+        seen = {hash(first)}
         level, began = [first], time.monotonic()
         while level:
             following: list[State] = []
             for state in level:
-                for label, after in self.moves(state):
-                    if isinstance(after, str):
-                        raise Found(self._way(came, state, f"{label}: {after}"))
-                    after = self.canonical(after)
-                    if after not in came:
-                        came[after] = (state, label)
+                for label, moved in self.moves(state):
+                    if isinstance(moved, str):
+                        raise Found(self._way(f"{label}: {moved}", state))
+                    after = self.canonical(moved)
+                    if (name := hash(after)) not in seen:
+                        seen.add(name)
                         following.append(after)
             level = following
             if time.monotonic() - began > most_seconds:
-                raise TimeoutError(f"{self.scope.name}: {len(came)} states in {most_seconds:.0f} s, not at the end")
-        return len(came)
+                raise TimeoutError(f"{self.scope.name}: {len(seen)} states in {most_seconds:.0f} s, not at the end")
+        return len(seen)
 
     def canonical(self, state: State) -> State:
-        """Holders are alike, and nothing names one but drops: of two mirror images only one is searched."""
-        if state.drops or state.sides[0] <= state.sides[-1] or self.scope.holders != 2:
-            return state
-        return state._replace(sides=(state.sides[1], state.sides[0]))
+        """Holders are alike, and so are ranks: of states that mirror each other only one is searched."""
+        if self.scope.ranks == 2:
+            straight = (tuple(s.index for s in state.sides), tuple(s.pending for s in state.sides))
+            crossed = tuple(tuple(map(_swapped, masks)) for masks in straight)
+            if crossed < straight:
+                state = self._ranks_swapped(state)
+        if self.scope.holders == 2 and state.sides[1] < state.sides[0]:
+            drops = frozenset(d._replace(side=1 - d.side) for d in state.drops)
+            state = state._replace(sides=(state.sides[1], state.sides[0]), drops=drops)
+        return state
 
-    @staticmethod
-    def _way(came: dict[State, tuple[State, str] | None], state: State, last: str) -> str:
-        labels = [last]
-        step = came[state]
+    def _ranks_swapped(self, state: State) -> State:
+        """Rank 0 for rank 1: neighbouring bits change places."""
+        sides = tuple(
+            s._replace(
+                index=_swapped(s.index), lost=_swapped(s.lost), pending=_swapped(s.pending), read=_swapped(s.read)
+            )
+            for s in state.sides
+        )
+        drops = frozenset(d._replace(saves=_swapped(d.saves)) for d in state.drops)
+        return state._replace(
+            sides=sides, drops=drops, persistent=_swapped(state.persistent), listed=_swapped(state.listed)
+        )
+
+    def _way(self, last: str, goal: State) -> str:
+        """Searches again, up to `goal`, this time remembering the way: only done once something was found."""
+        first = self.start()
+        came: dict[State, tuple[State, str] | None] = {first: None}
+        level = [first]
+        while goal not in came:
+            following = []
+            for state in level:
+                for label, moved in self.moves(state):
+                    if not isinstance(moved, str) and (after := self.canonical(moved)) not in came:
+                        came[after] = (state, label)
+                        following.append(after)
+            level = following
+        labels, step = [last], came[goal]
         while step is not None:
-            state, label = step
-            labels.append(label)
-            step = came[state]
+            labels.append(step[1])
+            step = came[step[0]]
         return "\n".join(reversed(labels))
 
     def moves(self, state: State) -> Iterator[tuple[str, State | str]]:
@@ -220,7 +258,7 @@ class Search:
             if step >= self.scope.steps:
                 continue
             bits = self.mask((epoch, step + 1))
-            sides = tuple(s._replace(pending=s.pending | bits) for s in state.sides)
+            sides = tuple(s._replace(pending=s.pending | bits) if s.named <= epoch else s for s in state.sides)
             steps = (*state.steps[: epoch - 1], step + 1, *state.steps[epoch:])
             yield f"world {epoch} does step {step + 1}", state._replace(steps=steps, sides=sides)
 
@@ -285,7 +323,8 @@ class Search:
             yield f"epoch {state.epoch + 1} is claimed", after
         for index, side in enumerate(state.sides):
             if side.away == UP and side.fence < state.epoch:
-                yield f"holder {index} is provisioned", self._put(state, index, side._replace(fence=state.epoch))
+                ready = side._replace(fence=state.epoch, named=min(side.named, state.epoch))
+                yield f"holder {index} is provisioned", self._put(state, index, ready)
         yield from self._upkeep(state)
 
     def _claimed(self, state: State) -> Iterator[tuple[str, State | str]]:
@@ -306,25 +345,31 @@ class Search:
             unread = unread if len(unread) == len(state.sides) else []
         if not unread and (state.persistent == UNREAD or state.listed != UNREAD):
             reads = tuple(s.read for s in state.sides)
-            parent = self.choose(reads, state.listed, state.lineage, state.floor)
-            if parent not in state.proposals:
-                after = state._replace(proposals=state.proposals | {parent})
-                yield f"a leader decides for {parent}", after
-        for parent in state.proposals:
-            yield f"epoch {state.epoch} is committed from {parent}", self._commit(state, parent)
+            decided = (self.choose(reads, state.listed, state.lineage, state.floor), UNREAD not in reads)
+            if decided not in state.proposals:
+                after = state._replace(proposals=state.proposals | {decided})
+                yield f"a leader decides for {decided[0]}", after
+        for parent, informed in state.proposals:
+            yield f"epoch {state.epoch} is committed from {parent}", self._commit(state, parent, informed)
 
-    def _commit(self, state: State, parent: tuple[int, int] | None) -> State | str:
+    def _commit(self, state: State, parent: tuple[int, int] | None, informed: bool) -> State | str:
         base = state.lineage[-1][0]
         if parent is not None and not self.on(state.lineage, parent, base):
             return "the parent is not on the lineage"
         if state.floor is not None and (parent is None or parent[1] < state.floor[1]):
             return "the parent lies below the floor"
-        problem = self._overlooked(state, parent)
+        problem = self._overlooked(state, parent) if informed else None
         if problem is not None:
             return problem
-        sides = tuple(s._replace(read=UNREAD) for s in state.sides)
+        sides = tuple(
+            s._replace(read=UNREAD, named=s.named if s.read == UNREAD else min(s.named, state.epoch))
+            for s in state.sides
+        )
         lineage = (*state.lineage, (state.epoch, parent))
-        return state._replace(claimed=False, lineage=lineage, sides=sides, listed=UNREAD, proposals=frozenset())
+        safe = state.safe if state.safe is not None and self.on(lineage, state.safe, state.epoch) else None
+        return state._replace(
+            claimed=False, lineage=lineage, sides=sides, listed=UNREAD, proposals=frozenset(), safe=safe
+        )
 
     def _overlooked(self, state: State, parent: tuple[int, int] | None) -> str | None:
         """Faults aside, nothing that was Full or durable when the claim began to read may be left behind."""
@@ -345,68 +390,73 @@ class Search:
         """The leader reads every holder it reaches, and sends what follows to exactly those."""
         fit = [(i, s) for i, s in enumerate(state.sides) if s.away == UP and s.fence >= state.epoch]
         base, parent = state.lineage[-1]
-        copies = self._copies(state)
-        water = self.water(tuple((i, s.index) for i, s in fit), state.lineage, base, copies)
+        water = self.water(tuple((i, s.index) for i, s in fit), state.lineage, base, self._copies(state))
         found: set[Drop] = set()
         for index, side in fit:
-            for save in self.gone(side.index, state.lineage, base, water, state.floor):
-                found.add(Drop(index, side.instance, save, base, copies))
+            gone = self.gone(side.index, state.lineage, base, water, state.floor)
             if "keep parent" in self.scope.off and parent is not None:
-                found |= {
-                    Drop(index, side.instance, self.saves.index(RankSave(*parent, r)), base, copies)
-                    for r in range(self.scope.ranks)
-                    if side.index & self.bit[RankSave(*parent, r)]
-                }
-        if found - state.drops:
-            yield f"the leader sends drops, watermark {water}", state._replace(drops=state.drops | found)
+                gone |= side.index & self.mask(parent)
+            for mask in self.masks:
+                if gone & mask:
+                    found.add(Drop(index, side.instance, gone & mask, base))
+        fresh = {
+            d for d in found if not any(d._replace(saves=o.saves) == o and not d.saves & ~o.saves for o in state.drops)
+        }
+        if not fresh:
+            return
+        safe = state.safe
+        if water is not None and (safe is None or water.step > safe[1]):
+            safe = (water.epoch, water.step)
+            wanted = effective_replicas(self.scope.replicas, len(fit))
+            if not self._enough(state, self.mask(safe), wanted):
+                yield "the leader sends drops", f"{water} has fewer than {wanted} copies and counts as the watermark"
+                return
+        yield f"the leader sends drops, watermark {water}", state._replace(drops=state.drops | fresh, safe=safe)
 
     def _dropping(self, state: State) -> Iterator[tuple[str, State | str]]:
         for drop in state.drops:
             side = state.sides[drop.side]
             rest = state._replace(drops=state.drops - {drop})
-            stale = side.instance != drop.instance
             refused = drop.writer < side.fence and "fence in drop" not in self.scope.off
-            bit = 1 << drop.save
-            if stale or refused or not side.index & bit:
-                yield f"holder {drop.side} refuses to drop {self.saves[drop.save]}", rest
+            gone = drop.saves & side.index
+            if side.instance != drop.instance or refused or not gone:
+                yield f"holder {drop.side} does not drop {drop.saves:b}", rest
                 continue
-            if side.away == AWAY:
-                continue  # arrives when the way is free again
-            problem = self._unsafe(state, drop)
-            if problem is not None:
-                yield f"holder {drop.side} drops {self.saves[drop.save]} (writer {drop.writer})", problem
-                continue
-            yield (
-                f"holder {drop.side} drops {self.saves[drop.save]}",
-                self._put(rest, drop.side, side._replace(index=side.index ^ bit)),
-            )
+            if side.away == AWAY and not self.scope.late_drops:
+                continue  # its expiry is shorter than the time after which a holder is given up
+            label = f"holder {drop.side} drops {', '.join(map(str, self.names(gone)))} (writer {drop.writer})"
+            problem = self._unsafe(state, drop.side, gone)
+            yield label, problem or self._put(rest, drop.side, side._replace(index=side.index & ~gone))
 
-    def _unsafe(self, state: State, drop: Drop) -> str | None:
-        save = self.saves[drop.save]
+    def names(self, mask: int) -> list[RankSave]:
+        return [save for save in self.saves if mask & self.bit[save]]
+
+    def _unsafe(self, state: State, holder: int, gone: int) -> str | None:
+        save = self.names(gone)[0]
         base = state.lineage[-1][0]
         if not self.on(state.lineage, (save.epoch, save.step), base):
             return None
-        everything = 0
+        everything = max(state.persistent, 0)
         for side in state.sides:
             everything |= side.index | side.lost
-        old = self.mask((save.epoch, save.step))
-        if old & ~(everything | max(state.persistent, 0)):
+        if self.mask((save.epoch, save.step)) & ~everything:
+            return None  # it never was complete
+        elsewhere = max(state.persistent, 0)
+        for index, side in enumerate(state.sides):
+            elsewhere |= (side.index | side.lost) if index != holder else 0
+        if state.sides[holder].fence < base and not gone & ~elsewhere:
+            return None  # not sealed for this epoch: its copies count in nothing, and the checkpoint stays whole
+        durable = self.durable(state.persistent, state.lineage, base) if state.persistent != UNREAD else None
+        if durable is not None and durable.step > save.step:
             return None
-        for epoch, _ in state.lineage:
-            for step in range(save.step + 1, self.scope.steps + 1):
-                if not self.on(state.lineage, (epoch, step), base):
-                    continue
-                wanted = self.mask((epoch, step))
-                durable = state.persistent != UNREAD and state.persistent & wanted == wanted
-                if durable or self._enough(state, wanted, drop.required):
-                    return None
+        if state.safe is not None and state.safe[1] > save.step and not self.mask(state.safe) & ~everything:
+            return None
         return "nothing newer on the lineage is safe"
 
     def _enough(self, state: State, wanted: int, required: int) -> bool:
         return all(
             sum(bool((s.index | s.lost) & self.bit[save]) for s in state.sides) >= required
-            for save in self.saves
-            if wanted & self.bit[save]
+            for save in self.names(wanted)
         )
 
     # ---- the persistent tier ----------------------------------------------------------------------------------------
@@ -435,7 +485,7 @@ class Search:
     def _faults(self, state: State) -> Iterator[tuple[str, State | str]]:
         left = state._replace(faults=state.faults - 1)
         for index, side in enumerate(state.sides):
-            fresh = Side(side.instance + 1, UP, 0, 0, side.lost | side.index, 0, UNREAD, False)
+            fresh = Side(side.instance + 1, UP, 0, 0, side.lost | side.index, 0, UNREAD, False, NOBODY)
             yield f"FAULT holder {index} restarts empty", self._put(left, index, fresh)
             if side.away == UP:
                 parted = self._put(left, index, side._replace(away=AWAY, read=UNREAD))
@@ -447,6 +497,11 @@ class Search:
                 yield f"FAULT rank {rank}'s agent dies", left._replace(sides=sides)
 
 
+def _swapped(mask: int) -> int:
+    """Neighbouring bits change places; UNREAD stays what it is."""
+    return mask if mask == UNREAD else (mask & 0x5555555555) << 1 | (mask >> 1) & 0x5555555555
+
+
 def returns(search: Search, state: State) -> Iterator[tuple[str, State | str]]:
     """A holder that was out of reach is in reach again; nobody is asked."""
     for index, side in enumerate(state.sides):
@@ -455,10 +510,13 @@ def returns(search: Search, state: State) -> Iterator[tuple[str, State | str]]:
 
 
 SCOPES = (
-    Scope("one rank, three epochs, one fault", 1, 3, 3, 1),
-    Scope("one rank, two epochs, two faults", 1, 2, 3, 2),
-    Scope("two ranks, two epochs, one fault", 2, 2, 2, 1),
-    Scope("one rank, persistent tier, two epochs, one fault", 1, 2, 3, 1, persistent=True),
+    Scope("one rank, three epochs, one step, one fault", 1, 3, 1, 1),
+    Scope("one rank, two epochs, one step, two faults", 1, 2, 1, 2),
+    Scope("one rank, two epochs, two steps, one fault", 1, 2, 2, 1),
+    Scope("two ranks, two epochs, one step, one fault", 2, 2, 1, 1),
+    Scope("one rank, persistent tier, two epochs, one step, one fault", 1, 2, 1, 1, persistent=True),
+    Scope("one rank, two epochs, two steps, two faults", 1, 2, 2, 2),
+    Scope("one rank, persistent tier, two epochs, two steps, one fault", 1, 2, 2, 1, persistent=True),
 )
 
 

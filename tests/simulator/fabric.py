@@ -170,11 +170,23 @@ class Fabric:
             self.simulation.changed()
 
     def kill_agent(self, pod: Pod) -> None:
-        if pod.agent is not None and pod.agent.process.alive:
-            pod.agent.kill_all()
-            self.engine.after(
-                self.engine.rng.uniform(0.02, 0.3), self.engine.environment, self._over, pod, -9, "Failed"
-            )
+        """Its worker ends with it, or (a container restarted in its pod) another agent begins in its place."""
+        if pod.agent is None or not pod.agent.process.alive:
+            return
+        pod.agent.kill_all()
+        later = self.engine.rng.uniform(0.02, 0.3)
+        if self.engine.rng.random() < 0.5:
+            self.engine.after(later, self.engine.environment, self._over, pod, -9, "Failed")
+        else:
+            self.engine.after(later, self.engine.environment, self._begin_again, pod)
+
+    def _begin_again(self, pod: Pod) -> None:
+        node = self.nodes[pod.node or ""]
+        if node.alive and not node.frozen and not pod.over and pod in node.pods and not pod.deleting:
+            pod.agent = Agent(self.simulation, pod, node.name)
+            self.engine.say("{} begins again as {}", pod.name, pod.agent.incarnation)
+        elif not pod.over:
+            self._over(pod, -9, "Failed")
 
     def kill_node(self, node: Node, silent: bool) -> None:
         """Everything on it ends. The API learns of it after a while, at once if its processes are our children."""

@@ -198,7 +198,9 @@ class Oracle(Watcher):
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
         if save in holder.index:
             self.drops += 1
-            self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})")
+            others = self.ever[save] - {holder}
+            if holder.fence >= self.base or not others:  # else its copies count in nothing, and others have it
+                self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})")
         self.ever[save].discard(holder)
 
     def deleting(self, checkpoint: Checkpoint) -> None:

@@ -21,30 +21,16 @@ class Rules:
     """commit refuses unless every chunk is there."""
     drop_index_first: bool = True
     """drop takes the index entry with the chunks, in one step."""
-    incarnation: bool = True
-    """An agent of another incarnation is not a member: it starts no trainers."""
-    once_per_epoch: bool = True
-    """An agent starts trainers at most once per epoch."""
     reap: bool = True
     """Old trainers are dead before a new epoch's start on the same worker."""
     list_after_read: bool = True
     """The persistent tier is listed after the last index was read."""
-    read_all: bool = True
-    """Every ready holder is read before a restore point is chosen."""
-    on_lineage: bool = True
-    """Only checkpoints on the lineage are restore points."""
-    keep_parent: bool = True
-    """The parent stays until a newer one is safe."""
-    full_before_drop: bool = True
-    """The watermark asks for R_eff copies, not one."""
     compare_world: bool = True
     """A status patch tests the world it was planned from."""
-    verify_restore: bool = True
-    """A rank restores exactly the parent it was told."""
+    compare_status: bool = True
+    """A status patch tests the rest of the status as well: else two leaders of one world undo each other's writes."""
     agree_manifests: bool = True
     """Persistent puts of manifests are conditional."""
-    hold_binds_late: bool = True
-    """A hold binds only once every agent accepted."""
 
 
 ALL = Rules()

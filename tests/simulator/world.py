@@ -41,7 +41,7 @@ REAL = Decisions()
 
 
 class Store:
-    """status, as the API keeps it: every write tests the stored world's (epoch, state)."""
+    """status, as the API keeps it: a write tests that the stored one is still the one it was planned from."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -50,7 +50,9 @@ class Store:
     def patch(self, writer: Operator, new: JobStatus, read: JobStatus) -> bool:
         stored, tested = self.status.world, read.world
         same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
-        if not same and self.simulation.rules.compare_world:
+        if (not same and self.simulation.rules.compare_world) or (
+            self.status != read and self.simulation.rules.compare_status
+        ):
             return False
         old, self.status = self.status, new
         self.simulation.oracle.written(old, new)

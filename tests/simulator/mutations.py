@@ -1,0 +1,144 @@
+"""Broken rules, one at a time, and how each is put into a run: what the tests of the oracle's eyes are made from.
+
+Either a rule of a model is off (`Rules`), or one decision is wrapped (`Decisions`) or replaced where it stands, for the
+time of a `with` block. Nothing here is imported by the simulator itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simulator.rules import ALL, Rules
+from simulator.settings import Settings
+from simulator.world import REAL, Decisions
+from surefoot.protocol import lineage, retention
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.coordinator import speech
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy import plan, promotion, restore_point, upkeep
+from surefoot_operator.policy.actions import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One broken rule, and a violation that must be found by some seed (its beginning)."""
+
+    name: str
+    rules: Rules = ALL
+    decisions: Decisions = REAL
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    settings: Settings = field(default_factory=lambda: ROUGH)
+
+
+ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, faults=8, fault_span_seconds=8.0,
+                 persistent_interval=None, holder_return_seconds=2.0)  # fmt: skip
+PROMOTING = replace(ROUGH, persistent_interval=2)
+
+
+@contextmanager
+def broken(mutation: Mutation) -> Iterator[None]:
+    """The mutation's patches, in place until the block ends."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in mutation.patches]
+    try:
+        for owner, name, value in mutation.patches:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _planning(change: Callable[[Observed], Observed]) -> Decisions:
+    """The real plan, of a snapshot that was changed."""
+    return Decisions(plan=lambda seen: plan.plan(change(seen)))
+
+
+def _everything_superseded(entries: Any, standing: retention.Standing, keep: int) -> Any:
+    """Retention that takes the newest checkpoint seen for safe, however few copies it has."""
+    newest = lineage.newest(m.save.checkpoint for m in entries)
+    return _drops(entries, replace(standing, watermark=newest), keep)
+
+
+_drops = retention.memory_drops
+
+
+def _forgetful(entries: Any, standing: retention.Standing, keep: int) -> Any:
+    """Retention that lets the parent go at once."""
+    gone = list(_drops(entries, standing, keep))
+    return gone + [m.save for m in entries if m.save.checkpoint == standing.parent and m.save not in gone]
+
+
+def _anyone(members: Any, session: Any) -> int | None:
+    """Membership by index and attempt, whoever the agent is now."""
+    mine = (session.seen.index, session.seen.attempt)
+    return next((n for n, m in enumerate(members) if (m.index, m.attempt) == mine), None)
+
+
+def _one_copy(replicas: int, live_domains: int) -> int:
+    return 1
+
+
+def _oldest(found: Any) -> Checkpoint | None:
+    return min(found, key=lambda c: c.step, default=None)
+
+
+def _unread(seen: Observed) -> Observed:
+    """One holder less than there are: what it has is never read."""
+    return replace(seen, holders=tuple(h for h in seen.holders if h.endpoint.holder.node != "n0"))
+
+
+def _impatient(facts: Any, limit: float) -> None:
+    """Silent holders are not waited for."""
+
+
+def _never_given_up(facts: Any) -> list[Any]:
+    return []
+
+
+def _any_lineage(line: Any, checkpoint: Checkpoint, epoch: int) -> bool:
+    """Whatever an epoch saved counts, also beyond where a later one branched off."""
+    return True
+
+
+def _unready(seen: Observed) -> Plan:
+    """A world of every worker that is heard, allowed size or not."""
+    made = plan.plan(seen)
+    world = made.status.world
+    if world is None or world.state != "Committed" or world == seen.status.world or len(world.members) < 2:
+        return made
+    fewer = replace(world, members=world.members[:1])
+    return replace(made, status=replace(made.status, world=fewer))
+
+
+def _hasty_floor(facts: Any) -> Checkpoint | None:
+    """A checkpoint counts as complete in the persistent tier once any rank's save is there."""
+    return lineage.newest(facts.seen.promoted) or facts.status.floor
+
+
+def _forgotten_status(seen: Observed) -> Plan:
+    """A leader that writes status anew instead of on."""
+    made = plan.plan(seen)
+    return replace(made, status=replace(made.status, next_attempt=1, restarts=0)) if seen.now > 3 else made
+
+
+MUTATIONS = (
+    Mutation("the fence is not checked by commit", replace(ALL, fence_in_commit=False)),
+    Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
+    Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False)),
+    Mutation("status is written testing the world alone", replace(ALL, compare_status=False)),
+    Mutation("trainers are not reaped", replace(ALL, reap=False)),
+    Mutation("another incarnation is taken for a member", patches=((speech, "_place", _anyone),)),
+    Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", _one_copy),)),
+    Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),
+    Mutation("the parent is dropped at once", patches=((retention, "memory_drops", _forgetful),)),
+    Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest", _oldest),)),
+    Mutation("a holder is not read", decisions=_planning(_unread)),
+    Mutation("silent holders are neither awaited nor given up",
+             patches=((restore_point, "_silence", _impatient), (restore_point, "silent_holders", _never_given_up))),
+    Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
+    Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
+    Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
+)  # fmt: skip
