@@ -70,6 +70,7 @@ def run(folder: Path, steps: int, *arguments: str) -> tuple[dict[str, Any], str]
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert with_environment("SUREFOOT_RUN_FOLDER", str((folder / "run").resolve())) == []
+    assert [path for path in (folder / "run").rglob("*") if path.is_socket()] == []
     return json.loads((folder / "report.json").read_text()), said
 
 

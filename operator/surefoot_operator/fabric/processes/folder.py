@@ -91,7 +91,12 @@ class RunFolder:
 
     def own_entries(self) -> list[Path]:
         """What a run made here and a new one removes."""
-        return [self.root / name for name in (*_OWN, *_OWN_FOLDERS) if (self.root / name).exists()]
+        named = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
+        return [path for path in named if path.exists()] + self.sockets()
+
+    def sockets(self) -> list[Path]:
+        """Names of agents' sockets: one that was killed leaves its own behind."""
+        return sorted(self.root.glob("*.sock"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

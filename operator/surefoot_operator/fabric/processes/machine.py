@@ -86,6 +86,8 @@ class Machine:
                 pass  # killed with its group below
             self._end_group(process)
         self.poll()
+        for path in self.folder.sockets():
+            path.unlink()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
