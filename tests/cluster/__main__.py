@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 
-from cluster import engines
+from cluster import engines, own
 from cluster.engine import Engine, Status
 from cluster.errors import ClusterError
 from support import s3_server
@@ -34,6 +34,9 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
+    if options.verb == "build":
+        own.build_programs()
+        return 0
     engine = engines.choose(options.engine)
     if options.verb == "up":
         engine.up(options.nodes)
@@ -109,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     parser.add_argument("--engine", choices=engines.NAMES, help="default: kind where docker answers, else namespaces")
     verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("build", help="build the programs into the user's cache and do no more; needs Go, not root")
     up = verbs.add_parser("up", help="make the cluster, or repair it; waits until every node is Ready")
     up.add_argument("--nodes", type=int, default=3)
     verbs.add_parser("down", help="leave nothing")

@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -78,15 +79,29 @@ class Api:
             return {}
         return {item["metadata"]["name"]: _is_ready(item) for item in items}
 
-    def wait_ready(self, names: list[str], seconds: float) -> None:
-        """Until these nodes are Ready."""
+    def heard_of(self, node: str) -> datetime | None:
+        """When the node's kubelet last renewed its lease; None while that cannot be known."""
+        try:
+            lease = self.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}")
+        except (HTTPError, URLError, OSError):
+            return None
+        return datetime.fromisoformat(lease["spec"]["renewTime"].replace("Z", "+00:00"))
+
+    def wait_ready(self, names: list[str], seconds: float, since: datetime | None = None) -> None:
+        """Until these nodes are Ready, and were heard of since then: what the server believes may be a minute old."""
 
         def all_ready() -> bool:
             ready = self.ready_nodes()
-            return all(ready.get(name) for name in names)
+            return all(ready.get(name) and self._was_heard(name, since) for name in names)
 
         if not wait(all_ready, seconds):
             raise ClusterError(f"nodes are not Ready after {seconds:.0f} s: {self.ready_nodes()}; read the logs")
+
+    def _was_heard(self, name: str, since: datetime | None) -> bool:
+        if since is None:
+            return True
+        heard = self.heard_of(name)
+        return heard is not None and heard >= since
 
 
 def _is_ready(node: dict[str, Any]) -> bool:

@@ -21,7 +21,8 @@ from cluster.errors import ClusterError
 KUBERNETES = "v1.35.4"
 COREDNS = "v1.14.4"
 HELM = "v4.3.1"
-KIND = "v0.31.0"
+PAUSE = "pause-1"
+KIND = "v0.32.0"
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -59,12 +60,23 @@ func main() {
 """
 
 
-def kubernetes_folder() -> Path:
-    """The folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl."""
+def unbuilt() -> list[str]:
+    """What the cache lacks."""
+    names = [f"coredns-{COREDNS}", f"helm-{HELM}", PAUSE]
+    names += [] if _assets() else [f"kubernetes-{KUBERNETES}"]
+    return [name for name in names if not (layout.CACHE / name).is_dir()]
+
+
+def _assets() -> Path | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets and all(os.access(Path(assets, name), os.X_OK) for name in KUBERNETES_PROGRAMS):
         return Path(assets)
-    return _built(f"kubernetes-{KUBERNETES}", _build_kubernetes)
+    return None
+
+
+def kubernetes_folder() -> Path:
+    """The folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl."""
+    return _assets() or _built(f"kubernetes-{KUBERNETES}", _build_kubernetes)
 
 
 def coredns() -> Path:
@@ -87,7 +99,7 @@ def kind() -> Path:
 
 def pause() -> Path:
     """A static program that waits and reaps: the first process of pods and of nodes."""
-    return _built("pause-1", _build_pause) / "pause"
+    return _built(PAUSE, _build_pause) / "pause"
 
 
 def _built(name: str, build: Callable[[Path], None]) -> Path:

@@ -120,6 +120,7 @@ def _api_server() -> Daemon:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--allow-privileged",
             "--enable-aggregator-routing",  # Services are translated on the nodes, not on the host
+            "--kubelet-preferred-address-types=InternalIP",  # node names mean nothing to the host
             "--profiling=false",
         ]
     )

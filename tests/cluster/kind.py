@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 
 from cluster import binaries, images, layout, state
 from cluster.api import Api
@@ -68,6 +69,7 @@ class KindCluster:
 
     def return_node(self, node: str) -> None:
         """Undoes whatever was done to it."""
+        began = datetime.now(UTC)
         seen = _inspect(node)
         if not seen["Running"]:
             _docker("start", node)
@@ -75,7 +77,7 @@ class KindCluster:
             _docker("unpause", node)
         self.heal(node)
         _docker("exec", node, "systemctl", "start", "kubelet")
-        Api(layout.KUBECONFIG).wait_ready([node], READY_SECONDS)
+        Api(layout.KUBECONFIG).wait_ready([node], READY_SECONDS, since=began)
 
     def freeze(self, node: str) -> None:
         """All of its processes stop."""

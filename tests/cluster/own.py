@@ -6,6 +6,7 @@ Every verb reads the record that `up` wrote, acts under the lock, and leaves the
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cluster import binaries, credentials, daemons, images, layout, network, node, node_files, packages, remains, state
@@ -28,7 +29,7 @@ class OwnCluster:
         if os.geteuid() != 0:
             raise ClusterError("network namespaces and mounts need root; run this as root, or where docker answers")
         packages.ensure()
-        _build_programs()
+        build_programs()
         with state.locked():
             found = state.load()
             if found is not None and found.is_complete and found.is_of_this_boot and found.node_count == count:
@@ -70,8 +71,10 @@ class OwnCluster:
         """Whatever was done to the node is undone; a crashed one boots with its disk and without its memory."""
         with state.locked():
             found, target = _target(name)
-            _bring_back(found, target)
-        Api(layout.KUBECONFIG).wait_ready([name], READY_SECONDS)
+            began = datetime.now(UTC)
+            _boot_again(found, target)
+            node.start_services(found, target)
+        Api(layout.KUBECONFIG).wait_ready([name], READY_SECONDS, since=began)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP to all of the node."""
@@ -132,7 +135,8 @@ def running_container(pod: dict[str, object], container: str | None) -> tuple[st
     raise ClusterError(f"no container {wanted} of that pod runs; its phase is {status.get('phase')}")
 
 
-def _build_programs() -> None:
+def build_programs() -> None:
+    """All that is missing, into the user's cache; minutes at the first time, no root needed."""
     binaries.kubernetes_folder()
     binaries.coredns()
     binaries.helm()
@@ -166,9 +170,12 @@ def _make(fresh: State) -> None:
 def _repair(found: State) -> None:
     daemons.start(found, "etcd")
     daemons.start(found, "kube-apiserver")
-    for one in layout.nodes(found.node_count):
+    hurt = [one for one in layout.nodes(found.node_count) if not _node_status(found, one, ready=True).is_well]
+    began = datetime.now(UTC)
+    for one in hurt:
         _boot_again(found, one)
     _finish(found)
+    daemons.wait_api().wait_ready([one.name for one in hurt], READY_SECONDS, since=began)
 
 
 def _finish(found: State) -> None:
@@ -184,11 +191,6 @@ def _finish(found: State) -> None:
     api.wait_ready([one.name for one in nodes], READY_SECONDS)
     if not wait(lambda: api.answers("/api/v1/namespaces/default/serviceaccounts/default"), READY_SECONDS):
         raise ClusterError(f"no service account appears; read {daemons.log('kube-controller-manager')}")
-
-
-def _bring_back(found: State, target: Node) -> None:
-    _boot_again(found, target)
-    node.start_services(found, target)
 
 
 def _boot_again(found: State, target: Node) -> None:

@@ -29,6 +29,8 @@ def remove(found: State | None) -> None:
         raise ClusterError(f"something is mounted below {layout.ROOT}: {_mounts_below(layout.ROOT)}; unmount it first")
     if layout.ROOT.exists():
         shutil.rmtree(layout.ROOT)
+    if strays := _processes():  # started by a run that was killed before it could record them
+        raise ClusterError(f"these name the cluster's folder and no record has them: {strays}; end them by id")
 
 
 def left() -> list[str]:
@@ -39,10 +41,11 @@ def left() -> list[str]:
     found += [f"mount {mount}" for mount in _mounts_below(layout.ROOT)]
     found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(f"*{node_files.CGROUP_ROOT}")]
     found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(node_files.CGROUP_ROOT.strip("/"))]
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            found += _ours(entry)
-    return found
+    return found + _processes()
+
+
+def _processes() -> list[str]:
+    return [said for entry in Path("/proc").iterdir() if entry.name.isdecimal() for said in _ours(entry)]
 
 
 def _ours(entry: Path) -> list[str]:
