@@ -63,6 +63,7 @@ class CoordinatorLine:
         self._changed = asyncio.Event()
         self._outbox: asyncio.Queue[FromAgent] | None = None
         self._heard_at = time.monotonic()
+        self._said_away = False
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
     def away_seconds(self) -> float:
@@ -101,7 +102,7 @@ class CoordinatorLine:
                 try:
                     welcomed = await self._converse(session)
                 except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
-                    _log.info("no line to the coordinator at %s: %s", self._url, error or type(error).__name__)
+                    self._say_away(error)
                 finally:
                     if self._outbox is not None:
                         welcomed = True
@@ -109,6 +110,13 @@ class CoordinatorLine:
                     self._outbox = None
                 wait = _FIRST_WAIT_SECONDS if welcomed else min(2 * wait, _LONGEST_WAIT_SECONDS)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+
+    def _say_away(self, error: Exception) -> None:
+        """Once an outage: it may last for hours, at a try a second."""
+        if not self._said_away:
+            self._said_away = True
+            why = str(error) or type(error).__name__
+            _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._url, why)
 
     async def _converse(self, session: aiohttp.ClientSession) -> bool:
         """One connection, from hello to its end; whether it was welcomed."""
@@ -131,6 +139,7 @@ class CoordinatorLine:
             if not isinstance(first, Welcome):
                 raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
             self._heartbeat_seconds = first.heartbeat_seconds
+            self._said_away = False
             outbox: asyncio.Queue[FromAgent] = asyncio.Queue(_QUEUE)
             self._outbox = outbox
             while self._notices:
