@@ -69,9 +69,15 @@ def test_three_ranks_become_two_and_three_again(kind: str, tmp_path: Path) -> No
     worst = max(abs(losses[step] - undisturbed["losses"][step]) for step in losses)
     assert worst < 1e-10
     assert in_order(first) + in_order(second) + in_order(third) == in_order(undisturbed)
-    # at the same world size nothing differs at all
-    assert_bit_exact(same["final"], undisturbed["final"])
-    assert same["losses"] == {step: undisturbed["losses"][step] for step in range(4, 10)}
+    assert_bit_exact(same["restored"], first["final"])
+    if kind == "fsdp":
+        # at the same world size nothing differs at all
+        assert_bit_exact(same["final"], undisturbed["final"])
+        assert same["losses"] == {step: undisturbed["losses"][step] for step in range(4, 10)}
+    else:
+        # DDP orders its buckets anew after the first step of each process, and with them its sums
+        for name, value in same["final"].items():
+            torch.testing.assert_close(value, undisturbed["final"][name], rtol=0, atol=1e-12)
 
 
 def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path) -> None:
