@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster import credentials, layout, packages
+from cluster import cgroups, credentials, layout, packages
 from cluster.errors import ClusterError
 from cluster.layout import Node
 
 # folders that would be one node's alone if it were a machine: each is laid over the host's in the node's mount namespace
 OWN_FOLDERS = ("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
-CGROUP_ROOT = "/surefoot-cluster"
 
 
 def write(node: Node) -> None:
@@ -30,11 +29,6 @@ def write(node: Node) -> None:
 def disk(node: Node, own: str) -> Path:
     """Where a folder that the node sees as its own lies on the host."""
     return node.folder / "disk" / own.strip("/")
-
-
-def cgroup(node: Node) -> str:
-    """Under it lie the cgroups of all its pods, in every hierarchy."""
-    return f"{CGROUP_ROOT}/{node.name}"
 
 
 def _init(node: Node) -> str:
@@ -102,7 +96,7 @@ def _kubelet(node: Node) -> dict[str, object]:
         "resolvConf": str(node.folder / "resolv.conf"),
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": cgroup(node),
+        "cgroupRoot": cgroups.of_node(node),
         "cgroupsPerQOS": True,
         "enforceNodeAllocatable": [],
         "failSwapOn": False,

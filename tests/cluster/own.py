@@ -9,7 +9,21 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cluster import binaries, credentials, daemons, images, layout, network, node, node_files, packages, remains, state
+from cluster import (
+    binaries,
+    cgroups,
+    credentials,
+    daemons,
+    images,
+    layout,
+    network,
+    node,
+    node_files,
+    packages,
+    remains,
+    residents,
+    state,
+)
 from cluster.api import Api
 from cluster.engine import READY_SECONDS, Facts, NodeStatus, Status
 from cluster.errors import ClusterError
@@ -28,6 +42,8 @@ class OwnCluster:
         """A whole cluster: made, or what is missing of it repaired."""
         if os.geteuid() != 0:
             raise ClusterError("network namespaces and mounts need root; run this as root, or where docker answers")
+        if not 1 <= count <= remains.MOST_NODES:
+            raise ClusterError(f"a cluster has 1 to {remains.MOST_NODES} nodes, not {count}")
         packages.ensure()
         build_programs()
         with state.locked():
@@ -79,12 +95,12 @@ class OwnCluster:
     def freeze(self, name: str) -> None:
         """SIGSTOP to all of the node."""
         with state.locked():
-            node.freeze(*_target(name))
+            residents.stop(*_target(name))
 
     def thaw(self, name: str) -> None:
         """SIGCONT to all of the node."""
         with state.locked():
-            node.thaw(*_target(name))
+            residents.go_on(*_target(name))
 
     def partition(self, name: str) -> None:
         """Its link goes down; everything on it goes on running."""
@@ -100,7 +116,7 @@ class OwnCluster:
         """SIGKILL to kubelet; containers live on. `return_node` starts it again."""
         with state.locked():
             found, target = _target(name)
-            node.kill_program(found, target, "kubelet")
+            residents.kill_program(found, target, "kubelet")
 
     def kill_container(self, namespace: str, pod: str, container: str | None = None) -> None:
         """SIGKILL to the first process of a pod's container."""
@@ -108,7 +124,7 @@ class OwnCluster:
         body = Api(layout.KUBECONFIG).call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")
         name, identity = running_container(body, container)
         target = next(one for one in layout.nodes(found.node_count) if one.name == name)
-        node.kill_container(found, target, identity)
+        residents.kill_container(found, target, identity)
 
     def kill_daemon(self, name: str) -> None:
         """SIGKILL to etcd, the API server, the S3 server…"""
@@ -197,9 +213,9 @@ def _boot_again(found: State, target: Node) -> None:
     if not found.is_alive(target.name):
         node.crash(found, target)  # what is left of its first process's parent
         network.forget_pods(target)
-        node.remove_cgroups(target)
+        cgroups.remove(target)
         node.boot(found, target)
-    node.thaw(found, target)
+    residents.go_on(found, target)
     network.join(target)
     node.start_containerd(found, target)
 
@@ -229,5 +245,5 @@ def _node_status(found: State, one: Node, ready: bool) -> NodeStatus:
         found.is_alive(one.name),
         node.is_frozen(found, one),
         network.is_joined(one),
-        node.find(found, one, "kubelet") is not None,
+        residents.find(found, one, "kubelet") is not None,
     )

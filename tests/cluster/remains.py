@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cluster import layout, network, node, node_files
+from cluster import cgroups, layout, network, node
 from cluster.errors import ClusterError
 from cluster.layout import Node
 from cluster.processes import end
@@ -17,12 +17,12 @@ MOST_NODES = 9
 def remove(found: State | None) -> None:
     """Processes by id, then namespaces and links, cgroups, sysctls, and the folder last: the record lives in it."""
     nodes = _nodes(found)
-    if found is not None:
+    if found is not None and found.is_of_this_boot:  # else the ids are strangers'
         _end_processes(found, nodes)
     network.remove(nodes)
     for one in nodes:
-        node.remove_cgroups(one)
-    node.remove_cgroup_root()
+        cgroups.remove(one)
+    cgroups.remove_top()
     if found is not None:
         _restore(found)
     if _mounts_below(layout.ROOT):
@@ -39,8 +39,7 @@ def left() -> list[str]:
     if layout.ROOT.exists():
         found.append(f"folder {layout.ROOT}")
     found += [f"mount {mount}" for mount in _mounts_below(layout.ROOT)]
-    found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(f"*{node_files.CGROUP_ROOT}")]
-    found += [f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(node_files.CGROUP_ROOT.strip("/"))]
+    found += cgroups.leftovers()
     return found + _processes()
 
 

@@ -1,0 +1,64 @@
+"""The cgroups of nodes: one folder a node in every hierarchy, under which its kubelet keeps those of its pods."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from cluster.errors import ClusterError
+from cluster.layout import Node
+from cluster.processes import wait
+
+TOP = "surefoot-cluster"
+MOUNT = Path("/sys/fs/cgroup")
+
+
+def of_node(node: Node) -> str:
+    """As kubelet wants it named."""
+    return f"/{TOP}/{node.name}"
+
+
+def make(node: Node) -> None:
+    """In every hierarchy: kubelet wants its root to be there."""
+    for hierarchy in _hierarchies():
+        (hierarchy / TOP / node.name).mkdir(parents=True, exist_ok=True)
+
+
+def remove(node: Node) -> None:
+    """Its cgroups, deepest first; nobody may live in them any more."""
+    for hierarchy in _hierarchies():
+        top = hierarchy / TOP / node.name
+        for folder, _, _ in os.walk(top, topdown=False):
+            if not wait(partial(_is_removed, folder), 5.0):
+                raise ClusterError(f"cgroup {folder} is still in use; see its cgroup.procs")
+
+
+def _is_removed(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return False  # a process that was killed is not wholly gone yet
+    return True
+
+
+def remove_top() -> None:
+    """The folder that held every node's; left alone while a node's is in it."""
+    for hierarchy in _hierarchies():
+        top = hierarchy / TOP
+        if top.is_dir() and not any(entry.is_dir() for entry in top.iterdir()):
+            top.rmdir()
+
+
+def _hierarchies() -> list[Path]:
+    """One folder for cgroup v2; one for each controller for v1."""
+    if (MOUNT / "cgroup.controllers").exists():
+        return [MOUNT]
+    return sorted(
+        folder for folder in MOUNT.iterdir() if (folder / "cgroup.procs").exists() and not folder.is_symlink()
+    )
+
+
+def leftovers() -> list[str]:
+    """Those that are there now."""
+    return [f"cgroup {hierarchy / TOP}" for hierarchy in _hierarchies() if (hierarchy / TOP).exists()]
