@@ -210,13 +210,13 @@ def _finish(found: State) -> None:
 
 
 def _boot_again(found: State, target: Node) -> None:
+    network.join(target)  # first: a kubelet that starts on a dead link waits long before it tries again
     if not found.is_alive(target.name):
         node.crash(found, target)  # what is left of its first process's parent
         network.forget_pods(target)
         cgroups.remove(target)
         node.boot(found, target)
     residents.go_on(found, target)
-    network.join(target)
     node.start_containerd(found, target)
 
 
