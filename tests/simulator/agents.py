@@ -40,7 +40,7 @@ class Agent:
         self.saved: tuple[Checkpoint, int] | None = None
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
-        self.engine.after(rng.uniform(0.5, 1.5), self.process, self.tell, on.WarmChanged(True))
+        self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.tell, on.WarmChanged(True))
         self.engine.after(0.5, self.process, self._beat_forever)
 
     # ---- the line ---------------------------------------------------------------------------------------------------

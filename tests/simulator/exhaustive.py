@@ -345,7 +345,10 @@ class Search:
             unread = unread if len(unread) == len(state.sides) else []
         if not unread and (state.persistent == UNREAD or state.listed != UNREAD):
             reads = tuple(s.read for s in state.sides)
-            decided = (self.choose(reads, state.listed, state.lineage, state.floor), UNREAD not in reads)
+            decided = (
+                self.choose(reads, state.listed, state.lineage, state.floor),
+                UNREAD not in reads or "read all" in self.scope.off,
+            )
             if decided not in state.proposals:
                 after = state._replace(proposals=state.proposals | {decided})
                 yield f"a leader decides for {decided[0]}", after
@@ -382,6 +385,8 @@ class Search:
                 everywhere = [s for s in state.sides if s.away == UP and s.fence >= state.epoch]
                 if len(everywhere) == len(state.sides) and all(s.index & wanted == wanted for s in everywhere):
                     return f"step {step} of epoch {epoch} is on every holder, and was not chosen"
+                if state.persistent != UNREAD and state.persistent & wanted == wanted:
+                    return f"step {step} of epoch {epoch} is in the persistent tier, and was not chosen"
         return None
 
     # ---- deleting ---------------------------------------------------------------------------------------------------
@@ -516,6 +521,10 @@ SCOPES = (
     Scope("two ranks, two epochs, one step, one fault", 2, 2, 1, 1),
     Scope("one rank, persistent tier, two epochs, one step, one fault", 1, 2, 1, 1, persistent=True),
     Scope("one rank, two epochs, two steps, two faults", 1, 2, 2, 2),
+    Scope("one rank, three epochs, two steps, no fault", 1, 3, 2, 0),
+    Scope("two ranks, two epochs, one step, two faults", 2, 2, 1, 2),
+    Scope("two ranks, persistent tier, two epochs, one step, one fault", 2, 2, 1, 1, persistent=True),
+    Scope("three ranks, two epochs, one step, no fault", 3, 2, 1, 0),
     Scope("one rank, persistent tier, two epochs, two steps, one fault", 1, 2, 2, 1, persistent=True),
 )
 

@@ -174,7 +174,7 @@ class Fabric:
         if pod.agent is None or not pod.agent.process.alive:
             return
         pod.agent.kill_all()
-        later = self.engine.rng.uniform(0.02, 0.3)
+        later = self.engine.rng.uniform(0.005, 0.3)
         if self.engine.rng.random() < 0.5:
             self.engine.after(later, self.engine.environment, self._over, pod, -9, "Failed")
         else:

@@ -20,8 +20,9 @@ INFINITE = float("inf")
 def schedule(simulation: Simulation) -> None:
     """Draws when and what; whom it hits is drawn when it happens."""
     rng, engine = simulation.engine.rng, simulation.engine
+    kinds = simulation.settings.kinds or tuple(KINDS)
     for _ in range(simulation.settings.faults):
-        kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        kind = rng.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
         at = 1.0 + rng.random() * simulation.settings.fault_span_seconds
         duration = rng.choice((0.3, 1.0, 3.0, 6.0, 12.0)) * rng.uniform(0.7, 1.3)
         simulation.faults_until = max(simulation.faults_until, at + duration)
@@ -204,10 +205,16 @@ def _kill_operator(simulation: Simulation, duration: float) -> None:
     _later(simulation, duration, simulation.start_operator)
 
 
-def _freeze_operator(simulation: Simulation, duration: float) -> None:
-    """It stops; another one takes the lease; it thaws with what it believed, and finds out a little later."""
+def _freeze_operator(simulation: Simulation, duration: float, tries: int = 300) -> None:
+    """It stops; another one takes the lease; it thaws with what it believed, and finds out a little later.
+
+    Where it can be had, it stops between having planned and having written: with the most to do late.
+    """
     operator = simulation.operators[-1]
     if not operator.process.running:
+        return
+    if not operator.applying and tries:
+        _later(simulation, 0.003, _freeze_operator, simulation, duration, tries - 1)
         return
     simulation.engine.say("FAULT {} freezes for {:.1f} s", operator.process.name, duration)
     simulation.engine.freeze(operator.process)

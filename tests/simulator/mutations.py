@@ -16,7 +16,6 @@ from simulator.settings import Settings
 from simulator.world import REAL, Decisions
 from surefoot.protocol import lineage, retention
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.coordinator import speech
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy import plan, promotion, restore_point, upkeep
 from surefoot_operator.policy.actions import Plan
@@ -35,6 +34,9 @@ class Mutation:
 
 ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, faults=8, fault_span_seconds=8.0,
                  persistent_interval=None, holder_return_seconds=2.0)  # fmt: skip
+RIVALS = replace(
+    ROUGH, kinds=("operator freezes, another leads", "node dies"), faults=12, fault_span_seconds=12.0, steps=60
+)
 PROMOTING = replace(ROUGH, persistent_interval=2)
 
 
@@ -69,12 +71,6 @@ def _forgetful(entries: Any, standing: retention.Standing, keep: int) -> Any:
     """Retention that lets the parent go at once."""
     gone = list(_drops(entries, standing, keep))
     return gone + [m.save for m in entries if m.save.checkpoint == standing.parent and m.save not in gone]
-
-
-def _anyone(members: Any, session: Any) -> int | None:
-    """Membership by index and attempt, whoever the agent is now."""
-    mine = (session.seen.index, session.seen.attempt)
-    return next((n for n, m in enumerate(members) if (m.index, m.attempt) == mine), None)
 
 
 def _one_copy(replicas: int, live_domains: int) -> int:
@@ -125,12 +121,12 @@ def _forgotten_status(seen: Observed) -> Plan:
 
 
 MUTATIONS = (
+    Mutation("holders are not sealed", replace(ALL, seal=False)),
     Mutation("the fence is not checked by commit", replace(ALL, fence_in_commit=False)),
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
-    Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False)),
-    Mutation("status is written testing the world alone", replace(ALL, compare_status=False)),
+    Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False), settings=RIVALS),
+    Mutation("status is written testing the world alone", replace(ALL, compare_status=False), settings=RIVALS),
     Mutation("trainers are not reaped", replace(ALL, reap=False)),
-    Mutation("another incarnation is taken for a member", patches=((speech, "_place", _anyone),)),
     Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", _one_copy),)),
     Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),
     Mutation("the parent is dropped at once", patches=((retention, "memory_drops", _forgetful),)),

@@ -65,7 +65,7 @@ class Operator:
         self.pinned: Checkpoint | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
-        self._applying = False
+        self.applying = False
         self._again = False
         self._wake_at = float("inf")
         self.engine.after(0.02, self.process, self._tick)
@@ -187,7 +187,7 @@ class Operator:
 
     def _reconcile(self) -> None:
         self._planned = False
-        if self._applying:
+        if self.applying:
             self._again = True
             return
         self._status = self.simulation.store.status
@@ -201,7 +201,7 @@ class Operator:
         self._wake_at = self.engine.now + (plan.wake_after_seconds if plan.wake_after_seconds is not None else 3600.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
-        self._applying = True
+        self.applying = True
         todo = [*plan.actions, *errands]
         self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
 
@@ -226,7 +226,7 @@ class Operator:
 
     def _applied(self) -> None:
         self._speak()
-        self._applying = False
+        self.applying = False
         if self._again:
             self._again = False
             self.poke()

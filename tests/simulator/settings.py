@@ -33,6 +33,8 @@ class Settings:
     persistent_interval: int | None = 6
     holder_return_seconds: float = 10.0
     faults: int = 4
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults to draw from; none named: all."""
     fault_span_seconds: float = 14.0
     deadline_seconds: float = 400.0
 

@@ -52,6 +52,8 @@ class Holder:
     rules: Rules
     watcher: Watcher
     fence: int = 0
+    sealed: int = 0
+    """What a leader was told the fence is; the oracle's, not the holder's."""
     provisioned: bool = False
     full: bool = False
     chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Holder:
         self._ready()
         if writer < self.fence:
             raise Refusal("fenced")
+        self.sealed = writer
         if self.rules.seal:
             self.fence = writer
 
@@ -88,9 +91,9 @@ class Holder:
 
     def commit(self, entry: RankManifest, writer: int) -> None:
         self._ready()
-        if writer < self.fence:
-            if self.rules.fence_in_commit:
-                raise Refusal("fenced")
+        if writer < self.fence and self.rules.fence_in_commit:
+            raise Refusal("fenced")
+        if writer < max(self.fence, self.sealed):
             self.written_after_fence.add(entry.save)
         if self.rules.whole_commit and any((entry.save, part) not in self.chunks for part in range(entry.chunks)):
             raise Refusal("missing")
