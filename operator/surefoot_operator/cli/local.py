@@ -102,8 +102,11 @@ def check(given: argparse.Namespace) -> Request:
         find_program()
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error
-    if given.report is not None and not given.report.resolve().parent.is_dir():
-        raise UsageError(f"--report {given.report}: there is no folder {given.report.resolve().parent}")
+    if given.report is not None:
+        try:
+            given.report.resolve().parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--report {given.report}: its folder cannot be made: {error}") from error
     return Request(document, job, nodes, faults, given.compare, given.report, given.plain)
 
 
