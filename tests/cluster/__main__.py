@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import time
+from urllib.error import URLError
 
 from cluster import engines, own
 from cluster.engine import Engine, Status
@@ -29,6 +30,12 @@ def main() -> int:
         return _run(options)
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
+        return 2
+    except URLError as error:
+        print(f"cluster: the API server refused or did not answer: {error}; see `status`", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"cluster: {error}; the cluster is root's, so are its verbs", file=sys.stderr)
         return 2
 
 
