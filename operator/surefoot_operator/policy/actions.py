@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob
 from surefoot_operator.api.status import JobStatus
 
 
@@ -64,13 +64,14 @@ class SealHolder:
 
 @dataclass(frozen=True, slots=True)
 class ListPersistentTier:
-    """Have one connected agent list the persistent tier, after the last index was read."""
+    """Have one connected agent list the persistent tier, after the last index was read; or an older job's folder."""
 
     epoch: int
     index: int
+    older_job: OlderJob | None = None
 
     def __str__(self) -> str:
-        return f"list the persistent tier through worker {self.index}"
+        return f"list {self.older_job or 'the persistent tier'} through worker {self.index}"
 
 
 @dataclass(frozen=True, slots=True)

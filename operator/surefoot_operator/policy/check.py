@@ -80,6 +80,9 @@ def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
     parent = world.parent
     if parent is None:
         return
+    if parent.imported:
+        _check_origin(parent, new, seen)
+        return
     before = seen.status.lineage
     epoch = before[-1].epoch if before else 0
     if not on_lineage(before, parent, epoch):
@@ -92,6 +95,17 @@ def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
         _break(f"parent {parent} lies below the floor, {floor}")
 
 
+def _check_origin(parent: Checkpoint, new: JobStatus, seen: Observed) -> None:
+    """An older job's checkpoint: decided once, after it was read to be complete, and durable with the commit."""
+    if new.origin != parent or new.older_job is None:
+        _break(f"parent {parent} would not be known as what the job began from")
+    known = origin_of(seen.status)
+    if known is not None and known != parent:
+        _break(f"the job began from {known}, and would begin from {parent} now")
+    if known is None and parent not in taken_up(gather(seen)):
+        _break(f"parent {parent} was not read to be complete in {new.older_job}")
+
+
 def _check_floor(old: JobStatus, new: JobStatus, seen: Observed) -> None:
     if new.floor == old.floor:
         return
@@ -102,7 +116,7 @@ def _check_floor(old: JobStatus, new: JobStatus, seen: Observed) -> None:
     if new.floor is not None and not on_lineage(new.lineage, new.floor, world.epoch):
         _break(f"floor {new.floor} does not lie on the lineage of epoch {world.epoch}")
     fell = old.floor is not None and (new.floor is None or new.floor.step < old.floor.step)
-    excused = old.floor in seen.status.bad or world.parent is None
+    excused = old.floor in seen.status.bad or world.parent is None or world.parent.imported
     if fell and not excused:
         _break(f"the floor would fall from {old.floor} to {new.floor}")
 

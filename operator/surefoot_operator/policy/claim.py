@@ -15,6 +15,7 @@ from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage,
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy import incidents
+from surefoot_operator.policy.choices import Chosen
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
@@ -26,7 +27,6 @@ from surefoot_operator.policy.facts import (
     worker_id,
 )
 from surefoot_operator.policy.failures import RECONNECT_GRACE_SECONDS
-from surefoot_operator.policy.restore_point import Chosen
 from surefoot_operator.policy.sizing import largest_size, target_size
 
 STOPPING_SECONDS = 3.0
@@ -95,6 +95,8 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         recorded=recorded,
         named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
         given_up=given_up[-64:],
+        origin=chosen.parent if chosen.older_job is not None else status.origin,
+        older_job=chosen.older_job or status.older_job,
         incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),
     )
 

@@ -52,7 +52,8 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     safe = newest(c for c in (full, facts.status.floor) if c is not None)
-    behind = step_of(facts, world.epoch) - (max(c.step for c in found) if found else 0)
+    begun = world.parent.step if world.parent else 0
+    behind = step_of(facts, world.epoch) - max((c.step for c in found), default=begun)
     limit = STALLED_INTERVALS * facts.spec.checkpoint.memory.interval_steps
     if behind > limit + facts.spec.checkpoint.memory.interval_steps:
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"

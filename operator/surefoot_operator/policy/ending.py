@@ -8,7 +8,18 @@ from typing import Literal
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Action, CleanMemory, DeleteWorker, Event, RetireWorkers
-from surefoot_operator.policy.facts import Facts, audible, member_sessions, node_lost, soonest, worker_id
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    final_step,
+    member_sessions,
+    node_lost,
+    soonest,
+    worker_id,
+)
+
+LAST_PROMOTION_SECONDS = 600.0
+"""How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
 
 LEAVING_SECONDS = 60.0
 """How long agents of an ended job have to flush and leave before they are deleted."""
@@ -50,6 +61,23 @@ def verdict(facts: Facts) -> Verdict | None:
         return Verdict("Failed", reason)
     done = f" after step {max(steps)}" if steps else ""
     return Verdict("Complete", f"every trainer finished{done}")
+
+
+def last_promotion(facts: Facts) -> float | None:
+    """Until when a finished world waits for its last checkpoint to reach the persistent tier; None: not at all.
+
+    What a training ends with is what people want of it, and the memory tier goes with the job. Only a checkpoint that
+    really was saved is waited for, and only while somebody is there to upload it.
+    """
+    final = final_step(facts)
+    floor = facts.status.floor
+    if facts.spec.checkpoint.persistent is None or final is None or (floor is not None and floor.step >= final):
+        return None
+    saved = [s for _, s in member_sessions(facts) if s is not None and s.saved is not None and s.saved.step == final]
+    if len(saved) < len(facts.world.members) or not any(audible(facts, s) for s in saved):
+        return None
+    until = max(s.step_at_seconds or s.since_seconds for s in saved) + LAST_PROMOTION_SECONDS
+    return until if facts.now < until else None
 
 
 def deadline(facts: Facts) -> float | None:

@@ -92,6 +92,14 @@ def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]
         yield member, session if session is not None and session.incarnation == member.incarnation else None
 
 
+def final_step(facts: Facts) -> int | None:
+    """The step that the program ended with, once every member of the committed world has finished well."""
+    sessions = [s for _, s in member_sessions(facts)]
+    if not sessions or any(s is None or s.epoch != facts.world.epoch or s.finished != 0 for s in sessions):
+        return None
+    return max((s.finished_steps for s in sessions if s is not None and s.finished_steps > 0), default=None)
+
+
 def in_epoch(facts: Facts, epoch: int) -> list[SessionSeen]:
     """Sessions whose facts (step, exit, held…) are about this epoch."""
     return [s for s in facts.sessions.values() if s.epoch == epoch]

@@ -158,7 +158,8 @@ def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | No
     checkpoint, absent, detail = session.unreadable
     if absent:
         reason = f"no holder has all of {checkpoint} any more ({detail})"
-        return Loss("unreadable", reason, facts.now, *_at(member))
+        # only our own tiers are read anew before the next choice: an older job's, once gone, must not be chosen again
+        return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint if checkpoint.imported else None)
     reason = f"every copy of something in {checkpoint} is damaged ({detail})"
     return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
 

@@ -15,11 +15,12 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.policy import ending, incidents, planned
 from surefoot_operator.policy.actions import Action, Event, Plan
 from surefoot_operator.policy.budget import allowance, remember
+from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
 from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
 from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import Loss, judge
-from surefoot_operator.policy.restore_point import Chosen, TotalLoss, Waiting, choose, describe
+from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.workers import Tending, tend
 
@@ -74,6 +75,10 @@ def _decide(facts: Facts) -> _Decision:
 
 def _committed(facts: Facts) -> _Decision:
     end = ending.verdict(facts)
+    patience = ending.last_promotion(facts) if end is not None and end.phase == "Complete" else None
+    if patience is not None:
+        reason = "every trainer finished; the last checkpoint is on its way to the persistent tier"
+        return _Decision(reason, facts.status, wakes=(patience,))
     if end is not None:
         status = ending.ended(facts.status, end.phase, end.reason, facts.now)
         return _Decision(end.reason, status, events=(ending.ended_event(end.phase, end.reason),))
@@ -160,6 +165,8 @@ def _claimed(facts: Facts) -> _Decision:
     if isinstance(choice, TotalLoss):
         lost = _fail(facts, choice.reason)
         return replace(lost, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *lost.events))
+    if isinstance(choice, NothingToTakeUp):
+        return _fail(facts, choice.reason)
     stopped = not isinstance(choice, Waiting) or choice.stopped
     phased = incidents.phased(facts, stopped, isinstance(choice, Chosen))
     status = replace(facts.status, incidents=phased)
@@ -197,8 +204,9 @@ def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:
     if choice.unlisted:
         text = f"the persistent tier did not answer; steps after {since} that only it held are lost"
         events.append(Event(names.HOLDER_GIVEN_UP, text, True))
-    if choice.parent is None and facts.status.recorded:
-        events.append(Event(names.CHECKPOINT_LOST, "every checkpoint is lost; training begins again at step 0", True))
+    if (choice.parent is None or choice.parent.imported) and facts.status.recorded:
+        text = f"every checkpoint of this job is lost; training begins again at {choice.parent or 'step 0'}"
+        events.append(Event(names.CHECKPOINT_LOST, text, True))
     return tuple(events)
 
 

@@ -18,7 +18,7 @@ from surefoot_operator.names import CHECKPOINT_PROMOTED
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Event, ListPersistentTier
 from surefoot_operator.policy.errands import DropPersisted, Errand, UploadSaves
-from surefoot_operator.policy.facts import Facts, audible, bad_of, sealed_holders, worker_id
+from surefoot_operator.policy.facts import Facts, audible, bad_of, final_step, sealed_holders, worker_id
 
 LIST_AGAIN_SECONDS = 60.0
 """A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
@@ -42,7 +42,12 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     events: tuple[Event, ...] = ()
     if floor is not None and floor != facts.status.floor:
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
-    due = [c for c in in_memory if c.step % interval_of(facts) == 0 and (floor is None or c.step > floor.step)]
+    last = final_step(facts)
+    due = [
+        c
+        for c in in_memory
+        if (c.step % interval_of(facts) == 0 or c.step == last) and (floor is None or c.step > floor.step)
+    ]
     if not due:
         return Promotion(floor, events=events)
     chosen = pinned if pinned in due else due[-1]

@@ -6,13 +6,13 @@ never empty: it is waited for, but no longer than what it may hold is worth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from surefoot.protocol.completeness import complete, is_complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot_operator.api.status import World
-from surefoot_operator.policy.actions import Action, ListPersistentTier, SealHolder
+from surefoot_operator.policy.actions import SealHolder
+from surefoot_operator.policy.beginning import beginning, origin_of
+from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
 from surefoot_operator.policy.facts import (
     Facts,
     audible,
@@ -23,40 +23,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.incidents import open_incident
 
-LISTING_SECONDS = 10.0
-"""How long one listing of the persistent tier may take before it counts as failed."""
-
-LIST_AGAIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Not yet. `until_seconds`: when to look again even if nothing is heard."""
-
-    reason: str
-    actions: tuple[Action, ...] = ()
-    until_seconds: float | None = None
-    stopped: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The parent, and which holders were waited for in vain."""
-
-    parent: Checkpoint | None
-    given_up: tuple[HolderEndpoint, ...] = ()
-    unlisted: bool = False
-    """The persistent tier did not answer, and the parent is good enough without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TotalLoss:
-    """Something was recorded, and no copy of any of it is left."""
-
-    reason: str
-
-
-def choose(facts: Facts) -> Waiting | Chosen | TotalLoss:
+def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     """The next thing that the claimed epoch needs before it can have a parent."""
     draining = _draining(facts)
     if draining is not None:
@@ -126,7 +93,8 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
     reached = max(
         facts.status.step, step_of(facts, facts.running_epoch), incident.last_step if incident is not None else 0
     )
-    lost = reached - (best.step if best else 0)
+    base = best or origin_of(facts.status)
+    lost = max(0, reached - (base.step if base else 0))
     if best is not None and lost <= 0:
         return 0.0
     if best is None and facts.status.recorded:
@@ -143,17 +111,7 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
     failed = persistent.error is not None
     if best is not None and failed and facts.now >= limit:
         return None
-    asked = persistent.asked_seconds
-    again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
-    if facts.now < again:
-        trouble = f" (last answer: {persistent.error})" if failed else ""
-        return Waiting(f"waiting for the listing of the persistent tier{trouble}", until_seconds=again)
-    asked_of = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
-    if asked_of is None:
-        return Waiting("no agent is connected that could list the persistent tier")
-    return Waiting(
-        f"listing the persistent tier through worker {asked_of}", (ListPersistentTier(epoch, asked_of),), again + 1.0
-    )
+    return listing(facts, persistent)
 
 
 def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
@@ -187,24 +145,23 @@ def _silence(facts: Facts, limit: float) -> Waiting | None:
     return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), limit)
 
 
-def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss:
+def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     status, world = facts.status, facts.world
     silent = tuple(silent_holders(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
     unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
-    if best is not None or not facts.running_epoch:
+    if best is not None:
         return Chosen(best, silent, unlisted)
     if unlisted:
         return Waiting(
             "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
         )
-    if not status.recorded and status.floor is None:
-        return Chosen(None, silent)
-    if facts.spec.checkpoint.on_total_loss == "Restart":
-        return Chosen(None, silent)
+    nothing_to_lose = not status.recorded and status.floor is None
+    if nothing_to_lose or facts.spec.checkpoint.on_total_loss == "Restart":
+        return beginning(facts, silent)
     return TotalLoss(
         f"every copy of every checkpoint is lost (the last known was {status.last_complete or status.floor}); "
-        "spec.checkpoint.onTotalLoss: Restart would begin again at step 0"
+        f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
     )
 
 

@@ -1,0 +1,66 @@
+"""A job ends with its last checkpoint where people look for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import BEGAN, manifest, running
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.upkeep import upkeep
+
+NOW = BEGAN + 100
+KEPT = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_steps=20))
+
+
+def finished(step: int, saved: int, persistent: bool = True) -> Observed:
+    """Every trainer ended well after `step`; the newest save is of step `saved`, on two holders each."""
+    seen = running(step=step, **({"checkpoint": KEPT} if persistent else {}))
+    last = Checkpoint(1, saved)
+    sessions = tuple(replace(s, finished=0, finished_steps=step, saved=last) for s in seen.sessions)
+    saves = [manifest(1, saved, r, 3) for r in range(3)]
+    holders = tuple(
+        replace(h, entries=(*h.entries, *(m for m in saves if place in (m.save.rank, (m.save.rank + 1) % 3))))
+        for place, h in enumerate(seen.holders)
+    )
+    return replace(seen, sessions=sessions, holders=holders)
+
+
+def test_a_finished_job_waits_for_its_last_checkpoint_to_be_promoted() -> None:
+    seen = finished(step=47, saved=47)
+    made = plan(seen)
+    assert made.status.phase == "Running"
+    assert "last checkpoint" in made.reason
+    assert upkeep(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+
+
+def test_it_is_complete_once_that_is_there() -> None:
+    seen = finished(step=47, saved=47)
+    there = {Checkpoint(1, 47): frozenset(RankSave(1, 47, r) for r in range(3))}
+    kept = upkeep(replace(seen, promoted=there))
+    assert kept.status.floor == Checkpoint(1, 47)
+    assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    seen = finished(step=47, saved=47)
+    later = seen.now + LAST_PROMOTION_SECONDS + 1
+    heard = tuple(replace(s, heard_seconds=later) for s in seen.sessions)
+    assert plan(replace(seen, now=later, sessions=heard)).status.phase == "Complete"
+
+
+def test_it_does_not_wait_for_what_was_never_saved() -> None:
+    assert plan(finished(step=47, saved=40)).status.phase == "Complete"
+
+
+def test_without_a_persistent_tier_there_is_nothing_to_wait_for() -> None:
+    assert plan(finished(step=47, saved=47, persistent=False)).status.phase == "Complete"
+
+
+def test_while_training_goes_on_only_due_steps_are_promoted() -> None:
+    seen = finished(step=47, saved=47)
+    training = replace(seen, sessions=tuple(replace(s, finished=None) for s in seen.sessions))
+    assert upkeep(training).pinned == Checkpoint(1, 40)
