@@ -6,35 +6,35 @@ Touches a process of its own, `surefoot.tools.compare`: reading tensors needs wh
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import PersistentTier, TrainingJob
-
-if TYPE_CHECKING:
-    from surefoot_operator.cli.local import Request
 
 _TOOL_SECONDS = 600.0
 
+INTERVALS_PER_PROMOTION = 10
+"""Memory intervals between promotions to a persistent tier that only the comparison asked for."""
 
-def with_persistent_tier(request: Request, root: Path) -> Request:
-    """The request, with a folder as persistent tier where the job has none: memory is gone when a run is."""
-    if request.job.spec.checkpoint.persistent is not None:
-        return request
-    steps = request.job.spec.checkpoint.memory.interval_steps
+
+def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path) -> dict[str, Any]:
+    """The job's document, with a folder as persistent tier where it has none: memory is gone when a run is.
+
+    The last checkpoint is promoted whatever the interval, and it is the one that is compared.
+    """
+    if job.spec.checkpoint.persistent is not None:
+        return document
+    steps = INTERVALS_PER_PROMOTION * job.spec.checkpoint.memory.interval_steps
     uri = f"file://{root.resolve() / 'persistent'}"
     print(f"the job has no persistent tier; for the comparison it gets {uri}, every {steps} steps", flush=True)
-    spec = request.document["spec"]
+    spec = document["spec"]
     checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, "intervalSteps": steps}}
-    document = {**request.document, "spec": {**spec, "checkpoint": checkpoint}}
-    return dataclasses.replace(request, document=document, job=parse_job(document))
+    return {**document, "spec": {**spec, "checkpoint": checkpoint}}
 
 
 def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.protocol.lineage import first_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli import ledger, report
@@ -48,7 +49,7 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     progress = ended.progress
     lines = list(progress.all_lines())
     kept = ledger.along(lines, progress.lineage)
-    account = ledger.account(kept)
+    account = ledger.account(kept, first_step(progress.lineage))
     incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
     compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
     found = report.build(
@@ -94,11 +95,11 @@ def _compare(ended: Ended, reference: Ended, losses: dict[int, float]) -> Compar
 
 def _sources(progress: Progress, incidents: tuple[Incident, ...]) -> dict[int, str | None]:
     """Epoch -> where its state came from: the incident that ended the epoch before it knows."""
-    found: dict[int, str | None] = {}
+    found: dict[int, str | None] = {e.epoch: "older job" for e in progress.lineage if e.parent and e.parent.imported}
     epochs = [entry.epoch for entry in progress.lineage]
     for incident in incidents:
         after = next((epoch for epoch in epochs if epoch > incident.epoch), None)
-        if after is not None:
+        if after is not None and after not in found:
             found[after] = incident.restored_from
     return found
 

@@ -1,7 +1,8 @@
 """What became of every sample: the ledgers of all workers, counted along the history that was kept. Pure.
 
 An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [start, stop], "at", "seconds", "stall_seconds"}.
-Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once.
+Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. A job that took up an
+older one's checkpoint counts from there on.
 """
 
 from __future__ import annotations
@@ -76,19 +77,30 @@ def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
     return dict(of_step)
 
 
-def account(of_step: Mapping[int, Sequence[Line]]) -> Account | None:
-    """Counts samples; None where the program reports none (its loader is not surefoot's)."""
+def account(of_step: Mapping[int, Sequence[Line]], first: int = 1) -> Account | None:
+    """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's)."""
     told = {step: [line.samples for line in lines if line.samples] for step, lines in of_step.items()}
     if not any(told.values()):
         return None
     last = max(of_step)
     batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
+    begin = _begin(told.get(first, []), first, batch)
     lost = repeated = 0
-    for step in range(1, last + 1):
-        missing, twice = _compare(told.get(step, []), (step - 1) * batch, step * batch)
+    for step in range(first, last + 1):
+        start = begin + (step - first) * batch
+        missing, twice = _compare(told.get(step, []), start, start + batch)
         lost += missing
         repeated += twice
-    return Account(last, batch, lost, repeated, tuple(s for s in range(1, last + 1) if s not in of_step))
+    return Account(last, batch, lost, repeated, tuple(s for s in range(first, last + 1) if s not in of_step))
+
+
+def _begin(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:
+    """Where step `first` must begin. Of an older job only its loader's position is known: its batches may have differed.
+
+    A loader that stands at 0 all the same has taken nothing up: it is counted as if it should have.
+    """
+    told = min((start for start, _ in spans), default=0)
+    return told if first > 1 and told > 0 else (first - 1) * batch
 
 
 def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:

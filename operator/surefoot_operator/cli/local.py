@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import shutil
 import signal
@@ -22,6 +23,7 @@ from typing import Any
 from surefoot.errors import ConfigurationError
 from surefoot.holder.server import find_program
 from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli import comparison, conclusion
 from surefoot_operator.cli.errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
@@ -111,7 +113,9 @@ def check(given: argparse.Namespace) -> Request:
 
 
 def _run_in(request: Request, root: Path) -> int:
-    request = comparison.with_persistent_tier(request, root) if request.compare else request
+    if request.compare:
+        document = comparison.with_persistent_tier(request.document, request.job, root)
+        request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
         print(f"ignored on one machine: {name}", file=sys.stderr)
     disturbed = run_job(request, root, request.faults)
