@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.protocol.completeness import Covers
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
@@ -113,6 +113,8 @@ class PersistentSeen:
     entries: tuple[RankManifest, ...] | None = None
     asked_seconds: float | None = None
     error: str | None = None
+    older_job: OlderJob | None = None
+    """Whose folder was listed, if not this job's: the saves among `entries` have their epochs negated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class Observed:
     sessions: tuple[SessionSeen, ...] = ()
     holders: tuple[HolderSeen, ...] = ()
     persistent: PersistentSeen = field(default_factory=PersistentSeen)
+    older: PersistentSeen = field(default_factory=PersistentSeen)
+    """An older job's folder, where this one takes up its checkpoints. Its `covers` stand among the others."""
     hold: HoldSeen | None = None
     covers: Covers = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from surefoot.errors import ConfigurationError
 
@@ -40,8 +40,6 @@ class JobSettings:
     holder_password: str = field(repr=False)
     holder_call_seconds: float = 1.0
     persistent: PersistentSettings | None = None
-    read_only_from: str | None = None
-    """Job uid whose checkpoints are the restore source at epoch 1 (`checkpoint.restoreFrom`)."""
     verify_copies: bool = False
     """SUREFOOT_VERIFY_COPIES=1: compare the whole lazy copy at each save."""
 
@@ -90,9 +88,13 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         holder_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
         holder_call_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
         persistent=persistent,
-        read_only_from=environment.get("SUREFOOT_RESTORE_FROM_UID"),
         verify_copies=environment.get("SUREFOOT_VERIFY_COPIES") == "1",
     )
+
+
+def settings_elsewhere(settings: JobSettings, uri: str) -> PersistentSettings:
+    """How a persistent tier at `uri` is reached: with the endpoint and the account of this job's own, if it has one."""
+    return PersistentSettings(uri) if settings.persistent is None else replace(settings.persistent, uri=uri)
 
 
 def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -123,7 +125,6 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_HOLDER_USER": settings.holder_user,
         "SUREFOOT_HOLDER_PASSWORD": settings.holder_password,
         "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.holder_call_seconds),
-        "SUREFOOT_RESTORE_FROM_UID": settings.read_only_from,
     }
     if settings.persistent is not None:
         p = settings.persistent

@@ -125,7 +125,6 @@ def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
         "spec.checkpoint.memory.intervalSeconds",
         "spec.checkpoint.persistent.intervalSeconds",
         "spec.checkpoint.onEviction",
-        "spec.checkpoint.restoreFrom",
     ],
 )
 def test_a_field_that_is_not_acted_upon_yet_is_refused_by_name(path: str) -> None:

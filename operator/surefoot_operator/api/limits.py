@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot_operator.api.spec import CheckpointPolicy, ElasticPolicy, TrainingJobSpec
+from surefoot_operator.api.spec import CheckpointPolicy, ElasticPolicy, PersistentTier, RestoreFrom, TrainingJobSpec
 from surefoot_operator.errors import SpecError
 
 
@@ -53,6 +53,7 @@ LIMITS = {
     ("MemoryTier", "size_limit_bytes"): _BYTES,
     ("PersistentTier", "interval_steps"): _STEPS,
     ("PersistentTier", "keep"): Limit(least=1),
+    ("RestoreFrom", "step"): _STEPS,
     ("CheckpointPolicy", "expected_bytes"): _BYTES,
 }
 """Where a number may not be just anything from 0 up."""
@@ -114,7 +115,9 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
             "only kubernetes.io/hostname is acted upon yet: copies lie on different nodes",
         )
     if persistent is not None:
-        _check_uri(persistent.uri, persistent.endpoint)
+        _check_uri("spec.checkpoint.persistent", persistent.uri, persistent.endpoint)
+    if policy.restore_from is not None:
+        _check_restore_from(policy.restore_from, persistent)
     if policy.expected_bytes is not None and memory.size_limit_bytes is not None:
         copies = min(memory.replicas, least_holders)
         needed = -(-(memory.keep + 2) * copies * policy.expected_bytes // least_holders)
@@ -127,8 +130,27 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
             )
 
 
-def _check_uri(uri: str, endpoint: str | None) -> None:
-    path = "spec.checkpoint.persistent"
+def _check_restore_from(given: RestoreFrom, persistent: PersistentTier | None) -> None:
+    path = "spec.checkpoint.restoreFrom"
+    if (given.uid is None) == (given.uri is None):
+        shown = f"uid {given.uid!r} and a uri" if given.uid is not None else None
+        raise SpecError(path, shown, "either the uid of an older job or the uri of its folder is allowed")
+    if given.uid is not None:
+        if persistent is None:
+            raise SpecError(
+                f"{path}.uid", given.uid, "give spec.checkpoint.persistent too, where that job's folder lies"
+            )
+        if given.uid in (".", "..") or "/" in given.uid:
+            raise SpecError(f"{path}.uid", given.uid, "the name of a folder is allowed: the older job's metadata.uid")
+    if given.uri is not None:
+        _check_uri(path, given.uri, None)
+        place, _, job = given.uri.rstrip("/").rpartition("/")
+        if place in ("", "s3:/") or job in (".", ".."):
+            sentence = "the folder of one job, file:///folder/UID or s3://bucket/prefix/UID, is allowed"
+            raise SpecError(f"{path}.uri", given.uri, sentence)
+
+
+def _check_uri(path: str, uri: str, endpoint: str | None) -> None:
     for name, value in (("uri", uri), ("endpoint", endpoint or "")):
         if "@" in value.split("://", 1)[-1].split("/", 1)[0]:
             # never repeat it: what stands before the @ is a password

@@ -40,7 +40,6 @@ NOT_YET: dict[str, dict[str, str]] = {
     "PersistentTier": {"intervalSeconds": "use intervalSteps"},
     "CheckpointPolicy": {
         "onEviction": "an agent that is told to end drains what is staged",
-        "restoreFrom": "a job takes up only its own checkpoints",
     },
 }
 """Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""

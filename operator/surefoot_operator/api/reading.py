@@ -80,7 +80,7 @@ def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
     if limit.quantity:
         return _quantity(value, path)
     if origin in (Union, types.UnionType):
-        return _value(next(a for a in arguments if a is not type(None)), value, path, limit)
+        return _one_of([a for a in arguments if a is not type(None)], value, path, limit)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
             raise SpecError(path, value, f"allowed are {', '.join(map(str, arguments))}")
@@ -97,6 +97,16 @@ def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
             raise SpecError(path, value, "true or false is allowed")
         return value
     return number(value, path, limit, whole=hint is int)
+
+
+def _one_of(hints: list[Any], value: Any, path: str, limit: Limit) -> Any:
+    """A value of the first hint, or one of the words that stand beside it (a step, or `latest`)."""
+    words = [word for hint in hints[1:] if get_origin(hint) is Literal for word in get_args(hint)]
+    if words and isinstance(value, str):
+        if value in words:
+            return value
+        raise SpecError(path, value, f"a number, or {' or '.join(words)}, is allowed")
+    return _value(hints[0], value, path, limit)
 
 
 def _list(value: object, path: str) -> list[Any]:

@@ -93,10 +93,12 @@ class PersistentTier:
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """An older job's checkpoints, read-only."""
+    """An older job's checkpoints, read-only. Decided once, when this job begins."""
 
     uid: str | None = None
+    """Of a job whose folder lies in this job's own persistent tier."""
     uri: str | None = None
+    """Or the folder itself, wherever it lies: its last part is that job's uid."""
     step: int | Literal["latest"] = "latest"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot.protocol.lineage import Lineage
 
 Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Suspended", "Complete", "Failed"]
@@ -100,6 +100,10 @@ class JobStatus:
     observed_generation: int = 0
     world: World | None = None
     lineage: Lineage = ()
+    origin: Checkpoint | None = None
+    """The older job's checkpoint that this job began from (`checkpoint.restoreFrom`): decided once, with a commit."""
+    older_job: OlderJob | None = None
+    """Whose `origin` is."""
     floor: Checkpoint | None = None
     """Newest lineage checkpoint complete in the persistent tier; only grows along the lineage."""
     bad: tuple[Checkpoint, ...] = ()

@@ -59,5 +59,4 @@ class WorkerTelling:
             )
             if persistent is not None
             else None,
-            read_only_from=checkpoint.restore_from.uid if checkpoint.restore_from is not None else None,
         )

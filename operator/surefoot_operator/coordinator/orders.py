@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
     FromAgent,
@@ -61,6 +61,8 @@ class Orders:
     persistent: PersistentSeen = field(default_factory=PersistentSeen)
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that the last listing brought, by digest."""
+    older: PersistentSeen = field(default_factory=PersistentSeen)
+    older_layouts: Mapping[str, str] = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
@@ -93,22 +95,19 @@ def propose_hold(
     return replace(orders, hold=Hold(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
 
 
-def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float) -> Orders:
-    """Asks one agent; an earlier listing counts no more, asked or answered."""
-    others = {n: o for n, o in orders.outstanding.items() if not isinstance(o.message, ListPersistent)}
+def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float, older: OlderJob | None = None) -> Orders:
+    """Asks one agent; an earlier listing of the same kind, ours or an older job's, counts no more."""
+    others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older is not None)}
     number = orders.next_request
-    order = Order(worker, ListPersistent(number), epoch, now)
-    return replace(
-        orders,
-        next_request=number + 1,
-        outstanding={**others, number: order},
-        persistent=PersistentSeen(asked_seconds=now),
-    )
+    order = Order(worker, ListPersistent(number, older), epoch, now)
+    orders = replace(orders, next_request=number + 1, outstanding={**others, number: order})
+    seen = PersistentSeen(asked_seconds=now, older_job=older)
+    return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
 
 
 def void_listing(orders: Orders) -> Orders:
     """A holder was read after the listing was asked for: data may have moved past it, ask again."""
-    others = {n: o for n, o in orders.outstanding.items() if not isinstance(o.message, ListPersistent)}
+    others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older=False)}
     seen = replace(orders.persistent, read_epoch=None, asked_seconds=None)
     return replace(orders, outstanding=others, persistent=seen)
 
@@ -189,17 +188,22 @@ def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orde
 
 
 def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
-    asked = order.asked_seconds
-    if listing.error is not None:
-        return replace(orders, persistent=PersistentSeen(asked_seconds=asked, error=listing.error))
-    entries: list[RankManifest] = []
-    for text in listing.manifests:
-        try:
-            entries.append(RankManifest.from_json(text))
-        except ProtocolError as error:
-            orders = _failed(orders, f"the persistent tier has a manifest that cannot be read: {error}")
-    seen = PersistentSeen(read_epoch=order.epoch, entries=tuple(entries), asked_seconds=asked)
-    return replace(orders, persistent=seen, layouts=dict(listing.layouts))
+    older = order.message.older_job if isinstance(order.message, ListPersistent) else None
+    seen = PersistentSeen(asked_seconds=order.asked_seconds, error=listing.error, older_job=older)
+    if listing.error is None:
+        entries: list[RankManifest] = []
+        for text in listing.manifests:
+            try:
+                entries.append(RankManifest.from_json(text))
+            except ProtocolError as error:
+                orders = _failed(orders, f"{older or 'the persistent tier'} has an unreadable manifest: {error}")
+        if older is not None:
+            entries = [replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries]
+        seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries))
+    layouts = dict(listing.layouts) if listing.error is None else None
+    if older is not None:
+        return replace(orders, older=seen, older_layouts=orders.older_layouts if layouts is None else layouts)
+    return replace(orders, persistent=seen, layouts=orders.layouts if layouts is None else layouts)
 
 
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
@@ -221,7 +225,14 @@ def _words(order: Order) -> str:
     message = order.message
     if isinstance(message, RepairSave):
         return f"copy {message.save} from {message.source} to {message.target}"
-    return "list the persistent tier" if isinstance(message, ListPersistent) else "delete from the persistent tier"
+    if isinstance(message, ListPersistent):
+        return f"list {message.older_job or 'the persistent tier'}"
+    return "delete from the persistent tier"
+
+
+def _lists(order: Order, older: bool) -> bool:
+    message = order.message
+    return isinstance(message, ListPersistent) and (message.older_job is not None) == older
 
 
 # ---- forgetting ----------------------------------------------------------------------------------------------------
@@ -234,7 +245,7 @@ def moved(orders: Orders, epoch: int, committed: bool) -> Orders:
     promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch and committed}
     if (len(kept), hold, len(promotions)) == (len(orders.outstanding), orders.hold, len(orders.promotions)):
         return orders
-    return replace(orders, outstanding=kept, hold=hold, promotions=promotions)
+    return replace(orders, outstanding=kept, hold=hold, promotions=promotions, older=_older_without(orders, kept))
 
 
 def left(orders: Orders, worker: WorkerId) -> Orders:
@@ -243,6 +254,13 @@ def left(orders: Orders, worker: WorkerId) -> Orders:
     promotions = {w: p for w, p in orders.promotions.items() if w != worker}
     if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
         return orders
-    lost_listing = any(isinstance(o.message, ListPersistent) for n, o in orders.outstanding.items() if n not in kept)
+    lost_listing = any(_lists(o, older=False) for n, o in orders.outstanding.items() if n not in kept)
     persistent = replace(orders.persistent, asked_seconds=None) if lost_listing else orders.persistent
-    return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent)
+    older = _older_without(orders, kept)
+    return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent, older=older)
+
+
+def _older_without(orders: Orders, kept: Mapping[int, Order]) -> PersistentSeen:
+    """An older job's listing that nobody will answer any more was never asked for."""
+    lost = any(_lists(o, older=True) for n, o in orders.outstanding.items() if n not in kept)
+    return replace(orders.older, asked_seconds=None) if lost else orders.older

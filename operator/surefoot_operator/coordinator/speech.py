@@ -105,6 +105,7 @@ def _to_member(rule: Rule, sessions: Sessions, session: Session, place: int) -> 
             holders=rule.holders,
             targets=tuple(e.holder for e in rule.targets.get(session.seen.index, ())),
             replicas=rule.replicas,
+            older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
         )
     ]
     hold = sessions.orders.hold

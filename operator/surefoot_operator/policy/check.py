@@ -6,11 +6,13 @@ The reconciler calls it on every plan, the simulator and the property tests on e
 from __future__ import annotations
 
 from surefoot.protocol.completeness import complete
+from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import InvariantBroken
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker, Plan
+from surefoot_operator.policy.beginning import origin_of, taken_up
 from surefoot_operator.policy.facts import gather, reading_at
 from surefoot_operator.policy.sizing import is_allowed
 

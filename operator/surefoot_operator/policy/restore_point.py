@@ -23,6 +23,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.incidents import open_incident
 
+
 def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     """The next thing that the claimed epoch needs before it can have a parent."""
     draining = _draining(facts)
@@ -156,7 +157,7 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
         return Waiting(
             "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
         )
-    nothing_to_lose = not status.recorded and status.floor is None
+    nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None)
     if nothing_to_lose or facts.spec.checkpoint.on_total_loss == "Restart":
         return beginning(facts, silent)
     return TotalLoss(

@@ -94,7 +94,11 @@ def _ask(
     elif isinstance(action, ListPersistentTier):
         there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
         if there:
-            _order(parts, lambda orders: order_book.list_persistent(orders, max(there), action.epoch, now))
+            wish = action
+            _order(
+                parts,
+                lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job),
+            )
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []

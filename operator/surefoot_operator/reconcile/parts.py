@@ -33,7 +33,8 @@ class Parts:
 async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Observed:
     """Everything known now, as one value. `shown` was looked up just before."""
     orders = parts.conversation.sessions.orders
-    covers = await parts.memory.covers(orders.persistent.entries or (), orders.layouts)
+    listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
+    covers = await parts.memory.covers(listed, {**orders.older_layouts, **orders.layouts})
     sessions = parts.conversation.sessions
     hold = sessions.orders.hold
     return Observed(
@@ -46,6 +47,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         sessions=sessions_seen(sessions),
         holders=parts.memory.seen(),
         persistent=sessions.orders.persistent,
+        older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot
         hold=hold.seen if hold is not None else None,
         covers=covers,
         promoted=sessions.orders.promoted,

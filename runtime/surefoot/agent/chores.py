@@ -15,7 +15,7 @@ from surefoot import metrics
 from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.errors import ConfigurationError, SurefootError, TierError
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
     DropPersistent,
     FromAgent,
@@ -27,7 +27,7 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
 )
-from surefoot.settings import JobSettings
+from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import PersistentTier, Tier, open_persistent
 
 Request = ListPersistent | RepairSave | DropPersistent
@@ -86,8 +86,8 @@ class Chores:
     def _carry_out(self, request: Request) -> FromAgent:
         try:
             match request:
-                case ListPersistent(number):
-                    return _list(self._persistent(), number)
+                case ListPersistent(number, older):
+                    return _list(self._persistent() if older is None else self._older(older), number)
                 case RepairSave(number, epoch, save, source, target):
                     memory = self._places.memory
                     return Repaired(number, repair(save, memory(source), memory(target), epoch))
@@ -100,6 +100,9 @@ class Chores:
         if self._job.persistent is None:
             raise ConfigurationError(_NO_TIER)
         return open_persistent(self._job.persistent, self._job.job)
+
+    def _older(self, older: OlderJob) -> PersistentTier:
+        return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
 
     def _sources(self, save: RankSave) -> list[Tier]:
         holders = self._places.holders()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------
 
@@ -127,6 +127,8 @@ class Attached:
     interval_steps: int
     persistent_interval_steps: int | None
     level: int
+    older_job: OlderJob | None = None
+    """Where the parent lies, if it is an older job's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class Reception:
             interval_steps=job.interval_steps,
             persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
             level=life.level,
+            older_job=assign.older_job,
         )
 
     def hear(self, trainer: Trainer, message: line.FromTrainer) -> None:

@@ -20,8 +20,8 @@ from surefoot.drain.keeping import Keeper
 from surefoot.errors import ConfigurationError
 from surefoot.holder.connection import Credentials
 from surefoot.protocol.lineage import Lineage, LineageEntry
-from surefoot.restore.catalogue import Source, holder_sources, persistent_source
-from surefoot.settings import JobSettings, PersistentSettings, job_settings
+from surefoot.restore.catalogue import Source, holder_sources, older_source, persistent_source
+from surefoot.settings import JobSettings, PersistentSettings, job_settings, settings_elsewhere
 from surefoot.tiers.open import open_persistent
 
 LIBRARY_PATIENCE_SECONDS = 60.0
@@ -40,12 +40,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A link, and the places that may have checkpoints of this job (for a new job: of the one it takes up)."""
+    """A link, and the places that may have checkpoints of this job.
+
+    `older` is the job that the epoch's restore point lies in, if that is not this one.
+    """
 
     link: Link
     settings: JobSettings
     sources: tuple[Source, ...]
     patience_seconds: float | None
+    older: Source | None = None
 
     def lineage(self) -> Lineage:
         return lineage_of(self.link.attached)
@@ -67,20 +71,13 @@ def link_of(options: Options, given: Link | None, environment: Mapping[str, str]
 
 
 def with_agent(link: Link, settings: JobSettings, node: str | None) -> Connected:
-    about = link.attached
-    foreign = settings.read_only_from if _begins_elsewhere(about, settings) else None
-    sources: list[Source] = []
-    if foreign is None:
-        account = Credentials(settings.holder_user, settings.holder_password)
-        sources += holder_sources(about.holders, settings.job, account, node, settings.holder_call_seconds)
+    about, older = link.attached, link.attached.older_job
+    account = Credentials(settings.holder_user, settings.holder_password)
+    sources = holder_sources(about.holders, settings.job, account, node, settings.holder_call_seconds)
     if settings.persistent is not None:
-        sources.append(persistent_source(settings.persistent, foreign or settings.job, heals=foreign is None))
-    return Connected(link, settings, tuple(sources), None)
-
-
-def _begins_elsewhere(about: Attached, settings: JobSettings) -> bool:
-    """Whether the restore point is an older job's: no epoch of this job is older than its first."""
-    return settings.read_only_from is not None and about.parent is not None and about.lineage[0][1] == about.parent
+        sources.append(persistent_source(settings.persistent, settings.job))
+    begun_from = None if older is None else older_source(settings_elsewhere(settings, older.uri), older.job)
+    return Connected(link, settings, tuple(sources), None, begun_from)
 
 
 def without_agent(settings: JobSettings) -> Connected:

@@ -69,10 +69,11 @@ def load_weights(connected: Connected, checkpoint: Checkpoint, model: torch.nn.M
 
 
 def restorable(connected: Connected) -> list[Checkpoint]:
-    """Complete checkpoints on the lineage, oldest first."""
-    lineage, epoch = connected.lineage(), connected.link.attached.epoch
+    """Complete checkpoints on the lineage, oldest first; the first may be the older job's that this epoch began from."""
+    lineage, about = connected.lineage(), connected.link.attached
     found = read_catalogue(connected.sources).checkpoints()
-    return [f.checkpoint for f in found if f.complete and on_lineage(lineage, f.checkpoint, epoch)]
+    own = [f.checkpoint for f in found if f.complete and on_lineage(lineage, f.checkpoint, about.epoch)]
+    return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
 
 def saved_tensors(streams: Mapping[int, Stream]) -> dict[str, Saved]:
@@ -107,4 +108,8 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:
 def _reader(connected: Connected, checkpoint: Checkpoint) -> CheckpointReader:
     rank = connected.link.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
-    return CheckpointReader(checkpoint, read_catalogue(connected.sources), options)
+    if not checkpoint.imported:
+        return CheckpointReader(checkpoint, read_catalogue(connected.sources), options)
+    if connected.older is None:
+        raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
+    return CheckpointReader(checkpoint.negated(), read_catalogue([connected.older]), options)

@@ -9,14 +9,37 @@ from dataclasses import dataclass
 class Checkpoint:
     """All that one world saved at one step. `step` counts finished optimizer steps.
 
-    Ordering is by (epoch, step); along one lineage, steps alone decide, see `lineage.newest`.
+    Ordering is by (epoch, step); along one lineage, steps alone decide, see `lineage.newest`. A job's own epochs begin
+    at 1: an epoch below 0 is an older job's, negated, and marks a checkpoint that this job only began from.
     """
 
     epoch: int
     step: int
 
+    @property
+    def imported(self) -> bool:
+        """Whether an older job saved it: it lies in that job's folder, is read there only, and nothing here drops it."""
+        return self.epoch < 0
+
+    def negated(self) -> Checkpoint:
+        """The same checkpoint as the other job names it."""
+        return Checkpoint(-self.epoch, self.step)
+
     def __str__(self) -> str:
+        if self.imported:
+            return f"step {self.step} of epoch {-self.epoch} of an older job"
         return f"step {self.step} of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class OlderJob:
+    """Another job whose checkpoints this one takes up, read-only: the folder `{uri}/{job}` of a persistent tier."""
+
+    uri: str
+    job: str
+
+    def __str__(self) -> str:
+        return f"job {self.job} in {self.uri}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,7 +13,10 @@ from surefoot.protocol.identities import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class LineageEntry:
-    """One epoch: the checkpoint it branched from (None: from step 0) and its world size in ranks."""
+    """One epoch: the checkpoint it branched from (None: from step 0) and its world size in ranks.
+
+    A parent may be an older job's (`Checkpoint.imported`): it is a plain parent whose epoch has no entry here.
+    """
 
     epoch: int
     parent: Checkpoint | None
@@ -70,6 +73,16 @@ def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
             return entry.epoch
         entry = _before(lineage, entry)
     return None
+
+
+def first_step(lineage: Lineage) -> int:
+    """The first step that this job ran itself along the history of its last epoch: 1, or the one after an older job's."""
+    entry = lineage[-1] if lineage else None
+    while entry is not None:
+        if entry.parent is not None and entry.parent.imported:
+            return entry.parent.step + 1
+        entry = _before(lineage, entry)
+    return 1
 
 
 def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Lineage:

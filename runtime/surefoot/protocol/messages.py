@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 
 VERSION = 1
 """Version spoken by this code."""
@@ -253,6 +253,8 @@ class Assign:
     targets: tuple[HolderId, ...]
     """Where this worker's saves go, the local one first."""
     replicas: int
+    older_job: OlderJob | None = None
+    """Where the parent lies, if it is an older job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +283,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ListPersistent:
-    """List the persistent tier now and answer with Listing."""
+    """List the persistent tier now, or the folder of an older job, and answer with Listing."""
 
     request: int
+    older_job: OlderJob | None = None
 
 
 @dataclass(frozen=True, slots=True)

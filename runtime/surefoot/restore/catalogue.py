@@ -157,9 +157,14 @@ def holder_sources(
     ]
 
 
-def persistent_source(settings: PersistentSettings, job: str, heals: bool = True) -> Source:
-    """The persistent tier of `job`, or (not healing) of an older job to begin from."""
-    return Source("persistent", "persistent", lambda: open_persistent(settings, job), heals=heals)
+def persistent_source(settings: PersistentSettings, job: str) -> Source:
+    """The persistent tier of `job`."""
+    return Source("persistent", "persistent", lambda: open_persistent(settings, job))
+
+
+def older_source(settings: PersistentSettings, job: str) -> Source:
+    """The persistent tier of an older job to begin from: read, never healed."""
+    return Source("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
 def read_catalogue(sources: Sequence[Source]) -> Catalogue:

@@ -20,12 +20,16 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DirectoryStore:
-    """Everything below `root`, which is made if it is not there. Names that begin with a dot are being written."""
+    """Everything below `root`, which is made if it is not there, unless it is only to be read.
 
-    def __init__(self, root: Path) -> None:
+    Names that begin with a dot are being written.
+    """
+
+    def __init__(self, root: Path, read_only: bool = False) -> None:
         self._root = root
-        with self._explained("opening", "it"):
-            root.mkdir(parents=True, exist_ok=True)
+        if not read_only:
+            with self._explained("opening", "it"):
+                root.mkdir(parents=True, exist_ok=True)
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         with self._explained("writing", path):

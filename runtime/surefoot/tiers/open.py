@@ -11,11 +11,14 @@ from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.persistent import PersistentTier
 
 
-def open_persistent(settings: PersistentSettings, job: str) -> PersistentTier:
-    """The job's persistent tier: `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet."""
+def open_persistent(settings: PersistentSettings, job: str, read_only: bool = False) -> PersistentTier:
+    """The job's persistent tier: `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet.
+
+    `read_only`: a folder that is not there is not made. An older job's is opened so, by those who only read.
+    """
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return PersistentTier(DirectoryStore(Path(unquote(parts.path))), job)
+        return PersistentTier(DirectoryStore(Path(unquote(parts.path)), read_only), job)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
 

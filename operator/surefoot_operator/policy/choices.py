@@ -1,0 +1,66 @@
+"""What choosing a restore point may come to, and how a listing that it needs is asked for. Pure; see `restore_point`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
+from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.policy.actions import Action, ListPersistentTier
+from surefoot_operator.policy.facts import Facts, audible
+
+LISTING_SECONDS = 10.0
+"""How long one listing of the persistent tier may take before it counts as failed."""
+
+LIST_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Not yet. `until_seconds`: when to look again even if nothing is heard."""
+
+    reason: str
+    actions: tuple[Action, ...] = ()
+    until_seconds: float | None = None
+    stopped: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The parent, and which holders were waited for in vain."""
+
+    parent: Checkpoint | None
+    given_up: tuple[HolderEndpoint, ...] = ()
+    unlisted: bool = False
+    """The persistent tier did not answer, and the parent is good enough without it."""
+    older_job: OlderJob | None = None
+    """Whose the parent is, if it is not this job's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TotalLoss:
+    """Something was recorded, and no copy of any of it is left."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToTakeUp:
+    """The older job does not have what this one was told to begin from."""
+
+    reason: str
+
+
+def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
+    """Asks for a listing through one agent, waits for its answer, and asks again where none came or it failed."""
+    what = "the persistent tier" if older is None else str(older)
+    asked, failed = seen.asked_seconds, seen.error is not None
+    again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now
+    if facts.now < again:
+        trouble = f" (last answer: {seen.error})" if failed else ""
+        return Waiting(f"waiting for the listing of {what}{trouble}", until_seconds=again)
+    asked_of = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    if asked_of is None:
+        return Waiting(f"no agent is connected that could list {what}")
+    action = ListPersistentTier(facts.world.epoch, asked_of, older)
+    return Waiting(f"listing {what} through worker {asked_of}", (action,), again + 1.0)
