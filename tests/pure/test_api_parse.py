@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from surefoot.protocol.identities import OlderJob
 from surefoot_operator.api.parse import parse_job, parse_yaml
-from surefoot_operator.api.spec import HealthPolicy, MemoryTier
+from surefoot_operator.api.spec import HealthPolicy, MemoryTier, RestoreFrom
 from surefoot_operator.errors import SpecError
+from surefoot_operator.policy.beginning import older_job
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -76,6 +78,14 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
     ("spec.checkpoint.persistent.uri", "/tmp/x", "spec.checkpoint.persistent.uri", "file:///"),
     ("spec.checkpoint.persistent.uri", ..., "spec.checkpoint.persistent.uri", "required"),
+    ("spec.checkpoint.restoreFrom", {}, "spec.checkpoint.restoreFrom", "either the uid"),
+    ("spec.checkpoint.restoreFrom", {"uid": "a", "uri": "s3://b/a"}, "spec.checkpoint.restoreFrom", "either the uid"),
+    ("spec.checkpoint.restoreFrom", {"uid": "../a"}, "spec.checkpoint.restoreFrom.uid", "name of a folder"),
+    ("spec.checkpoint.restoreFrom", {"uri": "/tmp/a"}, "spec.checkpoint.restoreFrom.uri", "file:///"),
+    ("spec.checkpoint.restoreFrom", {"uri": "s3://bucket"}, "spec.checkpoint.restoreFrom.uri", "prefix/UID"),
+    ("spec.checkpoint.restoreFrom", {"uid": "a", "step": 0}, "spec.checkpoint.restoreFrom.step", "at least 1"),
+    ("spec.checkpoint.restoreFrom", {"uid": "a", "step": "last"}, "spec.checkpoint.restoreFrom.step", "latest"),
+    ("spec.checkpoint.restoreFrom", {"uid": "a", "job": "b"}, "spec.checkpoint.restoreFrom", "no field of that name"),
     ("spec.failurePolicy.rules.0.action", "Pray", "spec.failurePolicy.rules[0].action", "FailJob"),
     ("spec.failurePolicy.rules.0.onExitCodes", ..., "spec.failurePolicy.rules[0].onExitCodes", "mapping"),
     (
@@ -144,6 +154,33 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     assert spec.failure_policy.rules[0].exit_codes == (42,)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "older"),
+    [
+        ({"uid": "old"}, RestoreFrom(uid="old"), OlderJob("s3://bucket/prefix", "old")),
+        ({"uid": "old", "step": 40}, RestoreFrom(uid="old", step=40), OlderJob("s3://bucket/prefix", "old")),
+        ({"uri": "s3://b/old", "step": "latest"}, RestoreFrom(uri="s3://b/old"), OlderJob("s3://b", "old")),
+        ({"uri": "file:///ckpt/old/"}, RestoreFrom(uri="file:///ckpt/old/"), OlderJob("file:///ckpt", "old")),
+        ({"uri": "file:///old"}, RestoreFrom(uri="file:///old"), OlderJob("file:///", "old")),
+    ],
+)
+def test_an_older_jobs_checkpoints_are_named_by_uid_or_by_folder(
+    given: dict[str, Any], wanted: RestoreFrom, older: OlderJob
+) -> None:
+    policy = parse_job(changed("spec.checkpoint.restoreFrom", given)).spec.checkpoint
+    assert policy.restore_from == wanted
+    assert older_job(policy) == older
+
+
+def test_an_older_jobs_uid_alone_needs_a_persistent_tier_to_lie_in() -> None:
+    body = changed("spec.checkpoint.persistent", ...)
+    body["spec"]["checkpoint"]["restoreFrom"] = {"uid": "old"}
+    with pytest.raises(SpecError, match="where that job's folder lies"):
+        parse_job(body)
+    body["spec"]["checkpoint"]["restoreFrom"] = {"uri": "file:///ckpt/old"}
+    parse_job(body)
+
+
 def test_bytes_are_read_as_kubernetes_writes_them() -> None:
     job = parse_job(changed("spec.checkpoint.memory.sizeLimit", "1.5Gi"))
     assert job.spec.checkpoint.memory.size_limit_bytes == 3 * 2**29
@@ -164,6 +201,7 @@ def test_a_memory_limit_that_the_smallest_world_cannot_keep_is_refused() -> None
         changed("spec.checkpoint.persistent.uri", "s3://key:hunter2@bucket/prefix"),
         changed("spec.checkpoint.persistent.endpoint", "https://key:hunter2@s3.example"),
         changed("spec.checkpoint.persistent.secretKey", "hunter2"),
+        changed("spec.checkpoint.restoreFrom", {"uri": "s3://key:hunter2@bucket/prefix/old"}),
         changed(f"{TRAINER}.env", [{"name": "PASSWORD", "value": ["hunter2"]}]),
         changed(f"{TRAINER}.env", "hunter2"),
     ],

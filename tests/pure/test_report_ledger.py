@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.lineage import Lineage, LineageEntry
+from surefoot.protocol.lineage import Lineage, LineageEntry, first_step
 from surefoot_operator.cli import ledger
 from surefoot_operator.cli.ledger import Line
 
@@ -106,3 +107,25 @@ def test_a_torn_line_is_no_line(text: str) -> None:
 def test_a_line_reads_as_an_agent_writes_it() -> None:
     body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [6, 12], "at": 9.5}
     assert ledger.parse_line(json.dumps(body)) == Line(1, 2, 0, 0.5, (6, 12), 9.5)
+
+
+TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Checkpoint(1, 6), 2))
+
+
+def test_a_job_that_took_up_an_older_ones_checkpoint_counts_from_there() -> None:
+    lines = run_of(1, 3, 5, 7) + run_of(2, 2, 7, 9)
+    kept = ledger.along(lines, TAKEN_UP)
+    assert ledger.account(kept, first_step(TAKEN_UP)) == ledger.Account(9, BATCH, lost=0, repeated=0)
+    gap = ledger.account(ledger.along([x for x in lines if x.step != 6], TAKEN_UP), first_step(TAKEN_UP))
+    assert gap is not None
+    assert (gap.lost, gap.missing_steps) == (BATCH, (6,))
+
+
+def test_the_older_jobs_batches_may_have_differed_but_a_loader_at_0_took_nothing_up() -> None:
+    shifted = [replace(x, samples=tuple(s + 100 for s in x.samples or ())) for x in run_of(1, 3, 5, 9)]  # type: ignore[arg-type]  # two of them
+    found = ledger.account(ledger.along(shifted, TAKEN_UP[:1]), 5)
+    assert found == ledger.Account(9, BATCH, lost=0, repeated=0)
+    anew = [replace(x, step=x.step + 4) for x in run_of(1, 3, 1, 5)]
+    found = ledger.account(ledger.along(anew, TAKEN_UP[:1]), 5)
+    assert found is not None
+    assert (found.lost, found.repeated) == (5 * BATCH, 5 * BATCH)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.fake_agent import hello
 from support.talk import CLAIMED, COMMITTED, NODES, A, B, C, talking, words
-from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
     Hold,
@@ -112,6 +112,30 @@ def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
     assert sessions.orders.layouts == {"layout": "{}"}
     assert "cannot be read" in sessions.orders.failures[0]
     assert words(sessions, A, CLAIMED) == (Stop(3, "worker 1 lost"),)
+
+
+def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> None:
+    older = OlderJob("file:///tmp/checkpoints", "old")
+    sessions = asked(talking(status=CLAIMED))
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    number = request_of(sessions)
+    assert ListPersistent(number, older) in words(sessions, A, CLAIMED)
+    assert len(sessions.orders.outstanding) == 2
+    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
+    seen = sessions.orders.older
+    assert (seen.read_epoch, seen.older_job, sessions.orders.persistent.entries) == (3, older, None)
+    assert [m.save for m in seen.entries or ()] == [replace(manifest().save, epoch=-1)]
+    assert (sessions.orders.older_layouts, sessions.orders.layouts) == ({"layout": "{}"}, {})
+
+
+def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
+    older = OlderJob("file:///tmp/checkpoints", "old")
+    sessions = talking(status=CLAIMED)
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.older.asked_seconds is None
+    assert not sessions.orders.outstanding
 
 
 def test_a_listing_is_void_once_another_holder_was_read() -> None:

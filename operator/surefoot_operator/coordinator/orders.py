@@ -196,7 +196,7 @@ def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
             try:
                 entries.append(RankManifest.from_json(text))
             except ProtocolError as error:
-                orders = _failed(orders, f"{older or 'the persistent tier'} has an unreadable manifest: {error}")
+                orders = _failed(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {error}")
         if older is not None:
             entries = [replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries]
         seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries))

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from surefoot.protocol.completeness import TierReading, is_complete
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
-from surefoot.protocol.lineage import newest
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, Waiting, listing
@@ -51,7 +50,8 @@ def beginning(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Cho
     given = facts.spec.checkpoint.restore_from
     step = given.step if given is not None else "latest"
     found = taken_up(facts)
-    chosen = newest(c for c in found if step in ("latest", c.step))
+    # epochs are negated here: of one step, the least is the newest epoch's
+    chosen = max((c for c in found if step in ("latest", c.step)), key=lambda c: (c.step, -c.epoch), default=None)
     if chosen is None:
         return NothingToTakeUp(_missing(facts, older, step, found))
     return Chosen(chosen, silent, older_job=older)
