@@ -22,10 +22,10 @@ setup: $(VENV)/.ready ## make .venv with everything the project needs
 
 .PHONY: demo
 demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
-	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=40,for=12' --compare --run-folder build/demo --report build/demo.json
+	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=40,for=4' --compare --run-folder build/demo --report build/demo.json
 
 .PHONY: test
-test: lint test-pure test-simulation test-contract test-integration ## everything that continuous integration runs
+test: lint test-pure test-simulation test-contract test-integration test-cluster-tool ## everything that continuous integration runs
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
@@ -49,6 +49,20 @@ test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
 	$(BIN)/pytest tests/integration
+
+CLUSTER = PYTHONPATH=tests $(BIN)/python -m cluster
+
+.PHONY: cluster-up cluster-down cluster-status
+cluster-up: $(VENV)/.ready ## a real Kubernetes of three workers on this machine (Linux, root; kind where docker answers)
+	$(CLUSTER) up
+cluster-down: $(VENV)/.ready ## end it; nothing is left
+	$(CLUSTER) down
+cluster-status: $(VENV)/.ready ## what of it is there, and how it is
+	$(CLUSTER) status
+
+.PHONY: test-cluster-tool
+test-cluster-tool: $(VENV)/.ready ## that cluster comes up, every way to hurt it hurts, and it leaves nothing
+	$(BIN)/pytest tests/cluster/test_tool.py
 
 SEEDS ?= 2000
 SEED ?=
