@@ -6,18 +6,16 @@ fits on a node. It is there so that properties of decisions can be tried over ma
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from support.builders import COVERED, manifest
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
-from surefoot.protocol.lineage import entry_of, on_lineage
+from support.fake_copies import FakeTiers, Node
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.observed import (
     ExitSeen,
-    HolderSeen,
     HoldSeen,
     NodeSeen,
     Observed,
@@ -59,15 +57,6 @@ class Worker:
 
 
 @dataclass
-class Node:
-    name: str
-    alive: bool = True
-    frozen: bool = False
-    holder: HolderSeen | None = None
-    life: int = 0
-
-
-@dataclass
 class FakeWorld:
     job: TrainingJob
     node_count: int = 3
@@ -75,8 +64,6 @@ class FakeWorld:
     now: float = 1000.0
     status: JobStatus = field(default_factory=JobStatus)
     workers: dict[str, Worker] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    s3: dict[RankSave, RankManifest] = field(default_factory=dict)
     listing: PersistentSeen = field(default_factory=PersistentSeen)
     hold: HoldSeen | None = None
     promoted: dict[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
@@ -89,9 +76,14 @@ class FakeWorld:
     """Second copies, which arrive one tick after the first."""
 
     def __post_init__(self) -> None:
+        self.tiers = FakeTiers(self.job.spec.checkpoint.memory.replicas)
         for number in range(self.node_count):
             self.nodes[f"n{number}"] = Node(f"n{number}")
-            self.start_holder(f"n{number}")
+            self.tiers.start_holder(f"n{number}", self.now)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        return self.tiers.nodes
 
     # ---- what the operator sees and does -----------------------------------------------------------------------
 
@@ -184,14 +176,7 @@ class FakeWorld:
         node = self.nodes[name]
         if not node.alive:
             node.alive = True
-            self.start_holder(name)
-
-    def start_holder(self, name: str) -> None:
-        """A Redis that starts is empty, and another instance."""
-        node = self.nodes[name]
-        node.life += 1
-        endpoint = HolderEndpoint(HolderId(name, f"{name}-{node.life}"), "127.0.0.1", 7000, name)
-        node.holder = HolderSeen(endpoint, "Ready", self.now)
+            self.tiers.start_holder(name, self.now)
 
     def freeze(self, name: str) -> None:
         node = self.nodes[name]
@@ -223,24 +208,6 @@ class FakeWorld:
             if worker.seen.index == index and worker.agent is not None and not self._frozen(worker):
                 self._end(worker, "Failed", -9)
 
-    # ---- truth -------------------------------------------------------------------------------------------------
-
-    def readable(self, checkpoint: Checkpoint) -> bool:
-        """Whether every rank save of it lies somewhere that is not gone."""
-        there = set(self.s3)
-        for node in self.nodes.values():
-            if node.holder is not None and node.holder.state != "Gone":
-                there |= {m.save for m in node.holder.entries}
-        worlds = {m.world for s, m in self._all().items() if s.checkpoint == checkpoint}
-        return bool(worlds) and all(RankSave(checkpoint.epoch, checkpoint.step, r) in there for r in range(max(worlds)))
-
-    def _all(self) -> dict[RankSave, RankManifest]:
-        found = dict(self.s3)
-        for node in self.nodes.values():
-            if node.holder is not None:
-                found |= {m.save: m for m in node.holder.entries}
-        return found
-
     # ---- how it answers ----------------------------------------------------------------------------------------
 
     def _write(self, status: JobStatus) -> None:
@@ -249,7 +216,7 @@ class FakeWorld:
             if status.world is not None and status.world.state == "Claimed":
                 self.listing = PersistentSeen()
             if status.world is not None and status.world.state == "Committed" and status.world.parent is not None:
-                assert self.readable(status.world.parent), f"nobody can read the parent of {status.world}"
+                assert self.tiers.readable(status.world.parent), f"nobody can read the parent of {status.world}"
         self.status = status
         self.written.append(status)
 
@@ -276,7 +243,7 @@ class FakeWorld:
             case SealHolder(holder, epoch):
                 self._seal(holder, epoch)
             case ListPersistentTier(epoch):
-                self.listing = PersistentSeen(epoch, tuple(self.s3.values()), self.now)
+                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
             case ProposeHold(epoch, step, verb):
                 if verb == "propose":
                     state = "Bound" if all(s.step < step for s in self._members()) else "Refused"
@@ -295,68 +262,31 @@ class FakeWorld:
             case SealHolder(holder, epoch):
                 self._seal(holder, epoch)
             case DropSaves(holder, epoch, saves):
-                self._drop(holder, epoch, saves)
+                self.tiers.drop(holder, epoch, saves, self.status)
             case CopySave(_, epoch, save, source, target):
-                taken = self._holder(source)
-                node = self._holder(target)
+                taken = self.tiers.holder(source)
+                node = self.tiers.holder(target)
                 if taken is not None and node is not None and (node.fence or 0) <= epoch:
                     copy = next(m for m in taken.entries if m.save == save)
-                    self._store(target, copy)
+                    self.tiers.store(target, copy)
             case UploadSaves(_, _, saves):
                 for save in saves:
-                    self.s3[save] = self._all()[save]
+                    self.tiers.s3[save] = self.tiers.all()[save]
                     old = self.promoted.get(save.checkpoint, frozenset())
                     self.promoted[save.checkpoint] = old | {save}
             case DropPersisted(_, _, checkpoints):
-                self.s3 = {s: m for s, m in self.s3.items() if s.checkpoint not in checkpoints}
-                self.listing = replace(self.listing, entries=tuple(self.s3.values()))
+                self.tiers.s3 = {s: m for s, m in self.tiers.s3.items() if s.checkpoint not in checkpoints}
+                self.listing = replace(self.listing, entries=tuple(self.tiers.s3.values()))
             case ListPersistentTier(epoch):
-                self.listing = PersistentSeen(epoch, tuple(self.s3.values()), self.now)
+                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
         parent = world.parent
         if parent is not None and asked.watermark is None and isinstance(errand, DropSaves | DropPersisted):
             newer = self.status.floor is not None and self.status.floor.step > parent.step
-            assert newer or self.readable(parent), f"{errand} took the parent"
+            assert newer or self.tiers.readable(parent), f"{errand} took the parent"
 
-    def _drop(self, holder: HolderId, epoch: int, saves: tuple[RankSave, ...]) -> None:
-        node = self._holder(holder)
-        if node is not None and (node.fence or 0) <= epoch:
-            for checkpoint in {s.checkpoint for s in saves}:
-                self._assert_superseded(checkpoint)
-            kept = tuple(m for m in node.entries if m.save not in saves)
-            self.nodes[holder.node].holder = replace(node, entries=kept)
-
-    def _assert_superseded(self, checkpoint: Checkpoint) -> None:
-        """Invariant 1, by the truth and not by what anybody read."""
-        world, lineage = self.status.world, self.status.lineage
-        if world is None or not on_lineage(lineage, checkpoint, world.epoch) or checkpoint in self.status.bad:
-            return
-        ready = [n.holder for n in self.nodes.values() if n.holder is not None and n.holder.state == "Ready"]
-        needed = min(self.job.spec.checkpoint.memory.replicas, len(ready))
-        copies = Counter(m.save for h in ready for m in h.entries)
-        for newer in {s.checkpoint for s in (*copies, *self.s3) if s.step > checkpoint.step}:
-            entry = entry_of(lineage, newer.epoch)
-            if entry is None or not on_lineage(lineage, newer, world.epoch):
-                continue
-            ranks = [RankSave(newer.epoch, newer.step, rank) for rank in range(entry.size)]
-            if all(copies[save] >= needed for save in ranks) or all(save in self.s3 for save in ranks):
-                return
-        raise AssertionError(f"{checkpoint} is dropped, and nothing newer is safe")
-
-    def _holder(self, identity: HolderId) -> HolderSeen | None:
-        holder = self.nodes[identity.node].holder
-        ready = holder is not None and holder.endpoint.holder == identity and holder.state == "Ready"
-        return holder if ready else None
-
-    def _seal(self, identity: HolderId, epoch: int) -> None:
-        holder = self._holder(identity)
-        if holder is not None and (holder.fence or 0) <= epoch:
-            self.nodes[identity.node].holder = replace(holder, fence=epoch, read_epoch=epoch)
+    def _seal(self, holder: HolderId, epoch: int) -> None:
+        if self.tiers.seal(holder, epoch):
             self.listing = replace(self.listing, read_epoch=None, asked_seconds=None)
-
-    def _store(self, identity: HolderId, copy: RankManifest) -> None:
-        holder = self._holder(identity)
-        if holder is not None and all(m.save != copy.save for m in holder.entries):
-            self.nodes[identity.node].holder = replace(holder, entries=(*holder.entries, copy))
 
     def _tell(self) -> None:
         """Agents hear what status.world says, and nobody but a member hears an assignment."""
@@ -391,9 +321,9 @@ class FakeWorld:
     def _step(self) -> None:
         """All members step together, or those that are left lose their peers."""
         for identity, copy in self.lagging:
-            target = self._holder(identity)
+            target = self.tiers.holder(identity)
             if target is not None and (target.fence or 0) <= copy.save.epoch:
-                self._store(identity, copy)
+                self.tiers.store(identity, copy)
         self.lagging = []
         world = self.status.world
         if world is None or world.state != "Committed" or not world.members:
@@ -435,7 +365,7 @@ class FakeWorld:
         first, rest = ready[:1], ready[1:]
         place = rank % len(rest) if rest else 0
         for holder in first:
-            self._store(holder.endpoint.holder, mine)
+            self.tiers.store(holder.endpoint.holder, mine)
         if self.job.spec.checkpoint.memory.replicas > 1:
             self.lagging += [(holder.endpoint.holder, mine) for holder in rest[place : place + 1]]
         if worker.agent is not None:
