@@ -1,0 +1,302 @@
+"""`surefoot local` as a test sees it: a job of tiny real trainers, watched while it runs, and what it came to.
+
+`run` waits for the end; `running` hands the run out while it lasts, for tests that strike by themselves. Both see to it
+that nothing of the run is left, whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import TierError
+from surefoot.holder import keys
+from surefoot.holder.client import HolderClient, HolderIndex
+from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.cli.progress import Happened, Progress
+from surefoot_operator.fabric.processes.folder import RunFolder, read_json
+from surefoot_operator.fabric.processes.life import Life, is_alive, life_of, send, with_environment
+from surefoot_operator.fabric.processes.machine import is_trainer
+from surefoot_operator.fabric.processes.records import node_from_json
+
+SECONDS = 240
+"""Limit of a whole run; a busy machine takes many times what a quiet one does."""
+
+WAIT_SECONDS = 90.0
+LOOK_SECONDS = 0.02
+
+TRAINER = Path(__file__).with_name("local_trainer.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is run: `elastic` (min, max) or a fixed size; `gates` are the steps at which training waits for the test."""
+
+    steps: int
+    workers: int = 2
+    elastic: tuple[int, int] | None = None
+    interval_steps: int = 5
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    persistent: Mapping[str, Any] | None = None
+    gates: tuple[int, ...] = ()
+    trainer: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of `surefoot local` itself, beside ours."""
+
+    def document(self, folder: Path) -> dict[str, Any]:
+        memory = {"intervalSteps": self.interval_steps, "replicas": 2, **self.memory}
+        checkpoint: dict[str, Any] = {"memory": memory}
+        if self.persistent is not None:
+            checkpoint["persistent"] = dict(self.persistent)
+        command = ["python", str(TRAINER), str(self.steps), str(folder), *self.trainer]
+        command += ["--gates", ",".join(map(str, self.gates))]
+        spec: dict[str, Any] = {
+            "replicas": self.workers,
+            "checkpoint": checkpoint,
+            "template": {"spec": {"containers": [{"name": "trainer", "command": command}]}},
+        }
+        if self.elastic is not None:
+            spec["elasticPolicy"] = dict(zip(("minReplicas", "maxReplicas"), self.elastic, strict=True))
+        return {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "j"}, "spec": spec}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How it ended: the report, everything that was said, and the events in order."""
+
+    report: dict[str, Any]
+    said: str
+    events: tuple[Happened, ...]
+
+    def told(self, reason: str) -> list[str]:
+        return [event.message for event in self.events if event.reason == reason]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One node's Redis, through the administrator's account."""
+
+    node: str
+    host: str
+    port: int
+    password: str = field(repr=False)
+
+    def index(self, job: str) -> HolderIndex:
+        """Fence and entries as of one moment."""
+        admin = HolderAdmin(self.host, self.port, self.password)
+        try:
+            here = HolderEndpoint(HolderId(self.node, admin.instance()), self.host, self.port, self.node)
+        finally:
+            admin.close()
+        client = HolderClient(here, job, Credentials("", self.password))
+        try:
+            return client.index()
+        finally:
+            client.close()
+
+    def flip_a_byte(self, job: str, save: RankSave) -> None:
+        """In the middle of the save's first chunk."""
+        name = keys.chunk(job, save, 0)
+        middle = int(self.call("STRLEN", name)) // 2
+        byte = self.call("GETRANGE", name, middle, middle)
+        self.call("SETRANGE", name, middle, bytes([byte[0] ^ 1]))
+
+    def call(self, *command: Any) -> Any:
+        wire = Wire(self.host, self.port, Credentials("", self.password), 2.0)
+        try:
+            return wire.call(*command)
+        finally:
+            wire.close()
+
+
+class LocalRun:
+    """A run that is under way."""
+
+    def __init__(self, folder: Path, job: Job, arguments: Sequence[str]) -> None:
+        self.folder = folder
+        self.job = job
+        self.run_folder = RunFolder((folder / "run").resolve())
+        self.progress = Progress(self.run_folder)
+        self.events: list[Happened] = []
+        self._report = folder / "report.json"
+        self._output = folder / "said.txt"
+        path = folder / "job.json"
+        path.write_text(json.dumps(job.document(folder)))
+        command = [sys.executable, "-m", "surefoot_operator.cli.main", "local", "-f", str(path), "--plain"]
+        command += ["--run-folder", str(folder / "run"), "--report", str(self._report), *arguments]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **job.environment}
+            )
+
+    # ---- watching ---------------------------------------------------------------------------------------------------
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    @property
+    def uid(self) -> str:
+        body = read_json(self.run_folder.job)
+        assert body is not None
+        return str(body["uid"])
+
+    @property
+    def status(self) -> JobStatus:
+        return self.progress.status
+
+    def look(self) -> None:
+        """Reads what is new; the test fails where the run has ended before its time."""
+        ended = self.process.poll() is not None
+        self.events += self.progress.look()
+        assert not ended, f"the run ended with {self.process.returncode}:\n{self.said}"
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+        """Until it holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.look()
+            if condition():
+                return
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said}"
+            time.sleep(LOOK_SECONDS)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait(f"step {step}", lambda: self.progress.finished_step >= step)
+
+    def wait_for_epoch(self, epoch: int) -> None:
+        """Until it has begun and made a step."""
+        self.wait(f"a step of epoch {epoch}", lambda: self._epoch() >= epoch and self.progress.finished_step > 0)
+
+    def told(self, reason: str) -> list[str]:
+        return [event.message for event in self.events if event.reason == reason]
+
+    def _epoch(self) -> int:
+        world = self.status.world
+        return world.epoch if world is not None and world.state == "Committed" else 0
+
+    # ---- its holders ------------------------------------------------------------------------------------------------
+
+    def holders(self) -> list[Holder]:
+        """Of nodes that live, by name."""
+        found = []
+        for path in sorted(self.run_folder.nodes.glob("node-*.json")):
+            body = read_json(path)
+            record = None if body is None else node_from_json(body)
+            if record is not None and record.holder is not None and is_alive(Life.parse(record.holder.life)):
+                holder = record.holder
+                found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
+        return found
+
+    def index_of(self, holder: Holder) -> HolderIndex | None:
+        """None from one that does not answer, or is not the job's yet."""
+        try:
+            return holder.index(self.uid)
+        except TierError:
+            return None
+
+    # ---- doing ------------------------------------------------------------------------------------------------------
+
+    def open_gate(self, step: int) -> None:
+        (self.folder / f"gate-{step}").touch()
+
+    def processes(self) -> list[int]:
+        return with_environment("SUREFOOT_RUN_FOLDER", str(self.run_folder.root))
+
+    def trainers(self) -> list[int]:
+        return [pid for pid in self.processes() if is_trainer(pid)]
+
+    def operator(self) -> Life:
+        """The operator's process, awaited where there is none at this moment."""
+        found: list[Life] = []
+
+        def is_there() -> bool:
+            named = [pid for pid in self.processes() if _runs(pid, "surefoot_operator.controller.local")]
+            found[:] = [life for pid in named if (life := life_of(pid)) is not None]
+            return bool(found)
+
+        self.wait("an operator", is_there)
+        return found[0]
+
+    def kill_a_trainer(self) -> None:
+        os.kill(min(self.trainers()), signal.SIGKILL)
+
+    def kill_operator(self) -> None:
+        """The run starts it again by itself."""
+        assert send(self.operator(), signal.SIGKILL)
+
+    def finish(self, code: int = 0) -> Result:
+        """Opens every gate and waits for the end, which must leave nothing behind."""
+        for step in self.job.gates:
+            self.open_gate(step)
+        try:
+            self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {SECONDS} s:\n{self.said}") from None
+        self.events += self.progress.look()
+        assert self.process.returncode == code, self.said
+        assert self.processes() == []
+        assert [path for path in self.run_folder.root.rglob("*") if path.is_socket()] == []
+        return Result(json.loads(self._report.read_text()), self.said, tuple(self.events))
+
+    def end(self) -> None:
+        """Whatever of it still runs."""
+        if self.process.poll() is None:
+            self.process.terminate()  # it ends its nodes
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()  # and the kernel ends them
+                self.process.wait()
+
+
+@contextmanager
+def running(folder: Path, job: Job, *arguments: str) -> Iterator[LocalRun]:
+    """The run while it lasts."""
+    run = LocalRun(folder, job, arguments)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def run(folder: Path, job: Job, *arguments: str) -> Result:
+    """The run from its beginning to its end."""
+    with running(folder, job, *arguments) as under_way:
+        return under_way.finish()
+
+
+def faults(*texts: str) -> list[str]:
+    """The command line's way of striking."""
+    return [part for text in texts for part in ("--fault", text)]
+
+
+def assert_whole(report: dict[str, Any], steps: int) -> None:
+    """It completed, and used every sample once."""
+    assert report["outcome"] == "Complete"
+    assert (report["samples_lost"], report["samples_repeated"], report["steps"]) == (0, 0, steps)
+
+
+def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:
+    """To the undisturbed run."""
+    assert report["max_loss_difference"] <= tolerance
+    assert report["max_parameter_difference"] <= tolerance
+
+
+def _runs(pid: int, module: str) -> bool:
+    try:
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

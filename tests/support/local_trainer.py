@@ -1,0 +1,63 @@
+"""A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
+
+local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME]
+
+It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
+machine is. A run whose gates are open already never stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import surefoot
+
+BATCH = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gates", default="")
+    parser.add_argument("--pace", type=float, default=0.02)
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--first-dtype", default="float64")
+    given = parser.parse_args()
+    gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    first = torch.nn.Linear(8, given.width, dtype=getattr(torch, given.first_dtype))
+    second = torch.nn.Linear(given.width, 8, dtype=torch.float64)
+    model = torch.nn.ModuleList([first, second])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    dataset = torch.utils.data.TensorDataset(torch.randn(80 * BATCH, 8, dtype=torch.float64))
+    loader = surefoot.ElasticLoader(dataset, BATCH, seed=0)
+    checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
+    start = checkpointer.restore()
+    for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):
+        hidden = first(batch.data[0].to(first.weight.dtype)).double()
+        loss = (second(hidden) ** 2).mean() * batch.weight
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach() / dist.get_world_size()
+        dist.all_reduce(mean)
+        checkpointer.step(mean)
+        time.sleep(given.pace)  # a step takes as long as a small model's
+        while step in gates and not gates[step].exists():
+            time.sleep(0.02)
+    checkpointer.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
