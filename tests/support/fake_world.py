@@ -226,9 +226,8 @@ class FakeWorld:
                 name = f"w{index}-{attempt}"
                 assert name not in self.created, f"{name} is created twice"
                 self.created.add(name)
-                self.workers[name] = Worker(
-                    WorkerSeen(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
-                )
+                seen = WorkerSeen(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
+                self.workers[name] = Worker(seen)
             case DeleteWorker(name, uid, force):
                 worker = self.workers.get(name)
                 if worker is not None and worker.seen.uid == uid:
@@ -267,13 +266,11 @@ class FakeWorld:
                 taken = self.tiers.holder(source)
                 node = self.tiers.holder(target)
                 if taken is not None and node is not None and (node.fence or 0) <= epoch:
-                    copy = next(m for m in taken.entries if m.save == save)
-                    self.tiers.store(target, copy)
+                    self.tiers.store(target, next(m for m in taken.entries if m.save == save))
             case UploadSaves(_, _, saves):
                 for save in saves:
                     self.tiers.s3[save] = self.tiers.all()[save]
-                    old = self.promoted.get(save.checkpoint, frozenset())
-                    self.promoted[save.checkpoint] = old | {save}
+                    self.promoted[save.checkpoint] = self.promoted.get(save.checkpoint, frozenset()) | {save}
             case DropPersisted(_, _, checkpoints):
                 self.tiers.s3 = {s: m for s, m in self.tiers.s3.items() if s.checkpoint not in checkpoints}
                 self.listing = replace(self.listing, entries=tuple(self.tiers.s3.values()))
