@@ -169,3 +169,10 @@ def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> Non
 def test_an_uri_that_is_not_one_is_refused_by_its_text(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="are allowed"):
         open_persistent(PersistentSettings(uri=uri), "job-1")
+
+
+def test_a_folder_that_is_only_read_is_not_made_and_counts_as_silent(tmp_path: Path) -> None:
+    tier = open_persistent(PersistentSettings(uri=(tmp_path / "older").as_uri()), "old", read_only=True)
+    with pytest.raises(TierUnavailable, match="check the disk or mount"):
+        tier.manifests()
+    assert not (tmp_path / "older").exists()

@@ -17,7 +17,7 @@ import surefoot
 SECONDS = 200
 
 SCRIPT = """
-import sys
+import sys, time
 import torch, torch.distributed as dist
 import surefoot
 
@@ -40,17 +40,20 @@ for step, batch in zip(range(start + 1, int(sys.argv[1]) + 1), loader):
     mean = loss.detach() / dist.get_world_size()
     dist.all_reduce(mean)
     checkpointer.step(mean)
+    time.sleep(float(sys.argv[2]))
 checkpointer.close()
 dist.destroy_process_group()
 """
 
 
-def run(folder: Path, name: str, steps: int, workers: int, **checkpoint: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, name: str, steps: int, workers: int, *faults: str, **checkpoint: Any
+) -> subprocess.CompletedProcess[str]:
     """The job `name` in run folder `name`; its persistent tier is the same for all."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
     tier = {"uri": f"file://{folder}/tier", "intervalSteps": 5}
-    trainer = {"name": "trainer", "command": ["python", str(script), str(steps)]}
+    trainer = {"name": "trainer", "command": ["python", str(script), str(steps), "0.1" if faults else "0"]}
     body = {
         "apiVersion": "surefoot.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -65,6 +68,7 @@ def run(folder: Path, name: str, steps: int, workers: int, **checkpoint: Any) ->
     job.write_text(json.dumps(body))
     command = [sys.executable, "-m", "surefoot_operator.cli.main", "local", "-f", str(job), "--plain"]
     command += ["--run-folder", str(folder / name), "--report", str(folder / f"{name}.json")]
+    command += [part for fault in faults for part in ("--fault", fault)]
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
@@ -97,7 +101,7 @@ def undisturbed(steps: int) -> dict[int, float]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found[step] = float(loss)
+        found[step] = float(loss.detach())
     return found
 
 
@@ -116,8 +120,9 @@ def test_a_new_job_goes_on_where_an_older_one_ended(tmp_path: Path) -> None:
     (old,) = (tmp_path / "tier").iterdir()
     before = content(old)
 
-    # one rank takes up what two saved
-    later = run(tmp_path, "later", 30, 1, restoreFrom={"uid": old.name})
+    # one rank takes up what two saved, and once more when it died before it had saved anything of its own
+    rarely = {"intervalSteps": 50}
+    later = run(tmp_path, "later", 30, 1, "trainer:0@step=17", restoreFrom={"uid": old.name}, memory=rarely)
     assert later.returncode == 0, later.stdout + later.stderr
 
     assert content(old) == before
@@ -128,7 +133,8 @@ def test_a_new_job_goes_on_where_an_older_one_ended(tmp_path: Path) -> None:
         assert loss == pytest.approx(whole[step], abs=1e-12)
     found = report(tmp_path, "later")
     assert (found["steps"], found["samples_lost"], found["samples_repeated"]) == (30, 0, 0)
-    assert found["epochs"][0] == {"epoch": 1, "world": 1, "from_step": 15, "restored_from": "older job"}
+    begun_at = [(epoch["world"], epoch["from_step"], epoch["restored_from"]) for epoch in found["epochs"]]
+    assert begun_at == [(1, 15, "older job"), (1, 15, "older job")]
     status = json.loads((tmp_path / "later" / "status.json").read_text())
     assert (status["origin"], status["olderJob"]["job"]) == ({"epoch": -1, "step": 15}, old.name)
 
