@@ -6,6 +6,7 @@ that nothing of the run is left, whatever happens.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from surefoot_operator.fabric.processes.folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.life import Life, is_alive, life_of, send, with_environment
 from surefoot_operator.fabric.processes.machine import is_trainer
 from surefoot_operator.fabric.processes.records import node_from_json
+from surefoot_operator.fabric.processes.store import Store
 
 SECONDS = 240
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""
@@ -149,9 +151,7 @@ class LocalRun:
 
     @property
     def uid(self) -> str:
-        body = read_json(self.run_folder.job)
-        assert body is not None
-        return str(body["uid"])
+        return Store(self.run_folder).job().uid
 
     @property
     def status(self) -> JobStatus:
@@ -190,12 +190,12 @@ class LocalRun:
     # ---- its holders ------------------------------------------------------------------------------------------------
 
     def holders(self) -> list[Holder]:
-        """Of nodes that live, by name."""
+        """Of nodes that live, by name; one that is stopped would only make us wait."""
         found = []
         for path in sorted(self.run_folder.nodes.glob("node-*.json")):
             body = read_json(path)
             record = None if body is None else node_from_json(body)
-            if record is not None and record.holder is not None and is_alive(Life.parse(record.holder.life)):
+            if record is not None and record.holder is not None and _answers(Life.parse(record.holder.life)):
                 holder = record.holder
                 found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
         return found
@@ -215,8 +215,28 @@ class LocalRun:
     def processes(self) -> list[int]:
         return with_environment("SUREFOOT_RUN_FOLDER", str(self.run_folder.root))
 
-    def trainers(self) -> list[int]:
-        return [pid for pid in self.processes() if is_trainer(pid)]
+    def trainers(self) -> dict[int, Path]:
+        """Process id -> the log it writes: `.../worker-INDEX-ATTEMPT/epoch-E/rank-R.log`."""
+        found = {}
+        for pid in self.processes():
+            if is_trainer(pid):
+                with contextlib.suppress(OSError):  # it ended between the two looks
+                    found[pid] = Path(os.readlink(f"/proc/{pid}/fd/1"))
+        return found
+
+    def epochs_of_trainers(self) -> list[int]:
+        """One for each that runs."""
+        return [int(log.parent.name.removeprefix("epoch-")) for log in self.trainers().values()]
+
+    def agent_log(self, index: int) -> str:
+        """Of all attempts of this worker."""
+        logs = sorted(self.run_folder.logs.glob(f"worker-{index}-*/agent.log"))
+        return "".join(log.read_text(errors="replace") for log in logs)
+
+    def node_of_rank(self, rank: int) -> str:
+        """Of the world that is committed, with one rank on each worker."""
+        assert self.status.world is not None
+        return self.status.world.members[rank].node
 
     def operator(self) -> Life:
         """The operator's process, awaited where there is none at this moment."""
@@ -293,6 +313,10 @@ def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:
     """To the undisturbed run."""
     assert report["max_loss_difference"] <= tolerance
     assert report["max_parameter_difference"] <= tolerance
+
+
+def _answers(life: Life) -> bool:
+    return is_alive(life) and Path(f"/proc/{life.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 
 def _runs(pid: int, module: str) -> bool:
