@@ -38,6 +38,7 @@ class Agent:
         self._targets: on.Retarget | None = None
         self._done: dict[Checkpoint, dict[int, int]] = {}
         self.saved: tuple[Checkpoint, int] | None = None
+        self.promoting: set[RankSave] = set()
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
         self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.tell, on.WarmChanged(True))
@@ -116,9 +117,11 @@ class Agent:
                 self._list(request)
             case said.RepairSave():
                 self._repair(message)
-            case said.PromoteSave(_, saves):
+            case said.PromoteSave(saves=saves):
                 for save in saves:
-                    self._promote(save)
+                    if save not in self.promoting:
+                        self.promoting.add(save)
+                        self.engine.after(0.5, self.process, self._promote, save)
             case said.DropPersistent(request, checkpoints):
                 self._drop_persistent(request, checkpoints)
             case said.Refused(_, retry):
@@ -298,10 +301,12 @@ class Agent:
 
         def uploaded(answer: Any) -> None:
             error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
+            self.promoting.discard(save)
             self._send(said.Persisted(save, error, 1000, 0.1))
 
         def fetched(got: Any) -> None:
             if got is None:
+                self.promoting.discard(save)
                 self._send(said.Persisted(save, "no copy can be read"))
                 return
             entry, pieces = got

@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 
 CALL_LIMIT_SECONDS = 1.0
 
-Todo = act.Action | errand.Errand
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """All uploads of one upkeep: together they are the whole wish."""
+
+    shares: dict[WorkerId, said.PromoteSave]
+
+    def __str__(self) -> str:
+        return f"uploads: {', '.join(f'{w} {p.saves}' for w, p in self.shares.items())}"
+
+
+Todo = act.Action | errand.Errand | Uploads
 
 
 @dataclass
@@ -202,7 +213,10 @@ class Operator:
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True
-        todo = [*plan.actions, *errands]
+        uploads = {e.worker: said.PromoteSave(e.epoch, e.saves) for e in errands if isinstance(e, errand.UploadSaves)}
+        todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, errand.UploadSaves))]
+        if uploads or self.sessions.orders.promotions:
+            todo.append(Uploads(uploads))
         self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
 
     def _apply(self, observed: Observed, status: JobStatus, todo: list[Todo]) -> None:
@@ -255,7 +269,8 @@ class Operator:
         order, now = self.sessions.orders, self.engine.now
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
-                order = orders.retire(order, indexes, said.Retire(reason, exit_code))
+                leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
+                order = orders.retire(order, leaving, said.Retire(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
@@ -266,8 +281,8 @@ class Operator:
                 order = orders.propose_hold(order, epoch, step, verb, everyone, now)
             case errand.CopySave(worker, epoch, save, source, target):
                 order = orders.repair(order, worker, epoch, save, source, target, now)
-            case errand.UploadSaves(worker, epoch, saves):
-                order = orders.promote(order, {**order.promotions, worker: said.PromoteSave(epoch, saves)})
+            case Uploads(shares):
+                order = orders.promote(order, shares)
             case errand.DropPersisted(worker, epoch, checkpoints):
                 order = orders.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:

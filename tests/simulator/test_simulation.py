@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.settings import Settings
 from simulator.world import simulate
 
 BLOCKS = 20
@@ -22,3 +23,11 @@ def test_a_seed_replays_exactly() -> None:
 
     assert first == second
     assert first.trace
+
+
+def test_an_upload_that_failed_is_asked_for_again() -> None:
+    away = Settings(faults=3, kinds=("persistent tier is away",), steps=40, fault_span_seconds=4.0)
+
+    outcomes = [simulate(seed, away) for seed in range(5)]
+
+    assert [(o.violation, o.phase) for o in outcomes] == [(None, "Complete")] * 5

@@ -127,7 +127,11 @@ def repair(
 
 def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
     """What each worker shall upload now; whoever is not named uploads nothing more."""
-    return orders if orders.promotions == shares else replace(orders, promotions=dict(shares))
+    wanted = {
+        worker: replace(share, round=old.round) if (old := orders.promotions.get(worker)) is not None else share
+        for worker, share in shares.items()
+    }
+    return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
 
 
 def drop_persistent(
@@ -196,7 +200,9 @@ def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
             try:
                 entries.append(RankManifest.from_json(text))
             except ProtocolError as error:
-                orders = _failed(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {error}")
+                orders = _failed(
+                    orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {error}"
+                )
         if older is not None:
             entries = [replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries]
         seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries))
@@ -208,13 +214,23 @@ def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
 
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     if message.error is not None:
-        return _failed(orders, f"{worker} could not upload {message.save}: {message.error}")
+        return _failed(
+            _again(orders, worker, message.save), f"{worker} could not upload {message.save}: {message.error}"
+        )
     checkpoint = message.save.checkpoint
     saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
     promoted = {**orders.promoted, checkpoint: saves}
     for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
         del promoted[oldest]
     return replace(orders, promoted=promoted)
+
+
+def _again(orders: Orders, worker: WorkerId, save: RankSave) -> Orders:
+    """The same wish in a new round: said again, since the agent has tried for as long as it does by itself."""
+    share = orders.promotions.get(worker)
+    if share is None or save not in share.saves:
+        return orders
+    return replace(orders, promotions={**orders.promotions, worker: replace(share, round=share.round + 1)})
 
 
 def _failed(orders: Orders, sentence: str) -> Orders:

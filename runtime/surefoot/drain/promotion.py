@@ -118,7 +118,9 @@ class Promoter:
                 metrics.checkpoint_failures.labels("persistent", type(problem).__name__).inc()
                 log.warning("promoting %s failed: %s", save, problem)
                 if not isinstance(problem, TierError):
-                    break  # the source is bad: trying again finds the same
+                    # the source is bad: trying again finds the same, and who asks again shall not ask at once
+                    self._closing.wait(self._options.retry_seconds * 2)
+                    break
                 wait = self._options.retry_seconds * 2**attempt * (0.5 + random.random())
                 if attempt + 1 == self._options.attempts or self._closing.wait(wait):
                     break

@@ -302,10 +302,14 @@ class RepairSave:
 
 @dataclass(frozen=True, slots=True)
 class PromoteSave:
-    """Upload these rank saves of a pinned checkpoint to the persistent tier."""
+    """Upload these rank saves of a pinned checkpoint to the persistent tier.
+
+    `round` grows with each upload that failed: the same wish again is another message, and is sent.
+    """
 
     epoch: int
     saves: tuple[RankSave, ...]
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
