@@ -1,7 +1,7 @@
 """The reconciler: observe, plan, write, tell, act; again when something changed or a plan asked for it.
 
 One instance a job, owned by `controller`. Level-triggered: nothing is remembered from one round to the next but the
-pin of a promotion and when things were last written. The loop never ends by itself: an error is counted, logged and
+pin of a promotion, when things were last written, and what was told lately. The loop never ends by itself: an error is counted, logged and
 tried again with growing waits.
 """
 
@@ -27,6 +27,7 @@ from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
+from surefoot_operator.reconcile.complaints import Complaints
 from surefoot_operator.reconcile.measure import measure
 from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
 
@@ -45,6 +46,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         self._background = Background()
+        self._complaints = Complaints()
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
@@ -156,10 +158,9 @@ class Reconciler:
 
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
-        sessions, _ = self._parts.conversation.taken()
-        for failure in sessions.orders.failures:
-            log.warning("%s", failure)
-        return tuple(Event(n.reason, f"{worker}: {n.text}", warning=True) for worker, n in sessions.notices)
+        sessions, now = self._parts.conversation.taken()
+        notices = tuple(Event(n.reason, f"{worker}: {n.text}", warning=True) for worker, n in sessions.notices)
+        return (*notices, *self._complaints.events(sessions.orders.failures, now))
 
     async def _tell(self, events: tuple[Event, ...]) -> None:
         """Events are for people: one that cannot be kept is in the log, and nothing else fails for it."""

@@ -1,0 +1,71 @@
+"""`surefoot local` with a persistent tier that takes nothing for a while: training goes on, it is said, and promotion resumes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
+
+FAILED = "TierFailed"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder that can take nothing, until `make_room`."""
+
+    folder: Path
+    make_room: Callable[[], None]
+    words: str
+    """What a person hears of it."""
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Disk]:
+    """A small file system without room; where mounting is not allowed, a folder without the right to write."""
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        folder.chmod(0o500)
+        yield Disk(folder, lambda: folder.chmod(0o700), "Permission denied")
+        folder.chmod(0o700)
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "surefoot-test", str(folder)]
+    subprocess.run(mount, check=True, capture_output=True, timeout=10)
+    try:
+        filler = folder / ".filler"
+        with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        yield Disk(folder, filler.unlink, "No space left")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, capture_output=True, timeout=10)
+
+
+def goes_on_and_resumes(run: LocalRun, gate: int, words: str, make_room: Callable[[], None]) -> None:
+    """Training reaches the gate with nothing promoted; once there is room, what is in memory is promoted."""
+    run.wait_for_step(gate)
+    run.wait("a word on what is not promoted", lambda: any(words in text for text in run.told(FAILED)))
+    assert run.status.floor is None
+    make_room()
+    run.wait("a promoted checkpoint, without another step", lambda: run.status.floor is not None)
+    run.open_gate(gate)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_full_disk_stops_no_training_and_promotion_resumes_with_room(tmp_path: Path, full_disk: Disk) -> None:
+    job = Job(steps=60, gates=(42,), persistent={"uri": f"file://{full_disk.folder}", "intervalSteps": 10})
+    with running(tmp_path, job) as run:
+        goes_on_and_resumes(run, 42, full_disk.words, full_disk.make_room)
+        done = run.finish()
+    assert_whole(done.report, 60)
+    assert done.report["incidents"] == []
+    assert run.status.floor is not None
+    assert run.status.floor.step == 60
