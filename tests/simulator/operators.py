@@ -205,11 +205,12 @@ class Operator:
         self._speak()
         observed = self.observe()
         plan = self.simulation.decide(observed)
-        status, errands = plan.status, ()
+        status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
             kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
             status, errands, self.pinned = kept.status, kept.errands, kept.pinned
-        self._wake_at = self.engine.now + (plan.wake_after_seconds if plan.wake_after_seconds is not None else 3600.0)
+            wakes.append(kept.wake_after_seconds)
+        self._wake_at = self.engine.now + min((w for w in wakes if w is not None), default=30.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True

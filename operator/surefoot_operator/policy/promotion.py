@@ -105,7 +105,9 @@ def listing_due(facts: Facts) -> float | None:
 def _floor(facts: Facts) -> Checkpoint | None:
     """The newest lineage checkpoint known to be complete there: by status, by listing, or by what agents uploaded."""
     lineage, epoch, bad = facts.status.lineage, facts.world.epoch, bad_of(facts)
-    found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves)}
+    # an operator that came in between finds some ranks in the listing, and hears of the others
+    listed = frozenset(m.save for m in facts.seen.persistent.entries or ())
+    found = {c for c, saves in facts.seen.promoted.items() if not _missing(facts, c, saves | listed)}
     if facts.seen.persistent.read_epoch == epoch and facts.seen.persistent.entries is not None:
         found |= set(complete_persistent(facts.seen.persistent.entries, lineage, epoch, bad, facts.seen.covers))
     old = facts.status.floor

@@ -6,6 +6,8 @@ never empty: it is waited for, but no longer than what it may hold is worth.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from surefoot.protocol.completeness import complete, is_complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.lineage import newest, on_lineage
@@ -23,6 +25,9 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.incidents import open_incident
 
+FIRST_ANSWER_SECONDS = 1.5
+"""How long an operator that has just come waits at least for a first answer: one call takes up to a second."""
+
 
 def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     """The next thing that the claimed epoch needs before it can have a parent."""
@@ -35,8 +40,13 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
         actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
         return Waiting(f"sealing and reading {', '.join(map(str, holders))}", actions)
     best = _best(facts)
-    limit = facts.world.changed_seconds + _worth_waiting(facts, best)
-    return _listing(facts, best, limit) or _unchecked(facts, best) or _silence(facts, limit) or _conclusion(facts, best)
+    patience = _worth_waiting(facts, best)
+    if patience and facts.seen.term_seconds > facts.world.changed_seconds:
+        patience = max(patience, FIRST_ANSWER_SECONDS)
+    limit = _began(facts) + patience
+    return (
+        _listing(facts, best, limit) or _unchecked(facts, best) or _silence(facts, patience) or _conclusion(facts, best)
+    )
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
@@ -76,6 +86,11 @@ def _draining(facts: Facts) -> Waiting | None:
     return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
 
 
+def _began(facts: Facts) -> float:
+    """When silence began to count: an operator that came during a claim has not asked anybody before."""
+    return max(facts.world.changed_seconds, facts.seen.term_seconds)
+
+
 def _best(facts: Facts) -> Checkpoint | None:
     """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
     epoch = facts.running_epoch
@@ -107,8 +122,14 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
 def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
     """The persistent tier, listed after the last index was read."""
     persistent, epoch = facts.seen.persistent, facts.world.epoch
-    if facts.spec.checkpoint.persistent is None or persistent.read_epoch == epoch or not facts.running_epoch:
+    if facts.spec.checkpoint.persistent is None or not facts.running_epoch:
         return None
+    if persistent.read_epoch == epoch:
+        # data moves from memory to the persistent tier: what a holder lost since may be there by now
+        lost = max((h.since_seconds for h in facts.seen.holders if h.state != "Ready"), default=0.0)
+        if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
+            return None
+        return listing(facts, replace(persistent, asked_seconds=None))
     failed = persistent.error is not None
     if best is not None and failed and facts.now >= limit:
         return None
@@ -137,12 +158,16 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
 
 
-def _silence(facts: Facts, limit: float) -> Waiting | None:
-    silent = silent_holders(facts)
-    if not silent or facts.now >= limit:
+def _silence(facts: Facts, patience: float) -> Waiting | None:
+    """Each is waited for since it fell silent: one that was read and then froze has not been waited for yet."""
+    since = {h.endpoint.holder: h.since_seconds for h in facts.seen.holders}
+    began = _began(facts)
+    until = {e.holder: max(began, since.get(e.holder, began)) + patience for e in silent_holders(facts)}
+    waiting = [holder for holder, limit in until.items() if facts.now < limit]
+    if not waiting:
         return None
-    names = ", ".join(str(e.holder) for e in silent)
-    patience = limit - facts.world.changed_seconds
+    names = ", ".join(map(str, waiting))
+    limit = max(until[holder] for holder in waiting)
     return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), limit)
 
 
