@@ -1,0 +1,32 @@
+"""A real cluster for a module of tests: the one that stands, else one of its own that is taken down at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import binaries, engines, state
+from cluster.engine import Engine
+from cluster.kind import KindCluster
+
+
+def a_cluster(nodes: int) -> Iterator[Engine]:
+    """The body of a fixture; skips the test where no cluster can be had."""
+    chosen = engines.choose()
+    if state.load() is not None:
+        if not chosen.status().is_well:
+            pytest.skip("the cluster on this machine is hurt; `python -m cluster up` repairs it")
+        yield chosen
+        return
+    if os.geteuid() != 0 and not isinstance(chosen, KindCluster):
+        pytest.skip("namespaces need root")
+    if shutil.which("go") is None and binaries.unbuilt():
+        pytest.skip(f"there is no Go toolchain to build {', '.join(binaries.unbuilt())}")
+    try:
+        chosen.up(nodes)
+        yield chosen
+    finally:
+        chosen.down()
