@@ -18,7 +18,15 @@ from surefoot_operator.names import CHECKPOINT_PROMOTED
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Event, ListPersistentTier
 from surefoot_operator.policy.errands import DropPersisted, Errand, UploadSaves
-from surefoot_operator.policy.facts import Facts, audible, bad_of, final_step, sealed_holders, worker_id
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    bad_of,
+    final_step,
+    member_sessions,
+    sealed_holders,
+    worker_id,
+)
 
 LIST_AGAIN_SECONDS = 60.0
 """A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
@@ -50,7 +58,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     ]
     if not due:
         return Promotion(floor, events=events)
-    chosen = pinned if pinned in due else due[-1]
+    chosen = pinned if pinned in due and last is None else due[-1]  # at the end, what the job ended with goes first
     return Promotion(floor, chosen, _uploads(facts, chosen), events)
 
 
@@ -131,7 +139,8 @@ def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[Errand, ...]:
     """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
     there = set(facts.seen.promoted.get(chosen, frozenset()))
     there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}
-    agents = [s for s in sorted(facts.sessions.values(), key=lambda s: s.index) if audible(facts, s)]
+    # members only: nobody else was told where the holders are
+    agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
     if not agents:
         return ()
     nodes = _nodes_having(facts, chosen)

@@ -24,6 +24,7 @@ from surefoot_operator.policy.facts import (
     bad_of,
     domains_of,
     gather,
+    member_sessions,
     reading_at,
     sealed_holders,
     seconds_per_step,
@@ -201,7 +202,8 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
     planned = retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas)
-    agents = [s for s in sorted(facts.sessions.values(), key=lambda s: s.index) if audible(facts, s)]
+    # members only: nobody else was told where the holders are
+    agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
     return tuple(
         CopySave(_nearest(agents, repair, place), facts.world.epoch, repair.save, repair.source, repair.target)
         for place, repair in enumerate(planned)
