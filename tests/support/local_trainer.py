@@ -45,6 +45,7 @@ def main() -> None:
         loss = (second(hidden) ** 2).mean() * batch.weight
         loss.backward()
         for parameter in model.parameters():
+            assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         optimizer.step()

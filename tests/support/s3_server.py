@@ -1,6 +1,7 @@
 """A real S3 server for tests: versitygw over a folder, built once from the Go module proxy; else moto, which says so.
 
-`running()` yields the settings to reach a fresh bucket. The server ends with the block.
+`running()` yields the settings to reach a fresh bucket. The server ends with the block, and may be away for a while
+within it: `stop` and `start`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class S3Server:
     engine: str
     endpoint: str
     folder: Path | None
-    process: subprocess.Popen[bytes] | None
+    stop: Callable[[], None]
+    """Ends it at once, as a crash does."""
+    start: Callable[[], None]
+    """Again at the same address, with what it had."""
 
     def settings(self, prefix: str = "") -> PersistentSettings:
         """How a job reaches it."""
@@ -115,32 +119,53 @@ def _versitygw(program: Path, folder: Path) -> Iterator[S3Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = command(program, folder, f"127.0.0.1:{port}")
-    with (folder / "versitygw.log").open("ab") as log:
-        process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
+    endpoint = f"http://127.0.0.1:{port}"
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        with (folder / "versitygw.log").open("ab") as log:
+            process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
+        processes.append(process)
+        make_bucket(endpoint, START_SECONDS, lambda: process.poll() is None)
+
+    def stop() -> None:
+        while processes:
+            process = processes.pop()
+            process.kill()
+            process.wait()
+
     try:
-        server = S3Server("versitygw", f"http://127.0.0.1:{port}", folder / "objects", process)
-        make_bucket(server.endpoint, START_SECONDS, lambda: process.poll() is None)
-        yield server
+        start()
+        yield S3Server("versitygw", endpoint, folder / "objects", stop, start)
     finally:
-        process.kill()
-        process.wait()
+        stop()
 
 
 @contextmanager
 def _moto() -> Iterator[S3Server]:
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    servers = [ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)]
+    servers[0].start()
+
+    def stop() -> None:
+        while servers:
+            servers.pop().stop()
+
     try:
-        host, port = server.get_host_and_port()
-        started = S3Server("moto", f"http://{host}:{port}", None, None)
+        host, port = servers[0].get_host_and_port()
+
+        def start() -> None:  # its objects belong to the process, not to the server
+            servers.append(ThreadedMotoServer(ip_address=host, port=port, verbose=False))
+            servers[-1].start()
+
+        started = S3Server("moto", f"http://{host}:{port}", None, stop, start)
         # all servers of one process share their objects: begin with none
         urlopen(Request(f"{started.endpoint}/moto-api/reset", method="POST"), timeout=5).close()
         make_bucket(started.endpoint, START_SECONDS)
         yield started
     finally:
-        server.stop()
+        stop()
 
 
 def make_bucket(endpoint: str, seconds: float, is_alive: Callable[[], bool] = lambda: True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support import s3_server
 from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
 
 FAILED = "TierFailed"
@@ -39,13 +41,16 @@ def full_disk(tmp_path: Path) -> Iterator[Disk]:
     subprocess.run(mount, check=True, capture_output=True, timeout=10)
     try:
         filler = folder / ".filler"
-        with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
+        _fill(filler)
         yield Disk(folder, filler.unlink, "No space left")
     finally:
         subprocess.run(["umount", str(folder)], check=True, capture_output=True, timeout=10)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:  # until no space is left
+            file.write(bytes(1 << 16))
 
 
 def goes_on_and_resumes(run: LocalRun, gate: int, words: str, make_room: Callable[[], None]) -> None:
@@ -69,3 +74,21 @@ def test_a_full_disk_stops_no_training_and_promotion_resumes_with_room(tmp_path:
     assert done.report["incidents"] == []
     assert run.status.floor is not None
     assert run.status.floor.step == 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_an_s3_server_that_is_away_stops_no_training_and_promotion_resumes_with_it(tmp_path: Path) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": s3_server.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": s3_server.SECRET_KEY}
+    with s3_server.running(tmp_path) as server:
+        bucket = {"uri": f"s3://{s3_server.BUCKET}/jobs", "endpoint": server.endpoint, "region": "us-east-1"}
+        job = Job(steps=60, gates=(42,), persistent={**bucket, "intervalSteps": 10}, environment=keys)
+        server.stop()
+        with running(tmp_path, job) as run:
+            goes_on_and_resumes(run, 42, "Could not connect", server.start)
+            done = run.finish()
+    assert_whole(done.report, 60)
+    assert done.report["incidents"] == []
+    assert run.status.floor is not None
+    assert run.status.floor.step == 60
+    assert s3_server.SECRET_KEY not in done.said
