@@ -9,151 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
-from simulator.choosing import restore_point
-from simulator.tiers import manifest
-from surefoot.protocol.completeness import TierReading, complete_persistent, effective_replicas, watermark
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.lineage import Lineage, LineageEntry, on_lineage
-from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops
-
-UP, AWAY = 0, 1
-UNREAD = -1
-NOBODY = 99
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """How small the world is, and which rules are off (`off` names them)."""
-
-    name: str
-    ranks: int
-    epochs: int
-    steps: int
-    faults: int
-    holders: int = 2
-    replicas: int = 2
-    keep: int = 1
-    persistent: bool = False
-    late_drops: bool = True
-    """Drops reach even a holder that was away when they were sent."""
-    off: frozenset[str] = frozenset()
-
-
-class Side(NamedTuple):
-    """One holder: its instance, whether the leader reaches it, fence, index, and what faults took of it."""
-
-    instance: int
-    away: int
-    fence: int
-    index: int
-    lost: int
-    pending: int
-    """Saves on their way here."""
-    read: int
-    """What the claiming leader read after sealing, or UNREAD."""
-    given_up: bool
-    named: int
-    """The oldest epoch whose world knows this instance: older ones do not write here."""
-
-
-class Drop(NamedTuple):
-    """Calls on their way to one holder, for the rank saves of one checkpoint there."""
-
-    side: int
-    instance: int
-    saves: int
-    writer: int
-
-
-class State(NamedTuple):
-    epoch: int
-    claimed: bool
-    lineage: tuple[tuple[int, tuple[int, int] | None], ...]
-    steps: tuple[int, ...]
-    """Last step of each epoch's world, or UNREAD before it has restored."""
-    sides: tuple[Side, ...]
-    persistent: int
-    listed: int
-    floor: tuple[int, int] | None
-    recorded: bool
-    proposals: frozenset[tuple[tuple[int, int] | None, bool]]
-    """Parents that leaders decided for and did not write yet; whether every holder was read for it."""
-    drops: frozenset[Drop]
-    safe: tuple[int, int] | None
-    """Newest checkpoint of the lineage that a leader rightly took for Full: older ones may go, this one may not."""
-    faults: int
-
-
-class Found(Exception):
-    """A violation, and the way to it."""
+from simulator.scopes import AWAY, NOBODY, SCOPES, UNREAD, UP, Drop, Found, Rulebook, Scope, Side, State, swapped
+from surefoot.protocol.completeness import effective_replicas
 
 
 class Search:
     """One scope. `run` counts states, or raises Found with the shortest way to a violation."""
 
     def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.saves = [
-            RankSave(e, s, r)
-            for e in range(1, scope.epochs + 1)
-            for s in range(1, scope.steps + 1)
-            for r in range(scope.ranks)
-        ]
-        self.bit = {save: 1 << i for i, save in enumerate(self.saves)}
-        self.records = [manifest(save, scope.ranks, "i", hash((save.step, save.rank)), 0.0) for save in self.saves]
-        self.masks = [self.mask((e, s)) for e in range(1, scope.epochs + 1) for s in range(1, scope.steps + 1)]
-        self.covers = {frozenset({self.records[0].layout}): True}
-        self.ids = tuple(HolderId(f"n{i}", "h") for i in range(scope.holders))
-        self.domains = {h: h.node for h in self.ids}
-        self.choose = lru_cache(maxsize=None)(self._choose)
-        self.water = lru_cache(maxsize=None)(self._water)
-        self.gone = lru_cache(maxsize=None)(self._gone)
-        self.durable = lru_cache(maxsize=None)(self._durable)
-        self.on = lru_cache(maxsize=None)(lambda lineage, c, e: on_lineage(self.lineage(lineage), Checkpoint(*c), e))
-
-    # ---- the project's rules, on bits -------------------------------------------------------------------------------
-
-    def entries(self, mask: int) -> tuple[RankManifest, ...]:
-        return tuple(m for i, m in enumerate(self.records) if mask >> i & 1)
-
-    def lineage(self, key: tuple[tuple[int, tuple[int, int] | None], ...]) -> Lineage:
-        return tuple(LineageEntry(e, Checkpoint(*p) if p else None, self.scope.ranks) for e, p in key)
-
-    def mask(self, checkpoint: tuple[int, int]) -> int:
-        return sum(self.bit[RankSave(*checkpoint, r)] for r in range(self.scope.ranks))
-
-    def _choose(self, reads: tuple[int, ...], listed: int, lineage: tuple, floor: tuple[int, int] | None) -> object:  # type: ignore[type-arg]
-        readings = {h: self.entries(read) for h, read in zip(self.ids, reads, strict=True) if read != UNREAD}
-        reading = TierReading(readings, self.entries(listed) if listed != UNREAD else None)
-        chosen = restore_point(reading, self.lineage(lineage), Checkpoint(*floor) if floor else None, self.covers)
-        return (chosen.epoch, chosen.step) if chosen else None
-
-    def _water(self, masks: tuple[tuple[int, int], ...], lineage: tuple, epoch: int, copies: int) -> Checkpoint | None:  # type: ignore[type-arg]
-        reading = TierReading({self.ids[i]: self.entries(mask) for i, mask in masks}, None)
-        return watermark(reading, self.lineage(lineage), epoch, frozenset(), self.covers, self.domains, copies)
-
-    def _durable(self, mask: int, lineage: tuple, epoch: int) -> Checkpoint | None:  # type: ignore[type-arg]
-        found = complete_persistent(self.entries(mask), self.lineage(lineage), epoch, frozenset(), self.covers)
-        return found[-1] if found else None
-
-    def _gone(
-        self,
-        mask: int,
-        lineage: tuple,
-        epoch: int,
-        water: Checkpoint | None,
-        floor: tuple[int, int] | None,  # type: ignore[type-arg]
-    ) -> int:
-        key = self.lineage(lineage)
-        standing = Standing(
-            key, epoch, False, key[-1].parent, water, Checkpoint(*floor) if floor else None, None, frozenset()
-        )
-        return sum(self.bit[s] for s in memory_drops(self.entries(mask), standing, self.scope.keep))
+        self.scope, self.book = scope, Rulebook(scope)
+        self.saves, self.bit, self.mask = self.book.saves, self.book.bit, self.book.mask
+        self.masks, self.names, self.on = self.book.masks, self.book.names, self.book.on
 
     # ---- the search -------------------------------------------------------------------------------------------------
 
@@ -190,7 +57,7 @@ class Search:
         """Holders are alike, and so are ranks: of states that mirror each other only one is searched."""
         if self.scope.ranks == 2:
             straight = (tuple(s.index for s in state.sides), tuple(s.pending for s in state.sides))
-            crossed = tuple(tuple(map(_swapped, masks)) for masks in straight)
+            crossed = tuple(tuple(map(swapped, masks)) for masks in straight)
             if crossed < straight:
                 state = self._ranks_swapped(state)
         if self.scope.holders == 2 and state.sides[1] < state.sides[0]:
@@ -201,14 +68,12 @@ class Search:
     def _ranks_swapped(self, state: State) -> State:
         """Rank 0 for rank 1: neighbouring bits change places."""
         sides = tuple(
-            s._replace(
-                index=_swapped(s.index), lost=_swapped(s.lost), pending=_swapped(s.pending), read=_swapped(s.read)
-            )
+            s._replace(index=swapped(s.index), lost=swapped(s.lost), pending=swapped(s.pending), read=swapped(s.read))
             for s in state.sides
         )
-        drops = frozenset(d._replace(saves=_swapped(d.saves)) for d in state.drops)
+        drops = frozenset(d._replace(saves=swapped(d.saves)) for d in state.drops)
         return state._replace(
-            sides=sides, drops=drops, persistent=_swapped(state.persistent), listed=_swapped(state.listed)
+            sides=sides, drops=drops, persistent=swapped(state.persistent), listed=swapped(state.listed)
         )
 
     def _way(self, last: str, goal: State) -> str:
@@ -303,7 +168,7 @@ class Search:
             return state
         base, _ = state.lineage[-1]
         masks = tuple((i, s.index) for i, s in enumerate(state.sides) if s.away == UP)
-        full = self.water(masks, state.lineage, base, self._copies(state))
+        full = self.book.water(masks, state.lineage, base, self._copies(state))
         return state._replace(recorded=True) if full is not None else state
 
     def _copies(self, state: State) -> int:
@@ -346,7 +211,7 @@ class Search:
         if not unread and (state.persistent == UNREAD or state.listed != UNREAD):
             reads = tuple(s.read for s in state.sides)
             decided = (
-                self.choose(reads, state.listed, state.lineage, state.floor),
+                self.book.choose(reads, state.listed, state.lineage, state.floor),
                 UNREAD not in reads or "read all" in self.scope.off,
             )
             if decided not in state.proposals:
@@ -395,10 +260,10 @@ class Search:
         """The leader reads every holder it reaches, and sends what follows to exactly those."""
         fit = [(i, s) for i, s in enumerate(state.sides) if s.away == UP and s.fence >= state.epoch]
         base, parent = state.lineage[-1]
-        water = self.water(tuple((i, s.index) for i, s in fit), state.lineage, base, self._copies(state))
+        water = self.book.water(tuple((i, s.index) for i, s in fit), state.lineage, base, self._copies(state))
         found: set[Drop] = set()
         for index, side in fit:
-            gone = self.gone(side.index, state.lineage, base, water, state.floor)
+            gone = self.book.gone(side.index, state.lineage, base, water, state.floor)
             if "keep parent" in self.scope.off and parent is not None:
                 gone |= side.index & self.mask(parent)
             for mask in self.masks:
@@ -433,9 +298,6 @@ class Search:
             problem = self._unsafe(state, drop.side, gone)
             yield label, problem or self._put(rest, drop.side, side._replace(index=side.index & ~gone))
 
-    def names(self, mask: int) -> list[RankSave]:
-        return [save for save in self.saves if mask & self.bit[save]]
-
     def _unsafe(self, state: State, holder: int, gone: int) -> str | None:
         save = self.names(gone)[0]
         base = state.lineage[-1][0]
@@ -451,7 +313,7 @@ class Search:
             elsewhere |= (side.index | side.lost) if index != holder else 0
         if state.sides[holder].fence < base and not gone & ~elsewhere:
             return None  # not sealed for this epoch: its copies count in nothing, and the checkpoint stays whole
-        durable = self.durable(state.persistent, state.lineage, base) if state.persistent != UNREAD else None
+        durable = self.book.durable(state.persistent, state.lineage, base) if state.persistent != UNREAD else None
         if durable is not None and durable.step > save.step:
             return None
         if state.safe is not None and state.safe[1] > save.step and not self.mask(state.safe) & ~everything:
@@ -481,7 +343,7 @@ class Search:
                 continue
             yield f"{save} is uploaded", state._replace(persistent=state.persistent | bit)
         if not state.claimed:
-            newest = self.durable(state.persistent, state.lineage, state.lineage[-1][0])
+            newest = self.book.durable(state.persistent, state.lineage, state.lineage[-1][0])
             if newest is not None and (state.floor is None or newest.step > state.floor[1]):
                 yield "the floor rises", state._replace(floor=(newest.epoch, newest.step), recorded=True)
 
@@ -502,31 +364,11 @@ class Search:
                 yield f"FAULT rank {rank}'s agent dies", left._replace(sides=sides)
 
 
-def _swapped(mask: int) -> int:
-    """Neighbouring bits change places; UNREAD stays what it is."""
-    return mask if mask == UNREAD else (mask & 0x5555555555) << 1 | (mask >> 1) & 0x5555555555
-
-
 def returns(search: Search, state: State) -> Iterator[tuple[str, State | str]]:
     """A holder that was out of reach is in reach again; nobody is asked."""
     for index, side in enumerate(state.sides):
         if side.away == AWAY:
             yield f"holder {index} is back", search._put(state, index, side._replace(away=UP))
-
-
-SCOPES = (
-    Scope("one rank, three epochs, one step, one fault", 1, 3, 1, 1),
-    Scope("one rank, two epochs, one step, two faults", 1, 2, 1, 2),
-    Scope("one rank, two epochs, two steps, one fault", 1, 2, 2, 1),
-    Scope("two ranks, two epochs, one step, one fault", 2, 2, 1, 1),
-    Scope("one rank, persistent tier, two epochs, one step, one fault", 1, 2, 1, 1, persistent=True),
-    Scope("one rank, two epochs, two steps, two faults", 1, 2, 2, 2),
-    Scope("one rank, three epochs, two steps, no fault", 1, 3, 2, 0),
-    Scope("two ranks, two epochs, one step, two faults", 2, 2, 1, 2),
-    Scope("two ranks, persistent tier, two epochs, one step, one fault", 2, 2, 1, 1, persistent=True),
-    Scope("three ranks, two epochs, one step, no fault", 3, 2, 1, 0),
-    Scope("one rank, persistent tier, two epochs, two steps, one fault", 1, 2, 2, 1, persistent=True),
-)
 
 
 def explore(say: Callable[[str], None] = print, scopes: tuple[Scope, ...] = SCOPES) -> int:
@@ -541,7 +383,7 @@ def explore(say: Callable[[str], None] = print, scopes: tuple[Scope, ...] = SCOP
 
 
 def main() -> int:
-    """For the command line: 0 if every scope was searched to its end without a violation."""
+    """For the command line; 0 if every scope was searched to its end without a violation."""
     try:
         total = explore()
     except Found as found:

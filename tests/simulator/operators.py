@@ -6,13 +6,14 @@ order, each at a later moment, so that a crash or a freeze can fall between any 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder
+from simulator.views import Connection, Todo, Uploads, Watch
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
@@ -24,44 +25,6 @@ if TYPE_CHECKING:
     from simulator.world import Simulation
 
 CALL_LIMIT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Uploads:
-    """All uploads of one upkeep: together they are the whole wish."""
-
-    shares: dict[WorkerId, said.PromoteSave]
-
-    def __str__(self) -> str:
-        return f"uploads: {', '.join(f'{w} {p.saves}' for w, p in self.shares.items())}"
-
-
-Todo = act.Action | errand.Errand | Uploads
-
-
-@dataclass
-class Watch:
-    """What this operator's own calls to one holder showed."""
-
-    endpoint: HolderEndpoint
-    state: str = "Silent"
-    since: float = 0.0
-    fence: int | None = None
-    read_epoch: int | None = None
-    entries: tuple[RankManifest, ...] = ()
-    busy: bool = False
-    sealing: bool = False
-    dropping: bool = False
-    polled: float = -10.0
-    provisioned: bool = False
-
-
-@dataclass
-class Connection:
-    line: Line
-    told: speech.Told = field(default_factory=dict)
-    worker: WorkerId | None = None
-    incarnation: str = ""
 
 
 class Operator:

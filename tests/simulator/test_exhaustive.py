@@ -2,7 +2,8 @@
 
 import pytest
 
-from simulator.exhaustive import SCOPES, Found, Scope, Search
+from simulator.exhaustive import Search
+from simulator.scopes import SCOPES, Found, Scope
 
 BROKEN = (
     Scope("no fence in drop", 1, 2, 2, 2, off=frozenset({"fence in drop"})),
