@@ -22,7 +22,7 @@ setup: $(VENV)/.ready ## make .venv with everything the project needs
 
 .PHONY: demo
 demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
-	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=40,for=3' --compare --run-folder build/demo --report build/demo.json
+	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=30,for=3' --compare --run-folder build/demo --report build/demo.json
 
 .PHONY: system
 system: # tests want a redis-server of 7 beside the 6.2 of the wheel; as root on Debian it can be had
