@@ -125,8 +125,11 @@ class Visitor:
         self._forget()
 
     def _of(self, holder: HolderId) -> HolderClient:
-        if self._client is None or self._client.endpoint.holder != holder:
-            raise TierUnavailable(f"{holder} is not the one that answers at {self._place.host}:{self._place.port}")
+        where = f"{self._place.host}:{self._place.port}"
+        if self._client is None:
+            raise TierUnavailable(f"{holder} does not answer at {where}")
+        if self._client.endpoint.holder != holder:
+            raise TierUnavailable(f"{holder} is gone: {self._client.endpoint.holder} answers at {where}")
         return self._client
 
     def _provisioned(self, instance: str, errand: Errand) -> HolderClient:
