@@ -37,14 +37,26 @@ def test_operator_folder_is_no_package() -> None:
     "packages",
     [
         ["surefoot_operator"],
-        ["surefoot.protocol", "surefoot.geometry", "surefoot.holder", "surefoot.tiers", "surefoot.format", "surefoot.drain"],
+        [
+            "surefoot.protocol",
+            "surefoot.geometry",
+            "surefoot.holder",
+            "surefoot.tiers",
+            "surefoot.format",
+            "surefoot.drain",
+        ],
         ["surefoot.agent.__main__", "surefoot"],
     ],
     ids=["operator", "what both share", "agent"],
 )
 def test_imports_without_torch(packages: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *packages], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_TORCH, *packages],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
