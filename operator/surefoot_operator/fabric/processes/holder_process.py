@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import subprocess
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError
@@ -19,6 +20,8 @@ DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _FILL_BYTES = 128 * 1024**2
 """Touched before use: enough that small jobs meet no slow first save, little enough that nodes start in a moment."""
 _TRIES = 5
+_END_SECONDS = 5.0
+"""How long the kernel may take to end a killed server with much memory."""
 _HOST = "127.0.0.1"
 
 
@@ -42,7 +45,7 @@ class HolderProcess:
 
     def start(self) -> None:
         """Starts one unless it runs. Raises HolderStartError that says why."""
-        if self._server is not None and self._server.process.poll() is None:
+        if self._server is not None and not self._has_ended(self._server):
             return
         try:
             program = find_program()
@@ -66,6 +69,16 @@ class HolderProcess:
             self.record = self._record_of(self._server)
             return
         raise HolderStartError(f"the memory tier of this node did not start in {_TRIES} tries: {last}")
+
+    def _has_ended(self, server: HolderServer) -> bool:
+        """Also one whose first thread is dead while others still are being ended: it can be reaped in a moment."""
+        if server.process.poll() is None and life_of(server.process.pid) is not None:
+            return False
+        try:
+            server.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise HolderStartError(f"the former server of this node was killed and has not ended: {error}") from error
+        return True
 
     def _record_of(self, server: HolderServer) -> HolderRecord:
         life = life_of(server.process.pid)
