@@ -19,3 +19,4 @@ agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents
 agents_slow = Counter("surefoot_agents_slow_total", "Connections closed because the agent did not take its messages.")
 agents_garbled = Counter("surefoot_agents_garbled_total", "Connections closed because a message could not be read.")
 holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
+watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])

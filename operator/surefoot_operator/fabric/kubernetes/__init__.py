@@ -1,0 +1,5 @@
+"""The Fabric protocol on Kubernetes: workers are pods, holders the memory tier's DaemonSet, the job a custom resource.
+
+`api` speaks to the API server, `cache` knows what stands there, `pods`, `seen` and `status` are pure, `apply` writes,
+`fabric` joins them. Deciding is not done here.
+"""

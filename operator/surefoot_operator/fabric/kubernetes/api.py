@@ -1,0 +1,150 @@
+"""Calls to the API server with plain JSON values, through `kubernetes.aio`; every one bounded in time.
+
+Touches the network. Called by `cache` and `apply`. What the server refuses is an `ApiRefused`, what cannot be known
+an `ApiSilent`; both are FabricErrors and say what was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+
+from surefoot_operator.errors import FabricError
+
+CALL_SECONDS = 10.0
+CONNECT_SECONDS = 3.0
+JSON_PATCH = "application/json-patch+json"
+Body = dict[str, Any]
+
+
+class ApiRefused(FabricError):
+    """The server answered, and not as was hoped."""
+
+    def __init__(self, asked: str, code: int, reason: str, message: str) -> None:
+        super().__init__(f"the API server refused to {asked}: {code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+
+
+class ApiSilent(FabricError):
+    """No answer: whether it was done is not known."""
+
+    def __init__(self, asked: str, problem: BaseException) -> None:
+        said = str(problem) or type(problem).__name__
+        super().__init__(f"the API server did not answer when asked to {asked}: {said}; asked again later")
+
+
+class Api:
+    """One API server and one identity. For one event loop; `close` lets go of the connections."""
+
+    def __init__(self, client: Any, call_seconds: float = CALL_SECONDS) -> None:
+        self._client = client
+        self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
+
+    async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
+        return await self._call("GET", path, query=query)
+
+    async def post(self, path: str, body: Body) -> Body:
+        return await self._call("POST", path, body)
+
+    async def patch(self, path: str, operations: list[Body]) -> Body:
+        """A JSON Patch: its `test` operations are what makes it a compare-and-swap."""
+        return await self._call("PATCH", path, operations, kind=JSON_PATCH)
+
+    async def delete(self, path: str, options: Body) -> Body:
+        return await self._call("DELETE", path, options)
+
+    async def watch(
+        self, path: str, query: Mapping[str, str | int], silence_seconds: float
+    ) -> AsyncGenerator[Body, None]:
+        """The events of a watch until the server ends it; ApiSilent if nothing comes for so long, or it breaks."""
+        asked = f"watch {path}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        try:
+            response = await self._send("GET", path, None, {**query, "watch": "true"}, "application/json", timeout)
+            async with response:
+                if response.status != 200:
+                    raise refusal(asked, response.status, await response.text())
+                yield {"type": "OPEN"}
+                async for line in response.content:
+                    yield json.loads(line)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise ApiSilent(asked, error) from error
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str | int] | None = None,
+        kind: str = "application/json",
+    ) -> Body:
+        asked = f"{method} {path}"
+        try:
+            response = await self._send(method, path, body, query or {}, kind, self._timeout)
+            async with response:
+                text = await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiSilent(asked, error) from error
+        if not 200 <= response.status < 300:
+            raise refusal(asked, response.status, text)
+        return _mapping(asked, text)
+
+    async def _send(
+        self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str, timeout: Any
+    ) -> aiohttp.ClientResponse:
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        sent = await self._client.param_serialize(
+            method, path, query_params=list(query.items()), header_params=headers, auth_settings=["BearerToken"]
+        )
+        _, url, headers, _, _ = sent
+        answer = await self._client.call_api(method, url, headers, body, _request_timeout=timeout)
+        found: aiohttp.ClientResponse = answer.response
+        return found
+
+
+def refusal(asked: str, code: int, text: str) -> ApiRefused:
+    """What a Status object says."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    return ApiRefused(asked, code, str(body.get("reason", "")), str(body.get("message", text[:300])))
+
+
+def _mapping(asked: str, text: str) -> Body:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ApiSilent(asked, error) from error
+    if not isinstance(body, dict):
+        raise ApiSilent(asked, ValueError("the answer is no object"))
+    return body
+
+
+async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
+    """The API server of a kubeconfig, or of the pod that this runs in. Raises FabricError if neither is there."""
+    configuration: Any = Configuration()
+    load: Any = load_kube_config  # neither loader has types
+    load_in_pod: Any = load_incluster_config
+    try:
+        if kubeconfig is None:
+            load_in_pod(client_configuration=configuration)
+        else:
+            await load(config_file=str(kubeconfig), client_configuration=configuration)
+        client = await asyncio.to_thread(ApiClient, configuration)
+    except Exception as error:  # the loaders raise whatever their parsers do; all of it means the same
+        raise FabricError(f"no API server can be named from {kubeconfig or 'the pod'}: {error}") from error
+    return Api(client, call_seconds)

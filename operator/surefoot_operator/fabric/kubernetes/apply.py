@@ -1,0 +1,81 @@
+"""Writes to the API server, each safe to repeat: pods, their secrets, events. Called by `fabric`.
+
+What is there already as ours, and what is gone already, is success; what belongs to somebody else is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from surefoot_operator.api.names import API_VERSION
+from surefoot_operator.api.spec import KIND, TrainingJob
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.status import timestamp
+from surefoot_operator.policy.actions import DeleteWorker, Event
+
+Object = dict[str, Any]
+
+
+async def create(api: Api, kind: str, body: Object, job: TrainingJob) -> Object:
+    """Makes a pod or a secret, or finds the one of this job that bears its name."""
+    name = body["metadata"]["name"]
+    try:
+        return await api.post(labels.core_path(job.namespace, kind), body)
+    except ApiRefused as error:
+        if error.code != 409:
+            raise
+    found = await api.get(labels.core_path(job.namespace, kind, name))
+    if (found["metadata"].get("labels") or {}).get(labels.JOB_UID) != job.uid:
+        raise FabricError(
+            f"{kind} {job.namespace}/{name} belongs to somebody else than job {job.name}; delete or rename it"
+        )
+    return found
+
+
+async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object | None:
+    """Deletes exactly that pod; what is left of it, or None where nothing is (or the name is another's now)."""
+    options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": worker.uid}}
+    if worker.force:
+        options["gracePeriodSeconds"] = 0
+    try:
+        found = await api.delete(labels.core_path(namespace, "pods", worker.name), options)
+    except ApiRefused as error:
+        if error.code in (404, 409):
+            return None
+        raise
+    return None if worker.force or found.get("kind") != "Pod" else found
+
+
+async def record(api: Api, job: TrainingJob, event: Event, epoch: int, now: float) -> None:
+    """One core/v1 Event. Named by what it says: said again in the same epoch, it is the same event."""
+    said = "\0".join((job.uid, str(epoch), event.reason, event.message))
+    name = f"{job.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    at = timestamp(now)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.namespace, "labels": labels.job_labels(job.name, job.uid)},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],  # the API's own limit
+        "source": {"component": labels.OPERATOR},
+        "reportingComponent": labels.OPERATOR,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+    try:
+        await api.post(labels.core_path(job.namespace, "events"), body)
+    except ApiRefused as error:
+        if error.code != 409:
+            raise

@@ -1,0 +1,123 @@
+"""Everything that is watched of a cluster, once for all its jobs: jobs, worker pods, holders, nodes, their leases.
+
+Touches the network through `feed`. Made and ended by the controller; read by each job's fabric. A change that a plan
+cannot care about (a heartbeat, our own status write) wakes nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.feed import Feed, Object
+
+LEASE_SECONDS = 25.0
+"""A kubelet renews its lease every 10 s; after this without, its node counts as not ready."""
+JUDGE_SECONDS = 1.0
+SYNC_SECONDS = 20.0
+
+Listener = Callable[[Object | None, Object | None], None]
+
+
+class ClusterCache:
+    """`start`, then look at the feeds; `close` ends them. One a process."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self._listeners: dict[str, list[Listener]] = {}
+        self.jobs = self._feed(f"{labels.JOBS}/trainingjobs", "")
+        self.workers = self._feed("/api/v1/pods", labels.JOB_UID)
+        self.holders = self._feed("/api/v1/pods", labels.HOLDER_SELECTOR, "holders")
+        self.nodes = self._feed("/api/v1/nodes", "")
+        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        self.leases = Feed(api, leases, "", self._renewed)
+        self._feeds = (self.jobs, self.workers, self.holders, self.nodes, self.leases)
+        self._renewals: dict[str, float] = {}
+        self._silent: frozenset[str] = frozenset()
+        self.gone_holders: dict[str, Object] = {}
+        """Node -> the last holder's pod there that is gone, until another comes."""
+        self.listen("holders", self._holder)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns once everything was listed. Raises FabricError if that takes too long."""
+        self._tasks = [asyncio.create_task(feed.run(), name=f"watch {feed.path}") for feed in self._feeds]
+        self._tasks.append(asyncio.create_task(self._judge(), name="judge leases"))
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                for feed in self._feeds:
+                    await feed.synced.wait()
+        except TimeoutError:
+            missing = ", ".join(feed.path for feed in self._feeds if not feed.synced.is_set())
+            await self.close()
+            raise FabricError(f"{missing} could not be listed in {SYNC_SECONDS:g} s; is the CRD installed?") from None
+
+    async def close(self) -> None:
+        """Ends the watches; the connections are the API's."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def listen(self, kind: str, listener: Listener) -> None:
+        """`listener` hears old and new state of each `trainingjobs`, `pods`, `holders` or `nodes` from now on."""
+        self._listeners.setdefault(kind, []).append(listener)
+
+    def unlisten(self, kind: str, listener: Listener) -> None:
+        self._listeners[kind].remove(listener)
+
+    def check_fresh(self) -> None:
+        """Raises FabricError if what is shown may be long past."""
+        for feed in self._feeds:
+            if not feed.fresh:
+                raise FabricError(
+                    f"{feed.path} was not heard of for too long: the API server is away; nothing is planned"
+                )
+
+    def silent_nodes(self) -> frozenset[str]:
+        """Nodes whose kubelet was not heard of for too long, by our own clock and only as far as the leases' watch lives."""
+        now = self.leases.heard_at
+        return frozenset(node for node, at in self._renewals.items() if now - at > LEASE_SECONDS)
+
+    def _feed(self, path: str, selector: str, kind: str = "") -> Feed:
+        kind = kind or path.rsplit("/", 1)[-1]
+
+        def heard(old: Object | None, new: Object | None) -> None:
+            for listener in list(self._listeners.get(kind, ())):
+                listener(old, new)
+
+        return Feed(self.api, path, selector, heard)
+
+    def _renewed(self, old: Object | None, new: Object | None) -> None:
+        found = new or old
+        assert found is not None
+        name = found["metadata"]["name"]
+        if new is None:
+            self._renewals.pop(name, None)
+        elif old is None or old["spec"].get("renewTime") != new["spec"].get("renewTime"):
+            # never the lease's own time: clocks of other machines differ
+            self._renewals[name] = time.monotonic()
+
+    def _holder(self, old: Object | None, new: Object | None) -> None:
+        found = new or old
+        node = seen.node_of(found) if found is not None else None
+        if node is None:
+            return
+        if new is None and found is not None:
+            self.gone_holders[node] = found
+        elif new is not None:
+            self.gone_holders.pop(node, None)
+
+    async def _judge(self) -> None:
+        while True:
+            silent = self.silent_nodes()
+            for node in silent ^ self._silent:
+                found = self.nodes.items.get(("", node))
+                for listener in list(self._listeners.get("nodes", ())):
+                    listener(None, found)
+            self._silent = silent
+            await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody

@@ -1,0 +1,217 @@
+"""The Fabric protocol on Kubernetes, for one job: looks come from the cluster's cache, writes go to its API server.
+
+Touches the network through `cache` and `apply`. Called by `reconcile` through the protocol; made by the controller,
+which owns the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status_json import status_from_json
+from surefoot_operator.errors import FabricError, InvariantBroken, SpecError, WorldMoved
+from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import apply, labels, pods, seen, status
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
+from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+
+Object = dict[str, Any]
+
+_PATCH_TRIES = 3
+
+
+class KubernetesFabric:
+    """One job. `admin`: user and password with which the operator reaches holders."""
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        namespace: str,
+        name: str,
+        uid: str,
+        admin: tuple[str, str] = ("default", ""),
+        settings: pods.PodSettings | None = None,
+    ) -> None:
+        self._cache, self._api = cache, cache.api
+        self._namespace, self._name, self._uid = namespace, name, uid
+        self._admin, self._settings = admin, settings or pods.PodSettings()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._secrets: set[str] = set()
+        self._making_secrets = asyncio.Lock()
+        self._listeners: dict[str, Listener] = {
+            "trainingjobs": self._job_heard,
+            "pods": self._pod_heard,
+            "holders": self._heard,
+            "nodes": self._node_heard,
+        }
+        for kind, listener in self._listeners.items():
+            cache.listen(kind, listener)
+
+    async def observe(self) -> FabricSeen:
+        """The cache as it is now; our own writes are in it."""
+        self._cache.check_fresh()
+        stored = self._stored()
+        job = self._job(stored)
+        nodes = self._nodes(job)
+        return FabricSeen(
+            job=job,
+            status=self._status(stored),
+            workers=self._workers(),
+            nodes=nodes,
+            holders=self._holders(nodes),
+            free_nodes=None,
+        )
+
+    async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
+        job = self._job(self._stored())
+        secret = pods.secret(job, environment)
+        name = secret["metadata"]["name"]
+        async with self._making_secrets:  # workers made side by side share one
+            if name not in self._secrets:
+                await apply.create(self._api, "secrets", secret, job)
+                self._secrets.add(name)
+        made = await apply.create(self._api, "pods", pods.pod(job, worker, environment, self._settings), job)
+        self._cache.workers.learn(made)
+
+    async def delete_worker(self, worker: DeleteWorker) -> None:
+        left = await apply.delete_pod(self._api, self._namespace, worker)
+        if left is not None:
+            self._cache.workers.learn(left)
+        else:
+            self._cache.workers.forget(self._namespace, worker.name, worker.uid)
+
+    async def patch_status(self, new: JobStatus, test_world: World | None) -> None:
+        stored, tested = self._stored(), status.fence(test_world)
+        problem: FabricError | None = None
+        for _ in range(_PATCH_TRIES):
+            body = status.shown(self._job(stored), new, self._workers(), stored, time.time())
+            try:
+                operations = status.operations(stored, body, tested)
+                self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
+                return
+            except ApiRefused as error:
+                if error.code not in (409, 422):
+                    raise
+                problem = error
+            # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
+            stored = await self._api.get(self._path)
+            self._cache.jobs.learn(stored)
+            if stored["metadata"]["uid"] != self._uid or status.stored_fence(stored) != tested:
+                raise WorldMoved(
+                    f"job {self._name}: the world is {status.stored_fence(stored)}, not {tested}; observe again"
+                ) from problem
+        assert problem is not None
+        raise problem
+
+    async def record(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        stored = self._stored()
+        job, fence = self._job(stored), status.stored_fence(stored)
+        for event in events:
+            await apply.record(self._api, job, event, fence[0] if fence else 0, time.time())
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields when the job's spec, one of its pods, a holder or a node changed in what a plan can see."""
+        self._changed.set()  # something may have changed between the last look and this watch
+        while True:
+            await self._changed.wait()
+            if self._closed:
+                return
+            self._changed.clear()
+            yield
+
+    async def close(self) -> None:
+        """Hears nothing any more; cache and connections are the controller's."""
+        if not self._closed:
+            for kind, listener in self._listeners.items():
+                self._cache.unlisten(kind, listener)
+        self._closed = True
+        self._changed.set()
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> str:
+        return labels.jobs_path(self._namespace, self._name)
+
+    def _stored(self) -> Object:
+        found = self._cache.jobs.items.get((self._namespace, self._name))
+        if found is None or found["metadata"]["uid"] != self._uid:
+            raise FabricError(f"there is no job {self._namespace}/{self._name} with uid {self._uid}; was it deleted?")
+        return found
+
+    def _job(self, stored: Object) -> TrainingJob:
+        try:
+            return parse_job(stored)
+        except SpecError as error:
+            raise FabricError(f"job {self._namespace}/{self._name} cannot be run: {error}") from error
+
+    def _status(self, stored: Object) -> JobStatus:
+        try:
+            return status_from_json(stored.get("status", {}))
+        except InvariantBroken as error:
+            raise FabricError(f"the stored status of {self._namespace}/{self._name} was edited: {error}") from error
+
+    def _workers(self) -> tuple[WorkerSeen, ...]:
+        return tuple(seen.worker(pod) for pod in self._cache.workers.items.values() if self._is_ours(pod))
+
+    def _is_ours(self, pod: Object) -> bool:
+        return bool(pod["metadata"].get("labels", {}).get(labels.JOB_UID) == self._uid)
+
+    def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
+        silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key
+        found = [seen.node(node, silent, key) for node in self._cache.nodes.items.values()]
+        return tuple(sorted(found, key=lambda node: node.name))
+
+    def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
+        """One a node: of several pods there, one that runs, else the newest."""
+        domains = {node.name: node.domain for node in nodes}
+        known = [(pod, True) for pod in self._cache.gone_holders.values()]
+        known += [(pod, False) for pod in self._cache.holders.items.values()]
+        known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
+        places: dict[str, HolderPlace] = {}
+        for pod, gone in known:
+            where = seen.node_of(pod) or ""
+            place = seen.holder(pod, gone, domains.get(where, where), self._admin)
+            if place is not None and (place.running or not (where in places and places[where].running)):
+                places[where] = place
+        return tuple(places[where] for where in sorted(places))
+
+    # ---- hearing ----------------------------------------------------------------------------------------------------
+
+    def _heard(self, _old: Object | None, _new: Object | None) -> None:
+        self._changed.set()
+
+    def _pod_heard(self, old: Object | None, new: Object | None) -> None:
+        if any(pod is not None and self._is_ours(pod) for pod in (old, new)):
+            self._changed.set()
+
+    def _job_heard(self, old: Object | None, new: Object | None) -> None:
+        """Our own status writes are no news."""
+        found = new or old
+        if found is None or found["metadata"]["name"] != self._name:
+            return
+        if old is None or new is None or _asked(old) != _asked(new):
+            self._changed.set()
+
+    def _node_heard(self, old: Object | None, new: Object | None) -> None:
+        """A kubelet's heartbeat is no news."""
+        nobody: frozenset[str] = frozenset()
+        looks = [None if node is None else seen.node(node, nobody, labels.HOSTNAME) for node in (old, new)]
+        if old is None or looks[0] != looks[1]:
+            self._changed.set()
+
+
+def _asked(job: Object) -> tuple[Any, ...]:
+    metadata = job["metadata"]
+    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp")

@@ -1,0 +1,42 @@
+"""Names, labels and paths that this fabric gives to what it makes, once. Pure; the chart uses the same words."""
+
+from __future__ import annotations
+
+from surefoot_operator.api.spec import GROUP, VERSION
+
+JOB_NAME = f"{GROUP}/job-name"
+JOB_UID = f"{GROUP}/job-uid"
+WORKER_INDEX = f"{GROUP}/worker-index"
+ATTEMPT = f"{GROUP}/attempt"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OPERATOR = "surefoot-operator"
+HOLDER_SELECTOR = f"{GROUP}/part=memory-tier"
+HOLDER_PORT = 6379
+"""Unless a container port of the holder's pod is named `redis`."""
+TRAINER = "trainer"
+HOSTNAME = "kubernetes.io/hostname"
+
+JOBS = f"/apis/{GROUP}/{VERSION}"
+
+
+def jobs_path(namespace: str, name: str) -> str:
+    return f"{JOBS}/namespaces/{namespace}/trainingjobs/{name}"
+
+
+def core_path(namespace: str, kind: str, name: str = "") -> str:
+    """Of `pods`, `secrets`, `events`."""
+    return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+
+
+def pod_name(job: str, index: int, attempt: int) -> str:
+    return f"{job}-worker-{index}-{attempt}"
+
+
+def job_labels(job: str, uid: str) -> dict[str, str]:
+    """On everything that belongs to a job."""
+    return {JOB_NAME: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
+
+
+def selector(uid: str) -> str:
+    """Selects a job's pods."""
+    return f"{JOB_UID}={uid}"

@@ -1,0 +1,162 @@
+"""A worker's pod and its secret, from the job's template. Pure; called by `apply`.
+
+The template is taken whole: only the trainer's command gets the agent in front of it, and what the agent needs is added
+beside what stands there. Where the template says itself how pods are spread, nothing is added to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot_operator.api.names import API_VERSION
+from surefoot_operator.api.spec import KIND, TrainingJob
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.policy.actions import CreateWorker
+
+Object = dict[str, Any]
+
+RUN_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-token"
+TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+_GRACE_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """What the operator's installation decides about every worker's pod."""
+
+    agent: tuple[str, ...] = ("surefoot-agent", "--")
+    """Found on the image's PATH."""
+    run_folder: str = "/run/surefoot"
+    token_audience: str = "surefoot"
+    token_seconds: int = 3600
+    """How long a token is valid; the kubelet renews it earlier."""
+
+
+def owner(job: TrainingJob) -> Object:
+    """Whatever bears this goes with the job."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+
+
+def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
+    """The secret part of the environment. Named by its content: equal ones of many workers are one object."""
+    content = dict(environment.secret)
+    digest = hashlib.sha256(json.dumps([job.uid, content], sort_keys=True).encode()).hexdigest()[:12]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": f"{job.name}-worker-{digest}",
+            "namespace": job.namespace,
+            "labels": labels.job_labels(job.name, job.uid),
+            "ownerReferences": [owner(job)],
+        },
+        "immutable": True,
+        "stringData": content,
+    }
+
+
+def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, settings: PodSettings) -> Object:
+    """The pod of one worker."""
+    template = copy.deepcopy(job.spec.template.raw)
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    own = {labels.WORKER_INDEX: str(worker.index), labels.ATTEMPT: str(worker.attempt)}
+    spec["restartPolicy"] = "Never"
+    trainer = next(c for c in spec["containers"] if c["name"] == labels.TRAINER)
+    trainer["command"] = [*settings.agent, *trainer["command"]]
+    grace = int(spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS))
+    trainer["env"] = _environment(trainer.get("env") or [], job, environment, settings, grace)
+    trainer["volumeMounts"] = [
+        *(trainer.get("volumeMounts") or []),
+        {"name": RUN_VOLUME, "mountPath": settings.run_folder},
+        {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
+    ]
+    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(settings)]
+    _spread(spec, job)
+    _avoid(spec, worker.avoid_nodes)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": labels.pod_name(job.name, worker.index, worker.attempt),
+            "namespace": job.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels.job_labels(job.name, job.uid), **own},
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner(job)],
+        },
+        "spec": spec,
+    }
+
+
+def _volumes(settings: PodSettings) -> list[Object]:
+    token = {
+        "audience": settings.token_audience,
+        "expirationSeconds": settings.token_seconds,
+        "path": "token",
+    }
+    return [
+        # in memory: what is staged there is lost with the pod, and never waits for a disk
+        {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+    ]
+
+
+def _environment(
+    given: list[Object], job: TrainingJob, environment: WorkerEnvironment, settings: PodSettings, grace: int
+) -> list[Object]:
+    """The template's own first: later entries may refer to it, and the same name is never given twice."""
+    told = secret(job, environment)["metadata"]["name"]
+    added = {
+        "SUREFOOT_NODE": _field("spec.nodeName"),
+        "SUREFOOT_HOST": _field("status.podIP"),
+        "SUREFOOT_RUN_FOLDER": {"value": settings.run_folder},
+        "SUREFOOT_TOKEN_FILE": {"value": f"{TOKEN_FOLDER}/token"},
+        "SUREFOOT_TERMINATION_GRACE_SECONDS": {"value": str(grace)},
+    }
+    persistent = job.spec.checkpoint.persistent
+    if persistent is not None and persistent.secret_ref is not None:
+        added |= {name: _from_secret(persistent.secret_ref, name) for name in _CREDENTIALS}
+    added |= {name: {"value": value} for name, value in environment.plain.items()}
+    added |= {name: _from_secret(told, name) for name in environment.secret}
+    named = {entry["name"] for entry in given}
+    return [*given, *({"name": name, **value} for name, value in added.items() if name not in named)]
+
+
+def _field(path: str) -> Object:
+    return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _from_secret(name: str, key: str) -> Object:
+    return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _spread(spec: Object, job: TrainingJob) -> None:
+    """One worker a failure domain: two that die together would take each other's copies along."""
+    if spec.get("topologySpreadConstraints") or (spec.get("affinity") or {}).get("podAntiAffinity"):
+        return
+    term = {
+        "labelSelector": {"matchLabels": {labels.JOB_UID: job.uid}},
+        "topologyKey": job.spec.checkpoint.memory.topology_key,
+    }
+    spec["affinity"] = {
+        **(spec.get("affinity") or {}),
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]},
+    }
+
+
+def _avoid(spec: Object, nodes: tuple[str, ...]) -> None:
+    """A wish, never a demand: a worker on an avoided node is better than none."""
+    if not nodes:
+        return
+    expression = {"key": labels.HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    wish = {"weight": 100, "preference": {"matchExpressions": [expression]}}
+    affinity = dict(spec.get("affinity") or {})
+    place = dict(affinity.get("nodeAffinity") or {})
+    name = "preferredDuringSchedulingIgnoredDuringExecution"
+    place[name] = [*(place.get(name) or []), wish]
+    spec["affinity"] = {**affinity, "nodeAffinity": place}

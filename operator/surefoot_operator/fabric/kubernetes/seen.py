@@ -1,0 +1,136 @@
+"""What pods and nodes of the API mean to a plan. Pure; called by `fabric` and `cache`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.fabric import HolderPlace
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.observed import NodeSeen, WorkerSeen
+
+Object = dict[str, Any]
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+_PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
+_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service")
+
+
+def node_of(pod: Object) -> str | None:
+    """Where it runs, or None before it was scheduled."""
+    found = pod["spec"].get("nodeName")
+    return str(found) if found else None
+
+
+def seconds(text: str | None) -> float:
+    """Unix seconds of a time as Kubernetes writes it; 0 for none."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def worker(pod: Object) -> WorkerSeen:
+    """A worker's pod. The trainer's container decides, not the pod's phase: a sidecar may outlive it."""
+    metadata = pod["metadata"]
+    try:
+        index, attempt = (int(metadata["labels"][name]) for name in (labels.WORKER_INDEX, labels.ATTEMPT))
+    except (KeyError, ValueError) as error:
+        raise FabricError(
+            f"pod {metadata['name']} bears labels that this operator never gives ({error}); delete the pod"
+        ) from error
+    phase, exit_code, message = _trainer(pod)
+    return WorkerSeen(
+        index=index,
+        attempt=attempt,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=node_of(pod),
+        phase=phase,
+        exit_code=exit_code,
+        message=message,
+        created_seconds=seconds(metadata.get("creationTimestamp")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+    )
+
+
+def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
+    status = pod.get("status", {})
+    state = _state(status, labels.TRAINER)
+    said = status.get("message") or status.get("reason") or ""
+    ended = state.get("terminated")
+    if ended is not None:
+        code = exit_code(int(ended["exitCode"]))
+        return ("Failed" if code else "Succeeded"), code, said or ended.get("message") or ended.get("reason") or ""
+    phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
+    if phase == "Running" and "running" not in state:
+        phase = "Pending"  # init containers or sidecars run, the trainer does not yet
+    if phase == "Pending":
+        said = said or _waiting(status, state)
+    return phase, None, said
+
+
+def exit_code(code: int) -> int:
+    """As the kernel says it: container runtimes add 128 to a signal."""
+    return 128 - code if 128 < code < 128 + 65 else code
+
+
+def _state(status: Object, container: str) -> Object:
+    found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == container), {})
+    state: Object = found.get("state", {})
+    return state
+
+
+def _waiting(status: Object, state: Object) -> str:
+    waiting = state.get("waiting", {})
+    if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        return f"{waiting['reason']}: {waiting.get('message', '')}"
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message", ""))
+    return ""
+
+
+def node(found: Object, silent: frozenset[str], topology_key: str) -> NodeSeen:
+    """A node: its own word, its taints, and whether its kubelet was heard of lately."""
+    name = found["metadata"]["name"]
+    reason = _why_lost(found) or ("its kubelet has not renewed its lease" if name in silent else "")
+    return NodeSeen(
+        name=name,
+        domain=found["metadata"].get("labels", {}).get(topology_key, name),
+        ready=not reason,
+        schedulable=not found["spec"].get("unschedulable", False),
+        reason=reason,
+    )
+
+
+def _why_lost(found: Object) -> str:
+    for taint in found["spec"].get("taints", ()):
+        if taint["key"] in _LOST_TAINTS:
+            return f"it bears the taint {taint['key']}"
+    for condition in found.get("status", {}).get("conditions", ()):
+        if condition["type"] == "Ready":
+            return "" if condition["status"] == "True" else f"not ready: {condition.get('message', '')}"
+    return "it has not said yet that it is ready"
+
+
+def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> HolderPlace | None:
+    """A holder's pod; None while it has not begun: unknown, not dead."""
+    status = pod.get("status", {})
+    found: Object = next(iter(status.get("containerStatuses", ())), {})
+    where, address, container = node_of(pod), status.get("podIP"), found.get("containerID")
+    if where is None or not address or not container:
+        return None
+    return HolderPlace(
+        node=where,
+        domain=domain,
+        host=address,
+        port=_port(pod),
+        process=f"{pod['metadata']['uid']}/{container}",
+        running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
+        admin_user=admin[0],
+        admin_password=admin[1],
+    )
+
+
+def _port(pod: Object) -> int:
+    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
+    return next((int(p["containerPort"]) for p in ports if p.get("name") == "redis"), labels.HOLDER_PORT)

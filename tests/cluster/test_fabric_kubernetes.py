@@ -1,0 +1,245 @@
+"""The Kubernetes fabric under the suite of every fabric, on a real cluster of two nodes, and what it alone must do.
+
+Workers are sleeping pods behind a real agent that nobody answers; holders are sleeping pods of a DaemonSet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import layout, pods
+from cluster.api import Api as PlainApi
+from cluster.engine import Engine
+from cluster.processes import wait
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.fabric import Fabric
+from surefoot_operator.fabric.kubernetes.api import Api, connect
+from surefoot_operator.fabric.kubernetes.cache import LEASE_SECONDS, ClusterCache
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.policy.actions import CreateWorker, Event
+
+pytest.register_assert_rewrite("support.fabric_suite")
+
+from support.fabric_suite import *  # noqa: E402, F403 -- its tests are collected here
+from support.fabric_suite import DOCUMENT, ENVIRONMENT, running, until  # noqa: E402
+from support.kubernetes_cluster import a_cluster  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/default/trainingjobs"
+PODS = "/api/v1/namespaces/default/pods"
+DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
+HOLDER = {"surefoot.dev/part": "memory-tier"}
+READY_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    for found in a_cluster(2):
+        if len(found.facts().node_names) != 2:
+            pytest.skip("the cluster on this machine has not two nodes; take it down first")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> Iterator[PlainApi]:
+    """The API server without our client, with the CRD and a DaemonSet of holders."""
+    api = PlainApi(engine.facts().kubeconfig)
+    api.create(CRDS, yaml.safe_load((layout.PROJECT / "manifests" / "crd.yaml").read_text(encoding="utf-8")))
+    assert wait(lambda: api.answers(JOBS), READY_SECONDS)
+    template = pods.host_pod("holder", ["sleep", "infinity"], host_prefix=engine.facts().host_prefix)
+    template["metadata"]["labels"] = HOLDER
+    template["spec"]["restartPolicy"] = "Always"
+    spec = {
+        "selector": {"matchLabels": HOLDER},
+        "template": {"metadata": template["metadata"], "spec": template["spec"]},
+    }
+    api.create(
+        DAEMON_SETS, {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "holders"}, "spec": spec}
+    )
+    yield api
+    api.call("DELETE", f"{DAEMON_SETS}/holders")
+
+
+def document(engine: Engine) -> dict[str, Any]:
+    """The suite's job with the host's programs instead of an image."""
+    body = copy.deepcopy(DOCUMENT)
+    spec = body["spec"]["template"]["spec"]
+    spec["volumes"], mounts = pods.host_mounts(engine.facts().host_prefix)
+    path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    host = {"image": layout.HOST_IMAGE, "volumeMounts": mounts, "env": [{"name": "PATH", "value": path}]}
+    spec["containers"][0].update(host)
+    return body
+
+
+class KubernetesLab:
+    """The Kubernetes fabric with a job of its own."""
+
+    moment_seconds = 5.0
+    node_seconds = LEASE_SECONDS + 20.0
+    tells_death = False
+
+    def __init__(self, engine: Engine, plain: PlainApi, api: Api) -> None:
+        self.engine, self.plain, self.api = engine, plain, api
+        first, second = engine.facts().node_names
+        self.nodes = (first, second)
+        self.cache = ClusterCache(api)
+        self.fabric: Fabric
+        self.uid = ""
+        self._hurt: set[str] = set()
+
+    async def open(self) -> None:
+        made = self.plain.call("POST", JOBS, document(self.engine))
+        self.uid = made["metadata"]["uid"]
+        await self.cache.start()
+        self.fabric = KubernetesFabric(self.cache, "default", "contract", self.uid)
+
+    def free(self, count: int) -> None:
+        return None
+
+    def kill_node(self, name: str) -> None:
+        self._hurt.add(name)
+        self.engine.crash(name)
+
+    def return_node(self, name: str) -> None:
+        self.engine.return_node(name)
+
+    def freeze_node(self, name: str) -> None:
+        self._hurt.add(name)
+        self.engine.freeze(name)
+
+    def kill_agent(self, name: str) -> None:
+        found = [p for p in self.cache.workers.items.values() if p["spec"].get("nodeName") == name]
+        self.engine.kill_container("default", found[0]["metadata"]["name"], "trainer")
+
+    def kill_holder(self, name: str) -> None:
+        self._hurt.add(name)
+        found = [p for p in self.cache.holders.items.values() if p["spec"].get("nodeName") == name]
+        self.engine.kill_container("default", found[0]["metadata"]["name"])
+
+    def return_holder(self, name: str) -> None:
+        """Its kubelet does that."""
+
+    async def close(self) -> None:
+        await self.fabric.close()
+        await self.cache.close()
+        await self.api.close()
+        await asyncio.to_thread(self._restore)
+
+    def _restore(self) -> None:
+        for name in self._hurt:
+            self.engine.return_node(name)
+            self._delete(
+                f"surefoot.dev/part=memory-tier&fieldSelector=spec.nodeName={name}"
+            )  # else its restarts back off
+        self.plain.call("DELETE", f"{JOBS}/contract")
+        assert wait(lambda: self._are_gone(f"surefoot.dev/job-uid={self.uid}"), READY_SECONDS)
+        assert wait(lambda: not self.plain.answers(f"{JOBS}/contract"), READY_SECONDS)
+
+    def _are_gone(self, query: str) -> bool:
+        try:
+            self._delete(query)
+            return not self.plain.call("GET", f"{PODS}?labelSelector={query}")["items"]
+        except OSError:  # hundreds at once take longer than a call may
+            return False
+
+    def _delete(self, query: str) -> None:
+        self.plain.call("DELETE", f"{PODS}?labelSelector={query}&gracePeriodSeconds=0")
+
+
+@pytest.fixture
+async def lab(engine: Engine, plain: PlainApi) -> AsyncIterator[KubernetesLab]:
+    made = KubernetesLab(engine, plain, await connect(engine.facts().kubeconfig))
+    await made.open()
+    try:
+        await until(
+            made.fabric, lambda seen: [h.running for h in seen.holders] == [n.ready for n in seen.nodes] == [True, True]
+        )
+        yield made
+    finally:
+        await made.close()
+
+
+# ---- what only this fabric can promise ------------------------------------------------------------------------------
+
+
+async def test_what_a_worker_must_not_show_stands_in_a_secret_of_the_job(lab: KubernetesLab) -> None:
+    found = await running(lab)
+    pod = lab.plain.call("GET", f"{PODS}/{found.name}")
+    assert "a-password" not in str(pod)
+    assert "a-token" not in str(pod)
+    assert found.name == "contract-worker-0-1"
+    assert "finalizers" not in pod["metadata"]
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (lab.uid, True)
+    environment = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
+    name = environment["SUREFOOT_HOLDER_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
+    secret = lab.plain.call("GET", f"/api/v1/namespaces/default/secrets/{name}")
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == lab.uid
+
+
+async def test_a_pod_of_that_name_that_is_somebody_elses_is_left_alone(lab: KubernetesLab) -> None:
+    body = pods.host_pod("contract-worker-0-1", ["sleep", "600"], host_prefix=lab.engine.facts().host_prefix)
+    lab.plain.create(PODS, body)
+    try:
+        with pytest.raises(FabricError, match="belongs to somebody else"):
+            await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)
+    finally:
+        lab.plain.call("DELETE", f"{PODS}/contract-worker-0-1?gracePeriodSeconds=0")
+
+
+async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
+    told = [Event("WorldClaimed", "epoch 2 was claimed: worker 1 is lost", warning=True)]
+    await lab.fabric.record(told)
+    await lab.fabric.record(told)
+    selector = f"involvedObject.uid={lab.uid},reason=WorldClaimed"
+    items = lab.plain.call("GET", f"/api/v1/namespaces/default/events?fieldSelector={selector}")["items"]
+    assert [(item["type"], item["message"]) for item in items] == [("Warning", told[0].message)]
+
+
+async def test_people_and_autoscalers_see_workers_and_the_age_of_the_checkpoint(lab: KubernetesLab) -> None:
+    await running(lab)
+    await lab.fabric.patch_status(JobStatus("Running", world=World(1, "Committed"), step=3), None)
+    scale = lab.plain.call("GET", f"{JOBS}/contract/scale")["status"]
+    assert scale == {"replicas": 1, "selector": f"surefoot.dev/job-uid={lab.uid}"}
+    assert lab.plain.call("GET", f"{JOBS}/contract")["status"]["ready"] == "1/2"
+
+
+async def test_an_api_server_that_is_killed_costs_nothing_but_time(lab: KubernetesLab) -> None:
+    found = await running(lab)
+    lab.engine.kill_daemon("kube-apiserver")
+    try:
+        with pytest.raises(FabricError, match="API server did not answer"):
+            await lab.fabric.create_worker(CreateWorker(1, 1), ENVIRONMENT)
+        assert [w.uid for w in (await lab.fabric.observe()).workers] == [found.uid]
+    finally:
+        await asyncio.to_thread(lab.engine.start_daemon, "kube-apiserver")
+    await running(lab, 1)
+
+
+async def test_three_hundred_pods_are_asked_for_within_five_seconds(lab: KubernetesLab) -> None:
+    """With a selector that no node matches: what is measured is the asking."""
+    job = lab.plain.call("GET", f"{JOBS}/contract")
+    job["spec"]["suspend"] = True
+    job = lab.plain.call("PUT", f"{JOBS}/contract", job)
+    job["spec"]["suspend"] = False
+    job["spec"]["template"]["spec"]["nodeSelector"] = {"surefoot.test/no-such": "node"}
+    lab.plain.call("PUT", f"{JOBS}/contract", job)
+    await until(lab.fabric, lambda seen: seen.job.generation == 3)
+    begin = time.monotonic()
+    await asyncio.gather(*(lab.fabric.create_worker(CreateWorker(n, 1), ENVIRONMENT) for n in range(300)))
+    seconds = time.monotonic() - begin
+    print(f"300 pods asked for in {seconds:.2f} s")
+    assert len((await lab.fabric.observe()).workers) == 300
+    assert seconds < 5.0

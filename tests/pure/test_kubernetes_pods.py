@@ -1,0 +1,157 @@
+"""A worker's pod: the template whole, and beside it what the agent needs."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import pods
+from surefoot_operator.policy.actions import CreateWorker
+
+ENVIRONMENT = WorkerEnvironment({"SUREFOOT_WORKER_INDEX": "2"}, {"SUREFOOT_HOLDER_PASSWORD": "a-password"})
+SPEC: dict[str, Any] = {
+    "serviceAccountName": "train",
+    "priorityClassName": "high",
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "initContainers": [{"name": "fetch", "image": "a"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "volumes": [{"name": "data", "emptyDir": {}}],
+    "terminationGracePeriodSeconds": 7,
+    "containers": [
+        {"name": "sidecar", "image": "b"},
+        {
+            "name": "trainer",
+            "image": "c",
+            "command": ["python", "train.py"],
+            "args": ["--fast"],
+            "env": [{"name": "AWS_ACCESS_KEY_ID", "value": "mine"}],
+            "resources": {"limits": {"nvidia.com/gpu": 8}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        },
+    ],
+}
+
+
+def made(spec: dict[str, Any] = SPEC, avoid: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    job = parse_job(
+        {
+            "apiVersion": "surefoot.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "gpt", "namespace": "team", "uid": "u"},
+            "spec": {
+                "template": {"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}, "spec": spec},
+                **fields,
+            },
+        }
+    )
+    before = copy.deepcopy(job.spec.template.raw)
+    found = pods.pod(job, CreateWorker(2, 5, avoid), ENVIRONMENT, pods.PodSettings())
+    assert job.spec.template.raw == before, "the job itself was written into"
+    return found
+
+
+def trainer(pod: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+
+
+def environment(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    names = [entry["name"] for entry in trainer(pod)["env"]]
+    assert len(names) == len(set(names))
+    return {entry["name"]: entry for entry in trainer(pod)["env"]}
+
+
+def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> None:
+    metadata = made()["metadata"]
+    assert (metadata["name"], metadata["namespace"]) == ("gpt-worker-2-5", "team")
+    assert metadata["labels"] == {
+        "a": "b",
+        "surefoot.dev/job-name": "gpt",
+        "surefoot.dev/job-uid": "u",
+        "surefoot.dev/worker-index": "2",
+        "surefoot.dev/attempt": "5",
+        "app.kubernetes.io/managed-by": "surefoot-operator",
+    }
+    assert metadata["annotations"] == {"c": "d"}
+    assert metadata["ownerReferences"][0]["uid"] == "u"
+    assert "finalizers" not in metadata
+
+
+def test_the_template_is_respected_whole() -> None:
+    spec = made()["spec"]
+    for name in ("serviceAccountName", "priorityClassName", "tolerations", "initContainers"):
+        assert spec[name] == SPEC[name]
+    assert spec["terminationGracePeriodSeconds"] == 7
+    assert spec["containers"][0] == SPEC["containers"][0]
+    assert spec["affinity"]["nodeAffinity"] == SPEC["affinity"]["nodeAffinity"]
+    assert SPEC["volumes"][0] in spec["volumes"]
+    assert spec["restartPolicy"] == "Never"
+    for name in ("image", "args", "resources"):
+        assert trainer(made())[name] == SPEC["containers"][1][name]
+
+
+def test_the_agent_stands_in_front_of_the_command_with_what_it_needs() -> None:
+    pod = made()
+    assert trainer(pod)["command"] == ["surefoot-agent", "--", "python", "train.py"]
+    told = environment(pod)
+    assert told["SUREFOOT_WORKER_INDEX"]["value"] == "2"
+    assert told["SUREFOOT_TERMINATION_GRACE_SECONDS"]["value"] == "7"
+    assert told["SUREFOOT_NODE"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert told["SUREFOOT_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in trainer(pod)["volumeMounts"]}
+    assert mounts[told["SUREFOOT_RUN_FOLDER"]["value"]]["emptyDir"] == {"medium": "Memory"}
+    folder, _, _ = told["SUREFOOT_TOKEN_FILE"]["value"].rpartition("/")
+    (source,) = mounts[folder]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "surefoot"
+
+
+def test_secrets_are_named_and_never_said() -> None:
+    persistent = {"uri": "s3://bucket/prefix", "secretRef": "keys"}
+    pod = made(checkpoint={"persistent": persistent})
+    assert "a-password" not in str(pod)
+    told = environment(pod)
+    name = told["SUREFOOT_HOLDER_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"]
+    assert name.startswith("gpt-worker-")
+    assert told["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "keys"
+    assert told["AWS_ACCESS_KEY_ID"]["value"] == "mine"  # the template's own word
+
+
+def test_equal_secrets_are_one_object_and_others_are_another() -> None:
+    job = parse_job(
+        {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "gpt", "uid": "u"}}
+        | {"spec": {"template": {"spec": SPEC}}}
+    )
+    first = pods.secret(job, ENVIRONMENT)
+    assert pods.secret(job, replace(ENVIRONMENT, plain={})) == first
+    assert pods.secret(job, replace(ENVIRONMENT, secret={"A": "b"}))["metadata"]["name"] != first["metadata"]["name"]
+    assert first["stringData"] == {"SUREFOOT_HOLDER_PASSWORD": "a-password"}
+
+
+def test_workers_of_a_job_share_no_failure_domain() -> None:
+    (term,) = made()["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"] == {"matchLabels": {"surefoot.dev/job-uid": "u"}}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}},
+        {"topologySpreadConstraints": [{"maxSkew": 1}]},
+    ],
+)
+def test_a_template_that_says_how_pods_are_spread_is_left_alone(own: dict[str, Any]) -> None:
+    spec = made({**SPEC, **own})["spec"]
+    assert {name: spec[name] for name in own} == own
+
+
+def test_nodes_to_avoid_are_a_wish_beside_the_templates_own() -> None:
+    place = made(avoid=("n1",))["spec"]["affinity"]["nodeAffinity"]
+    (wish,) = place["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish["preference"]["matchExpressions"][0]["values"] == ["n1"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" in place

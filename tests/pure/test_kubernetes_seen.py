@@ -1,0 +1,126 @@
+"""What pods and nodes of the API mean, and how a status becomes a patch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import seen, status
+
+JOB: dict[str, Any] = {
+    "apiVersion": "surefoot.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "gpt", "uid": "u"},
+    "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}}},
+}
+
+
+def pod(phase: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    labels = {"surefoot.dev/worker-index": "1", "surefoot.dev/attempt": "3"}
+    metadata = {"name": "p", "uid": "x", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = {"phase": phase, "containerStatuses": list(containers), **fields}
+    return {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}, "status": found}
+
+
+def container(name: str, **state: Any) -> dict[str, Any]:
+    return {"name": name, "containerID": "containerd://1", "state": state}
+
+
+@pytest.mark.parametrize(
+    ("found", "phase", "code"),
+    [
+        (pod("Pending"), "Pending", None),
+        (pod("Running", container("trainer", running={})), "Running", None),
+        (pod("Running", container("trainer", waiting={}), container("side", running={})), "Pending", None),
+        (
+            pod("Running", container("trainer", terminated={"exitCode": 137}), container("side", running={})),
+            "Failed",
+            -9,
+        ),
+        (pod("Succeeded", container("trainer", terminated={"exitCode": 0})), "Succeeded", 0),
+        (pod("Failed", container("trainer", terminated={"exitCode": 42})), "Failed", 42),
+        (pod("Failed", reason="Evicted"), "Failed", None),
+        (pod("Strange"), "Unknown", None),
+    ],
+)
+def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phase: str, code: int | None) -> None:
+    worker = seen.worker(found)
+    assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
+    assert worker.exit_code == code
+
+
+def test_a_worker_that_waits_says_for_what() -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    assert seen.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith("no such image")
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    assert seen.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
+
+
+def test_foreign_labels_are_an_error_and_no_worker() -> None:
+    found = pod("Running")
+    found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"
+    with pytest.raises(FabricError, match="delete the pod"):
+        seen.worker(found)
+
+
+def node(ready: str = "True", **spec: Any) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": ready, "message": "said so"}]
+    return {"metadata": {"name": "n1", "labels": {"zone": "z"}}, "spec": spec, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("found", "silent", "ready"),
+    [
+        (node(), (), True),
+        (node(), ("n1",), False),
+        (node("Unknown"), (), False),
+        (node(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), (), False),
+        (node(taints=[{"key": "gpu", "effect": "NoSchedule"}]), (), True),
+        ({**node(), "status": {}}, (), False),
+    ],
+)
+def test_a_node_is_ready_if_nothing_speaks_against_it(
+    found: dict[str, Any], silent: tuple[str, ...], ready: bool
+) -> None:
+    shown = seen.node(found, frozenset(silent), "zone")
+    assert (shown.ready, shown.reason == "", shown.domain) == (ready, ready, "z")
+
+
+def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
+    assert seen.holder(pod("Pending"), False, "z", ("a", "b")) is None
+    running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
+    place = seen.holder(running, False, "z", ("a", "b"))
+    assert place is not None
+    assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
+    assert place.running
+    for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
+        place = seen.holder(found, gone, "z", ("a", "b"))
+        assert place is not None
+        assert not place.running
+
+
+def test_a_patch_tests_the_world_that_it_stands_on() -> None:
+    stored = {"metadata": {"uid": "u"}}
+    paths = [(o["op"], o["path"]) for o in status.operations(stored, {}, None)]
+    assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
+    stored["status"] = {}
+    assert status.operations(stored, {}, None)[1] == {"op": "test", "path": "/status/world", "value": None}
+    tests = status.operations(stored, {}, status.fence(World(3, "Claimed")))[1:3]
+    assert [(o["path"], o["value"]) for o in tests] == [("/status/world/epoch", 3), ("/status/world/state", "Claimed")]
+
+
+def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
+    new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
+    first = status.shown(parse_job(JOB), new, (), {}, 0.0)
+    assert first["checkpointTime"] == "1970-01-01T00:00:00Z"
+    assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00Z"
+    assert (first["ready"], first["replicas"]) == ("0/2", 0)
+    again = status.shown(parse_job(JOB), new, (), {"status": first}, 100.0)
+    assert again["checkpointTime"] == first["checkpointTime"]
+    newer = JobStatus(last_complete=Checkpoint(1, 6))
+    assert status.shown(parse_job(JOB), newer, (), {"status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"
