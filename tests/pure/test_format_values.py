@@ -30,23 +30,27 @@ plain = st.recursive(
 )
 
 
+def spelled(value: Any) -> str:
+    """Type, order and bits as text: not-a-number is equal to itself, and only sets have no order, at any depth."""
+    if isinstance(value, dict):
+        inside = [f"{spelled(k)}: {spelled(v)}" for k, v in value.items()]
+    elif isinstance(value, list | tuple):
+        inside = [spelled(v) for v in value]
+    elif isinstance(value, set | frozenset):
+        inside = sorted(spelled(v) for v in value)
+    else:
+        inside = [repr(value)]
+    return f"{type(value).__name__}({', '.join(inside)})"
+
+
 def same(a: Any, b: Any) -> bool:
-    """Equal in type, order and bits, with not-a-number equal to itself."""
-    return type(a) is type(b) and repr(a) == repr(b)
+    return spelled(a) == spelled(b)
 
 
 @given(st.dictionaries(st.text(), plain, max_size=4))
 def test_plain_values_come_back_with_type_order_and_bits(values: dict[str, Any]) -> None:
     back = decode_values(encode_values(values))
-    assert list(back) == list(values)
-    for name, value in values.items():
-        if isinstance(value, (set, frozenset)) or "set(" in repr(value):
-            assert type(back[name]) is type(value)
-            assert len(back[name]) == len(value)
-            if "nan" not in repr(value):
-                assert back[name] == value
-        else:
-            assert same(back[name], value)
+    assert same(back, values)
 
 
 @pytest.mark.parametrize(
