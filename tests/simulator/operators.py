@@ -13,7 +13,7 @@ from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder
 from simulator.views import Connection, Todo, Uploads, Watch
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
@@ -37,6 +37,7 @@ class Operator:
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
+        self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], speech.Rule] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self.applying = False
@@ -103,8 +104,11 @@ class Operator:
     def rule(self) -> speech.Rule:
         world = self._status.world
         epoch = world.epoch if world is not None else 0
-        ready = [w.endpoint for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch]
-        return speech.rule(self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas)
+        ready = tuple(w.endpoint for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch)
+        if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != ready:
+            rule = speech.rule(self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas)
+            self._ruled = (self._status, ready, rule)
+        return self._ruled[2]
 
     def hang_up(self) -> None:
         """The lease is lost: every session is closed at once, and nothing is decided any more."""
