@@ -7,6 +7,7 @@ cannot care about (a heartbeat, our own status write) wakes nobody.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, seen
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.feed import Feed, Object
+
+log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 25.0
 """A kubelet renews its lease every 10 s; after this without, its node counts as not ready."""
@@ -47,6 +50,8 @@ class ClusterCache:
         """Returns once everything was listed. Raises FabricError if that takes too long."""
         self._tasks = [asyncio.create_task(feed.run(), name=f"watch {feed.path}") for feed in self._feeds]
         self._tasks.append(asyncio.create_task(self._judge(), name="judge leases"))
+        for task in self._tasks:
+            task.add_done_callback(_report)
         try:
             async with asyncio.timeout(SYNC_SECONDS):
                 for feed in self._feeds:
@@ -121,3 +126,9 @@ class ClusterCache:
                     listener(None, found)
             self._silent = silent
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watch that ended by an error of ours: its feed goes stale, and the log says why."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s ended and is not watched any more", task.get_name(), exc_info=task.exception())

@@ -32,6 +32,7 @@ STALE_SECONDS = 45.0
 PAGE = 500
 _BACKOFF_SECONDS = (0.1, 5.0)
 _FORGOTTEN = 4096
+_SHORT_SECONDS = 1.0
 
 
 class _Behind(Exception):
@@ -63,8 +64,11 @@ class Feed:
             try:
                 if not self._version:
                     await self._list()
+                begin = time.monotonic()
                 await self._watch()
                 wait = first
+                if time.monotonic() - begin < _SHORT_SECONDS:
+                    await asyncio.sleep(_SHORT_SECONDS)  # something between ends watches at once: no busy loop
             except _Behind:
                 self._version = ""  # listed anew at once: the server told us to
             except FabricError as error:
@@ -77,7 +81,9 @@ class Feed:
     def learn(self, found: Object) -> None:
         """An object as a write of ours returned it, unless something newer or its end is known."""
         key, old = _key(found), self.items.get(_key(found))
-        if _uid(found) in self._forgotten or (old is not None and _version(old) >= _version(found)):
+        # what the watch has passed and does not hold has ended meanwhile: learning it would raise a ghost
+        known = int(self._version or 0) if old is None else _version(old)
+        if _uid(found) in self._forgotten or known >= _version(found):
             return
         self.items[key] = found
         self._heard(old, found)

@@ -1,0 +1,139 @@
+"""A watch under everything that ends one, against a real HTTP server that plays the API server's part to the letter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
+
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.feed import Feed
+
+SECONDS = 10.0
+Object = dict[str, Any]
+
+
+def pod(name: str, version: int, uid: str = "") -> Object:
+    return {"metadata": {"name": name, "namespace": "n", "uid": uid or name, "resourceVersion": str(version)}}
+
+
+class Server:
+    """Lists `pods` at `version`; each watch gets the next of `watches`: events, then its end (None: stays open)."""
+
+    def __init__(self) -> None:
+        self.pods: list[Object] = []
+        self.version = 10
+        self.watches: asyncio.Queue[list[Object | None]] = asyncio.Queue()
+        self.asked: list[dict[str, str]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": self.pods})
+        events = await self.watches.get()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events:
+            if event is None:
+                await asyncio.Event().wait()
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
+
+    def lists(self) -> int:
+        return sum("watch" not in asked for asked in self.asked)
+
+
+@pytest.fixture
+async def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+async def api(server: Server) -> AsyncIterator[Api]:
+    application = web.Application()
+    application.router.add_get("/api/v1/pods", server.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    made = Api(ApiClient(Configuration(host=f"http://{host}:{port}")), 2.0)
+    yield made
+    await made.close()
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def feed(api: Api) -> AsyncIterator[Feed]:
+    made = Feed(api, "/api/v1/pods", "app=x", lambda _old, _new: None)
+    task = asyncio.create_task(made.run())
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 -- two sides' plain values are waited for
+            await asyncio.sleep(0.01)
+
+
+async def test_a_feed_lists_then_follows_and_selects_on_the_server(server: Server, feed: Feed) -> None:
+    server.pods = [pod("a", 3), pod("b", 4)]
+    events = [
+        {"type": "MODIFIED", "object": pod("a", 11)},
+        {"type": "DELETED", "object": pod("b", 12)},
+        {"type": "ADDED", "object": pod("c", 13)},
+        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}}},
+    ]
+    server.watches.put_nowait([*events])
+    server.watches.put_nowait([None])
+    await until(lambda: len(server.asked) == 3)
+    assert {key[1]: item["metadata"]["resourceVersion"] for key, item in feed.items.items()} == {"a": "11", "c": "13"}
+    assert server.lists() == 1
+    assert [asked.get("resourceVersion") for asked in server.asked] == [None, "10", "20"]
+    assert all(asked["labelSelector"] == "app=x" for asked in server.asked)
+    assert feed.fresh
+
+
+async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: Feed) -> None:
+    server.pods = [pod("a", 3)]
+    server.watches.put_nowait([{"type": "ERROR", "object": {"code": 410, "message": "too old"}}])
+    await until(lambda: ("n", "a") in feed.items)
+    server.pods, server.version = [pod("b", 30)], 30
+    server.watches.put_nowait([{"type": "ERROR", "object": {"code": 410, "message": "too old"}}])
+    server.watches.put_nowait([None])
+    await until(lambda: ("n", "b") in feed.items)
+    assert list(feed.items) == [("n", "b")]
+
+
+async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(server: Server, feed: Feed) -> None:
+    server.pods = [pod("a", 3)]
+    await feed.synced.wait()
+    feed.learn(pod("a", 40))
+    feed.learn(pod("new", 41))
+    feed.learn(pod("ended-meanwhile", 5))
+    feed.forget("n", "a", "another uid")
+    assert sorted(name for _, name in feed.items) == ["a", "new"]
+    feed.forget("n", "new", "new")
+    server.watches.put_nowait(
+        [{"type": "MODIFIED", "object": pod("a", 39)}, {"type": "MODIFIED", "object": pod("new", 42)}]
+    )
+    server.watches.put_nowait([None])
+    await until(lambda: len(server.asked) == 3)
+    assert {key[1]: item["metadata"]["resourceVersion"] for key, item in feed.items.items()} == {"a": "40"}
+
+
+async def test_a_silent_watch_and_a_refusal_are_sentences(server: Server, api: Api) -> None:
+    server.watches.put_nowait([None])
+    with pytest.raises(ApiSilent, match="did not answer when asked to watch /api/v1/pods"):
+        assert [event async for event in api.watch("/api/v1/pods", {}, 0.2)] == []
+    with pytest.raises(ApiRefused, match="refused to GET /nowhere: 404"):
+        await api.get("/nowhere")
+    assert issubclass(ApiSilent, FabricError)
