@@ -140,6 +140,8 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Si
     path = job(tmp_path, "import time\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "surefoot_operator.cli.main", "local", "-f", str(path), "--plain"]
     command += ["--run-folder", str(tmp_path / "run")]
+    # as from a terminal: whoever runs the tests in the background hands an ignored SIGINT on
+    command = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
