@@ -18,7 +18,8 @@ class SpecError(OperatorError):
 
 
 class WorldMoved(OperatorError):
-    """The world changed under a patch that tested it: another leader was faster. Observe again."""
+    """The status changed under a write that tested it: another leader was faster, or an own write had got through
+    unheard. Observe again."""
 
 
 class FabricError(OperatorError):

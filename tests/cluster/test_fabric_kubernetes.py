@@ -210,7 +210,7 @@ async def test_an_event_told_twice_stands_once(lab: KubernetesLab) -> None:
 
 async def test_people_and_autoscalers_see_workers_and_the_age_of_the_checkpoint(lab: KubernetesLab) -> None:
     await running(lab)
-    await lab.fabric.patch_status(JobStatus("Running", world=World(1, "Committed"), step=3), None)
+    await lab.fabric.patch_status(JobStatus("Running", world=World(1, "Committed"), step=3), JobStatus())
     scale = lab.plain.call("GET", f"{JOBS}/contract/scale")["status"]
     assert scale == {"replicas": 1, "selector": f"surefoot.dev/job-uid={lab.uid}"}
     assert lab.plain.call("GET", f"{JOBS}/contract")["status"]["ready"] == "1/2"

@@ -8,7 +8,8 @@ import pytest
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.api.status import Condition, JobStatus, World, stamp
+from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import seen, status
 
@@ -104,14 +105,20 @@ def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() ->
         assert not place.running
 
 
-def test_a_patch_tests_the_world_that_it_stands_on() -> None:
-    stored = {"metadata": {"uid": "u"}}
-    paths = [(o["op"], o["path"]) for o in status.operations(stored, {}, None)]
+def test_a_patch_tests_the_status_that_it_stands_on() -> None:
+    stored: dict[str, Any] = {"metadata": {"uid": "u"}}
+    assert status.stored_stamp(stored) == stamp(JobStatus())
+    paths = [(o["op"], o["path"]) for o in status.operations(stored, {}, stamp(JobStatus()))]
     assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
     stored["status"] = {}
-    assert status.operations(stored, {}, None)[1] == {"op": "test", "path": "/status/world", "value": None}
-    tests = status.operations(stored, {}, status.fence(World(3, "Claimed")))[1:3]
-    assert [(o["path"], o["value"]) for o in tests] == [("/status/world/epoch", 3), ("/status/world/state", "Claimed")]
+    tests = status.operations(stored, {}, stamp(JobStatus()))[1:3]
+    assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/world", None)]
+    new = JobStatus(serial=7, world=World(3, "Claimed"))
+    tests = status.operations(stored, {}, stamp(new))[1:4]
+    assert [o["value"] for o in tests] == [7, 3, "Claimed"]
+    assert [o["path"] for o in tests] == ["/status/serial", "/status/world/epoch", "/status/world/state"]
+    stored["status"] = status_to_json(new)
+    assert status.stored_stamp(stored) == stamp(new)
 
 
 def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import WorldMoved
 from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironment
@@ -243,30 +244,44 @@ async def test_a_killed_holder_is_gone_and_one_that_returns_is_another(lab: Lab)
     assert after[well] == before[well]
 
 
-async def test_a_status_is_written_only_over_the_world_that_it_expects(lab: Lab) -> None:
+async def test_a_status_is_written_only_over_the_one_that_it_was_decided_from(lab: Lab) -> None:
     claimed, committed = World(1, "Claimed"), World(1, "Committed")
-    first = JobStatus(phase="Starting", world=claimed)
+    new, failed = JobStatus(), JobStatus(phase="Failed")
     with pytest.raises(WorldMoved):
-        await lab.fabric.patch_status(first, claimed)
-    await lab.fabric.patch_status(first, None)
+        await lab.fabric.patch_status(failed, JobStatus(world=claimed))
     with pytest.raises(WorldMoved):
-        await lab.fabric.patch_status(JobStatus(phase="Failed"), None)
-    with pytest.raises(WorldMoved):
-        await lab.fabric.patch_status(JobStatus(phase="Failed", world=committed), committed)
+        await lab.fabric.patch_status(failed, JobStatus(serial=1))
+    first = await lab.fabric.patch_status(JobStatus(phase="Starting", world=claimed), new)
+    assert first == JobStatus(serial=1, phase="Starting", world=claimed)
+    for old in (new, replace(first, world=None), replace(first, world=committed), replace(first, serial=2)):
+        with pytest.raises(WorldMoved):
+            await lab.fabric.patch_status(failed, old)
     assert (await lab.fabric.observe()).status == first
-    second = JobStatus(phase="Running", world=committed, step=7)
-    await lab.fabric.patch_status(second, replace(claimed, reason="only epoch and state are the fence"))
+    second = await lab.fabric.patch_status(JobStatus(phase="Running", world=committed, step=7), first)
+    assert second.serial == 2
     assert (await lab.fabric.observe()).status == second
 
 
 async def test_of_two_leaders_that_change_one_world_one_wins(lab: Lab) -> None:
-    await lab.fabric.patch_status(JobStatus(world=World(1, "Committed")), None)
+    old = await lab.fabric.patch_status(JobStatus(world=World(1, "Committed")), JobStatus())
     mine = [JobStatus(world=World(2, "Claimed", reason=str(n))) for n in range(8)]
-    tries = [lab.fabric.patch_status(status, World(1, "Committed")) for status in mine]
+    tries = [lab.fabric.patch_status(status, old) for status in mine]
     results = await asyncio.gather(*tries, return_exceptions=True)
-    assert sorted(type(r).__name__ for r in results) == ["NoneType", *["WorldMoved"] * 7]
-    winner = mine[[r is None for r in results].index(True)]
+    assert sorted(type(r).__name__ for r in results) == ["JobStatus", *["WorldMoved"] * 7]
+    (winner,) = [r for r in results if isinstance(r, JobStatus)]
     assert (await lab.fabric.observe()).status == winner
+
+
+async def test_of_two_leaders_of_one_world_neither_undoes_what_the_other_wrote(lab: Lab) -> None:
+    await lab.fabric.patch_status(JobStatus(world=World(1, "Committed")), JobStatus())
+    one, other = (await lab.fabric.observe()).status, (await lab.fabric.observe()).status
+    counted = await lab.fabric.patch_status(replace(one, next_attempt=5, bad=(Checkpoint(1, 10),)), one)
+    with pytest.raises(WorldMoved):
+        await lab.fabric.patch_status(replace(other, step=20), other)
+    again = (await lab.fabric.observe()).status
+    assert again == counted
+    await lab.fabric.patch_status(replace(again, step=20), again)
+    assert (await lab.fabric.observe()).status == replace(counted, step=20, serial=3)
 
 
 async def test_a_change_is_heard_and_close_ends_the_listening(lab: Lab) -> None:

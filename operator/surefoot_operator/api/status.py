@@ -96,6 +96,8 @@ class ExcludedNode:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
+    serial: int = 0
+    """How often a status of this job was written. Each write tests it: who decided from an older one decides anew."""
     phase: Phase = "Pending"
     observed_generation: int = 0
     world: World | None = None
@@ -129,3 +131,22 @@ class JobStatus:
     step: int = 0
     progress_seconds: float | None = None
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a write of a status tests. The world stands beside the serial: a status edited by hand moves no fence."""
+
+    serial: int
+    epoch: int | None
+    state: str | None
+
+    def __str__(self) -> str:
+        world = "no world" if self.epoch is None else f"epoch {self.epoch} {self.state}"
+        return f"serial {self.serial} with {world}"
+
+
+def stamp(status: JobStatus) -> Stamp:
+    """Of a status as it was observed."""
+    world = status.world
+    return Stamp(status.serial, *((world.epoch, world.state) if world is not None else (None, None)))

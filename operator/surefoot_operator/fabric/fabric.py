@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory.place import HolderPlace as HolderPlace
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
@@ -66,12 +66,13 @@ class Fabric(Protocol):
         """
         ...
 
-    async def patch_status(self, new: JobStatus, test_world: World | None) -> None:
-        """Writes the whole status if the stored world's (epoch, state) still is that of `test_world`.
+    async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        """Writes the whole status over `old`, as it was observed; returns it as it stands now, its serial one on.
 
-        None means that no world may be stored yet. Raises WorldMoved if the test fails (nothing is written), and
-        FabricError if it is unknown whether it was written. Every write tests, also those that leave the world
-        alone: a stale leader must not write its old world back.
+        Raises WorldMoved if what is stored has another serial, or a world of another epoch or state: nothing is
+        written, for `new` was decided from something that is past. Raises FabricError if it is unknown whether it was
+        written. Every write tests, also those that leave the world alone: a status is written whole, and of two
+        leaders of one world neither may undo what the other counted.
         """
         ...
 

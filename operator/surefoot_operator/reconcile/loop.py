@@ -128,7 +128,7 @@ class Reconciler:
             if left > 0:
                 return left
         if status != old:
-            await self._parts.fabric.patch_status(status, old.world)
+            await self._parts.fabric.patch_status(status, old)
             self._written = time.monotonic()
             measure(old, status, seen.job)
         return 0.0

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, SpecError, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
@@ -89,15 +90,16 @@ class KubernetesFabric:
         else:
             self._cache.workers.forget(self._namespace, worker.name, worker.uid)
 
-    async def patch_status(self, new: JobStatus, test_world: World | None) -> None:
-        stored, tested = self._stored(), status.fence(test_world)
+    async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        stored, tested = self._stored(), stamp(old)
+        written = replace(new, serial=old.serial + 1)
         problem: FabricError | None = None
         for _ in range(_PATCH_TRIES):
-            body = status.shown(self._job(stored), new, self._workers(), stored, time.time())
+            body = status.shown(self._job(stored), written, self._workers(), stored, time.time())
             try:
                 operations = status.operations(stored, body, tested)
                 self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
-                return
+                return written
             except ApiRefused as error:
                 if error.code not in (409, 422):
                     raise
@@ -105,9 +107,12 @@ class KubernetesFabric:
             # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
             stored = await self._api.get(self._path)
             self._cache.jobs.learn(stored)
-            if stored["metadata"]["uid"] != self._uid or status.stored_fence(stored) != tested:
+            if stored["metadata"]["uid"] != self._uid:
+                raise FabricError(f"job {self._namespace}/{self._name} is another one now; this one was deleted")
+            if status.stored_stamp(stored) != tested:
                 raise WorldMoved(
-                    f"job {self._name}: the world is {status.stored_fence(stored)}, not {tested}; observe again"
+                    f"job {self._name}: the stored status is {status.stored_stamp(stored)}, this write expects"
+                    f" {tested}: observe again"
                 ) from problem
         assert problem is not None
         raise problem
@@ -116,9 +121,9 @@ class KubernetesFabric:
         if not events:
             return
         stored = self._stored()
-        job, fence = self._job(stored), status.stored_fence(stored)
+        job, epoch = self._job(stored), status.stored_stamp(stored).epoch or 0
         for event in events:
-            await apply.record(self._api, job, event, fence[0] if fence else 0, time.time())
+            await apply.record(self._api, job, event, epoch, time.time())
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when the job's spec, one of its pods, a holder or a node changed in what a plan can see."""

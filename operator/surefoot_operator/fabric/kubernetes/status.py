@@ -1,6 +1,7 @@
-"""A job's status as JSON Patch: the whole of it, under a test of the world. Pure; called by `fabric`.
+"""A job's status as JSON Patch: the whole of it, under a test of its stamp. Pure; called by `fabric`.
 
-The test is on the world's epoch and state, not on resourceVersion: writes of progress must not fail the fence.
+The test is on our own serial and the world's epoch and state, not on resourceVersion: an edited label or spec is no
+reason to decide anew.
 """
 
 from __future__ import annotations
@@ -10,34 +11,33 @@ from datetime import UTC, datetime
 from typing import Any
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, Stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.observed import WorkerSeen
 
 Object = dict[str, Any]
-Fence = tuple[int, str] | None
 
 
-def fence(world: World | None) -> Fence:
-    """What a patch tests."""
-    return None if world is None else (world.epoch, world.state)
+def stored_stamp(stored: Object) -> Stamp:
+    """Of a job as the API gives it."""
+    found = stored.get("status") or {}
+    world = found.get("world") or {}
+    return Stamp(found.get("serial", 0), world.get("epoch"), world.get("state"))
 
 
-def stored_fence(stored: Object) -> Fence:
-    """The same, of a job as the API gives it."""
-    world = stored.get("status", {}).get("world")
-    return None if world is None else (world["epoch"], world["state"])
-
-
-def operations(stored: Object, body: Object, test: Fence) -> list[Object]:
-    """Replaces the status of exactly this job if its world is as tested. `stored`: as it was last seen."""
+def operations(stored: Object, body: Object, test: Stamp) -> list[Object]:
+    """Replaces the status of exactly this job if its stamp is as tested. `stored`: as it was last seen."""
     tests = [_test("/metadata/uid", stored["metadata"]["uid"])]
-    if test is not None:
-        tests += [_test("/status/world/epoch", test[0]), _test("/status/world/state", test[1])]
+    # a missing member equals null; the mapping around it must be there
+    if "status" not in stored:
+        tests.append(_test("/status", None))
     else:
-        # a missing member equals null; the mapping around it must be there
-        tests.append(_test("/status/world" if "status" in stored else "/status", None))
+        tests.append(_test("/status/serial", test.serial or None))
+        if test.epoch is None:
+            tests.append(_test("/status/world", None))
+        else:
+            tests += [_test("/status/world/epoch", test.epoch), _test("/status/world/state", test.state)]
     return [*tests, {"op": "add", "path": "/status", "value": body}]
 
 

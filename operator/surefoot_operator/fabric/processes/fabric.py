@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
 from surefoot_operator.fabric.processes import placing
@@ -63,8 +63,8 @@ class ProcessesFabric:
         await asyncio.to_thread(_as_fabric_error, self._delete, worker)
         self._changed.set()
 
-    async def patch_status(self, new: JobStatus, test_world: World | None) -> None:
-        await asyncio.to_thread(self._store.patch_status, new, test_world)
+    async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        return await asyncio.to_thread(self._store.patch_status, new, old)
 
     async def record(self, events: Sequence[Event]) -> None:
         if events:

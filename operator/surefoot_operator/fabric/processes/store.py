@@ -10,11 +10,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.errors import FabricError, OperatorError, WorldMoved
 from surefoot_operator.fabric.processes.folder import LockBusy, RunFolder, read_json, write_json
@@ -63,18 +64,18 @@ class Store:
         except (ValueError, OSError) as error:
             raise FabricError(f"{self._folder.status} cannot be read: {error}") from error
 
-    def patch_status(self, new: JobStatus, test_world: World | None) -> None:
-        """Writes `new` if the stored world still is `test_world` as far as (epoch, state) go."""
+    def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        """Writes `new` if what is stored still bears the stamp of `old`; returns it with its own serial."""
+        written = replace(new, serial=old.serial + 1)
         try:
             with self._folder.locked():
-                stored = self.status().world
-                if _fence(stored) != _fence(test_world):
-                    raise WorldMoved(
-                        f"the world is {_fence(stored)}, not {_fence(test_world)} as this write expects: observe again"
-                    )
-                write_json(self._folder.status, status_to_json(new), durable=True)
+                stored = stamp(self.status())
+                if stored != stamp(old):
+                    raise WorldMoved(f"the stored status is {stored}, this write expects {stamp(old)}: observe again")
+                write_json(self._folder.status, status_to_json(written), durable=True)
         except (OSError, LockBusy) as error:
             raise FabricError(f"it is unknown whether {self._folder.status} was written: {error}") from error
+        return written
 
     def record(self, events: Sequence[Event]) -> None:
         """Appends events, each one line of JSON."""
@@ -88,7 +89,3 @@ class Store:
                 file.write("".join(lines))
         except OSError as error:
             raise FabricError(f"{self._folder.events} cannot be written: {error}") from error
-
-
-def _fence(world: World | None) -> tuple[int, str] | None:
-    return None if world is None else (world.epoch, world.state)
