@@ -1,12 +1,15 @@
 """Carries out what plan and upkeep ask for: fabric calls, orders to agents, calls to holders. Called by `reconcile.loop`.
 
 Nothing here decides. Each action is idempotent; an error ends the apply, and the next plan says what is left to do.
+Workers that stand side by side in a plan are asked for side by side: hundreds, one after another, cost many seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
@@ -28,24 +31,62 @@ from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves,
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.parts import Parts
 
+AT_ONCE = 32
+"""Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
+
 
 async def carry_out(parts: Parts, actions: Iterable[Action], seen: Observed) -> None:
-    """A plan's actions, in their order."""
+    """A plan's actions, in their order; creates that follow each other go together, and so do deletes."""
     known = {WorkerId(w.index, w.attempt) for w in seen.workers}
-    for action in actions:
-        if isinstance(action, CreateWorker):
-            # known before it exists: its agent may be quicker than our next look
-            known.add(WorkerId(action.index, action.attempt))
+    for kind, together in groupby(actions, type):
+        group = tuple(together)
+        if kind is CreateWorker:
+            creates = [a for a in group if isinstance(a, CreateWorker)]
+            # known before they exist: an agent may be quicker than our next look
+            known |= {WorkerId(a.index, a.attempt) for a in creates}
             parts.conversation.know(known)
-            await parts.fabric.create_worker(action, parts.environment(seen.job, action))
-        elif isinstance(action, DeleteWorker):
-            await parts.fabric.delete_worker(action)
-        elif isinstance(action, CleanMemory):
-            await parts.memory.clean()
-        elif isinstance(action, SealHolder):
-            _seal(parts, action)
+            await _together([_create(parts, a, seen) for a in creates])
+        elif kind is DeleteWorker:
+            deletes = [a for a in group if isinstance(a, DeleteWorker)]
+            await _together([_delete(parts, a) for a in deletes])
         else:
-            _ask(parts, action, seen)
+            for action in group:
+                await _one(parts, action, seen)
+
+
+async def _one(parts: Parts, action: Action, seen: Observed) -> None:
+    if isinstance(action, CleanMemory):
+        await parts.memory.clean()
+    elif isinstance(action, SealHolder):
+        _seal(parts, action)
+    elif not isinstance(action, CreateWorker | DeleteWorker):
+        _ask(parts, action, seen)
+
+
+def _create(parts: Parts, action: CreateWorker, seen: Observed) -> Callable[[], Awaitable[None]]:
+    return lambda: parts.fabric.create_worker(action, parts.environment(seen.job, action))
+
+
+def _delete(parts: Parts, action: DeleteWorker) -> Callable[[], Awaitable[None]]:
+    return lambda: parts.fabric.delete_worker(action)
+
+
+async def _together(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Waits until all that were begun have ended, then raises the first error; after one, no other is begun."""
+    left, errors = iter(calls), list[Exception]()
+
+    async def some() -> None:
+        for call in left:
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001  raised below, once nothing is under way any more
+                errors.append(error)
+            if errors:
+                return
+
+    await asyncio.gather(*(some() for _ in range(min(AT_ONCE, len(calls)))))
+    if errors:
+        raise errors[0]
 
 
 def run_errands(parts: Parts, errands: Iterable[Errand], seen: Observed, background: Background) -> None:
