@@ -20,11 +20,16 @@ class WorkerTelling:
     coordinator_url: str
     holder_call_seconds: float
     secrets: Secrets = field(repr=False)
+    own_token: bool = True
+    """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
+    coordinator_ca: str = ""
+    """PEM of whoever signed the coordinator's certificate; empty: the line is not over TLS."""
 
     def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
         told = job_environment(self._job_settings(job))
         secret = {name: told.pop(name) for name in _SECRET if name in told}
-        secret["SUREFOOT_TOKEN"] = self.secrets.worker_token(job.uid, worker.index, worker.attempt)
+        if self.own_token:
+            secret["SUREFOOT_TOKEN"] = self.secrets.worker_token(job.uid, worker.index, worker.attempt)
         health = job.spec.health_policy
         plain = {
             **told,
@@ -35,6 +40,8 @@ class WorkerTelling:
             "SUREFOOT_HEARTBEAT_SECONDS": str(health.heartbeat_seconds),
             "SUREFOOT_STEP_TIMEOUT_SECONDS": str(health.step_timeout_seconds),
         }
+        if self.coordinator_ca:
+            plain["SUREFOOT_COORDINATOR_CA"] = self.coordinator_ca
         return WorkerEnvironment(plain, secret)
 
     def _job_settings(self, job: TrainingJob) -> JobSettings:

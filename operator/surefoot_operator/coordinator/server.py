@@ -78,6 +78,12 @@ class AgentServer:
         """From now on agents of this job are heard."""
         self._jobs[job] = conversation
 
+    def forget(self, job: str) -> None:
+        """No agent of this job is heard any more: it is gone, or another operator's."""
+        gone = self._jobs.pop(job, None)
+        for line in gone.lines if gone is not None else ():
+            line.cut()
+
     def lead(self, leading: bool) -> None:
         """Whether this operator leads. One that stops leading cuts every line at once: it may not be believed."""
         self._leading = leading

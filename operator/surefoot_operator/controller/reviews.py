@@ -1,0 +1,103 @@
+"""Agents' tokens, as the API server judges them: an authenticator for the agents' server.
+
+Touches the API server (TokenReview). What cannot be found out is refused with `retry`: training goes on meanwhile. A
+reviewed token is believed until it expires, but only for a pod that still is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.protocol.messages import Hello, Refused
+from surefoot_operator.controller.bound import BoundPod, bound_pod, expires_seconds, refusal
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api
+
+log = logging.getLogger(__name__)
+
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+Pod = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewSettings:
+    audience: str = "surefoot"
+    remembered: int = 16384
+    """Reviews kept, newest first; one that fell out is asked for again."""
+    refused_seconds: float = 5.0
+    """A token that counts for nothing is not asked about again for so long."""
+    rate: float = 100.0
+    """Reviews a second on average; more are told to come again."""
+    burst: float = 600.0
+    at_once: int = 16
+    """Reviews under way; others wait within the hello's time limit."""
+
+
+class TokenReviews:
+    """`authenticate` is the server's Authenticator. `pod`: the worker's pod of that namespace and name, as known now."""
+
+    def __init__(
+        self,
+        api: Api,
+        pod: Callable[[str, str], Pod | None],
+        clock: Callable[[], float],
+        settings: ReviewSettings | None = None,
+    ) -> None:
+        self._api, self._pod, self._clock = api, pod, clock
+        self._settings = settings or ReviewSettings()
+        self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
+        self._turn = asyncio.Semaphore(self._settings.at_once)
+        self._allowed, self._counted_at = self._settings.burst, clock()
+
+    async def authenticate(self, hello: Hello) -> Refused | None:
+        """None if the token is that worker's."""
+        digest = hashlib.sha256(hello.token.encode()).digest()
+        found = self._remembered(digest)
+        if found is None:
+            if not self._may_ask():
+                return Refused("too many tokens are being reviewed: ask again", retry=True)
+            try:
+                found = await self._reviewed(hello.token)
+            except FabricError as error:
+                return Refused(f"the token cannot be reviewed now: {error}", retry=True)
+            self._remember(digest, hello.token, found)
+        if isinstance(found, str):
+            return Refused(found, retry=False)
+        return refusal(hello, found, self._pod(found.namespace, found.name))
+
+    async def _reviewed(self, token: str) -> BoundPod | str:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [self._settings.audience]},
+        }
+        async with self._turn:
+            answer = await self._api.post(REVIEWS, body)
+        return bound_pod(answer.get("status", {}), self._settings.audience)
+
+    def _may_ask(self) -> bool:
+        now = self._clock()
+        gained = max(0.0, now - self._counted_at) * self._settings.rate
+        self._allowed, self._counted_at = min(self._settings.burst, self._allowed + gained), now
+        if self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
+
+    def _remembered(self, digest: bytes) -> BoundPod | str | None:
+        until, found = self._known.get(digest, (0.0, None))
+        return found if self._clock() < until else None
+
+    def _remember(self, digest: bytes, token: str, found: BoundPod | str) -> None:
+        soon = self._clock() + self._settings.refused_seconds
+        until = soon if isinstance(found, str) else expires_seconds(token) or soon
+        self._known[digest] = (until, found)
+        self._known.move_to_end(digest)
+        while len(self._known) > self._settings.remembered:
+            self._known.popitem(last=False)

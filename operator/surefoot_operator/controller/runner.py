@@ -1,0 +1,108 @@
+"""One TrainingJob on the cluster: its fabric, its agents, its memory and its reconciler, from the first look to the end.
+
+Made by `runners` while this operator leads. Holds no state that another leader could miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import HealthPolicy
+from surefoot_operator.controller.environment import WorkerTelling
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.errors import SpecError
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.memory import MemoryTier
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+CLEAN_SECONDS = 10.0
+"""How long the memory of a job that is gone is cleaned here; what is left then is the tier's janitor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """One life of one job: a job made anew under its name is another."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all jobs of an operator stand on."""
+
+    cache: ClusterCache
+    server: AgentServer
+    telling: WorkerTelling
+    pods: PodSettings
+    admin: tuple[str, str]
+    """User and password of the operator on every holder."""
+    settings: OperatorSettings
+    clock: Callable[[], float] = time.time
+
+
+class JobRunner:
+    """`start`, then `stop` once."""
+
+    def __init__(self, key: JobKey, shared: Shared) -> None:
+        self.key = key
+        self._shared = shared
+        self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.admin, shared.pods)
+        account = shared.telling.secrets.holder_account(key.uid)
+        self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
+        conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
+        self.reconciler: Reconciler | None = None
+        parts = Parts(self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock)
+        self._conversation = conversation
+        self.reconciler = Reconciler(parts)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Agents of the job are heard, and it is reconciled from now on."""
+        assert self.reconciler is not None
+        self._shared.server.serve(self.key.uid, self._conversation)
+        self._task = asyncio.create_task(self.reconciler.run(), name=f"reconcile {self.key}")
+        log.info("job %s (%s) is looked after", self.key, self.key.uid)
+
+    def wake(self, urgent: bool = True) -> None:
+        if self.reconciler is not None:
+            self.reconciler.wake(urgent)
+
+    async def stop(self, gone: bool) -> None:
+        """Ends it. `gone`: the job is no more, so its agents and what holders have of it go too."""
+        self._shared.server.forget(self.key.uid)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if gone:
+            try:
+                async with asyncio.timeout(CLEAN_SECONDS):
+                    await self._memory.clean()
+            except TimeoutError:
+                log.warning("the memory of job %s could not be cleaned within %g s", self.key, CLEAN_SECONDS)
+        await self._memory.close()
+        await self._fabric.close()
+        log.info("job %s (%s) is %s", self.key, self.key.uid, "gone" if gone else "left as it is")
+
+    def _heartbeat_seconds(self) -> float:
+        stored = self._shared.cache.jobs.items.get((self.key.namespace, self.key.name))
+        try:
+            return parse_job(stored or {}).spec.health_policy.heartbeat_seconds
+        except SpecError:
+            return HealthPolicy().heartbeat_seconds  # the reconciler says what is wrong with the spec

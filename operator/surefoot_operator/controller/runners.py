@@ -1,0 +1,81 @@
+"""Which jobs are looked after: one runner for each that stands in the cache, none for one that is gone. Level-triggered.
+
+Called by the cluster's composition root: `lead` starts it, `wake` says that something about jobs may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
+
+log = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+
+def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
+    """The jobs that this operator is asked to carry."""
+    return frozenset(key for key in map(_key, jobs) if only_namespace in ("", key.namespace))
+
+
+def _key(job: Object) -> JobKey:
+    metadata = job["metadata"]
+    return JobKey(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+class JobRunners:
+    """`start`, `wake` any time, `close`. One event loop."""
+
+    def __init__(self, shared: Shared, only_namespace: str = "") -> None:
+        self._shared, self._only_namespace = shared, only_namespace
+        self._runners: dict[JobKey, JobRunner] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._leading = False
+
+    @property
+    def running(self) -> frozenset[JobKey]:
+        return frozenset(self._runners)
+
+    def start(self) -> None:
+        """From now on this operator leads: every job that is there is looked after when this returns."""
+        self._leading = True
+        self._shared.cache.listen("trainingjobs", self._heard)
+        self.wake()
+
+    def wake(self) -> None:
+        """Holds runners and jobs against each other."""
+        if not self._leading:
+            return
+        wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace)
+        for key in self._runners.keys() - wanted:
+            self._end(self._runners.pop(key))
+        for key in sorted(wanted - self._runners.keys(), key=str):
+            runner = self._runners[key] = JobRunner(key, self._shared)
+            runner.start()
+
+    async def close(self) -> None:
+        """Lets go of every job; each stays as it is."""
+        if self._leading:
+            self._shared.cache.unlisten("trainingjobs", self._heard)
+        self._leading = False
+        await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
+        self._runners.clear()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _heard(self, old: Object | None, new: Object | None) -> None:
+        if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
+            self.wake()
+
+    def _end(self, runner: JobRunner) -> None:
+        task = asyncio.create_task(runner.stop(gone=True), name=f"end {runner.key}")
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
