@@ -12,7 +12,7 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
-from surefoot_operator.policy.actions import CleanMemory, CreateWorker, DeleteWorker
+from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker
 from surefoot_operator.reconcile.apply import AT_ONCE, carry_out
 
 
@@ -65,7 +65,12 @@ async def test_workers_are_asked_for_side_by_side_and_no_more_at_once_than_the_l
 
 async def test_other_actions_keep_their_place() -> None:
     recorder = Recorder()
-    actions = [DeleteWorker("a", "u", False, ""), CleanMemory(""), *creates(2), DeleteWorker("b", "u", False, "")]
+    actions: list[Action] = [
+        DeleteWorker("a", "u", False, ""),
+        CleanMemory(""),
+        *creates(2),
+        DeleteWorker("b", "u", False, ""),
+    ]
     await carry_out(recorder.parts, actions, running())
     assert recorder.said == ["delete a", "clean", "create 0", "create 1", "delete b"]
     assert recorder.most == 2

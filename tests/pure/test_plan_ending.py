@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS
+from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.upkeep import upkeep
 
@@ -58,6 +60,49 @@ def test_it_does_not_wait_for_what_was_never_saved() -> None:
 
 def test_without_a_persistent_tier_there_is_nothing_to_wait_for() -> None:
     assert plan(finished(step=47, saved=47, persistent=False)).status.phase == "Complete"
+
+
+def test_the_last_complete_checkpoint_is_the_one_that_the_holders_have() -> None:
+    done = plan(finished(step=47, saved=47, persistent=False)).status
+    assert (done.phase, done.last_complete) == ("Complete", Checkpoint(1, 47))
+
+
+def unread(pending: bool) -> Observed:
+    """The agents saved step 47, or are about to; the holders were last read before that."""
+    seen = finished(step=47, saved=47, persistent=False)
+    last = Checkpoint(1, 47)
+    fields = {"saved": Checkpoint(1, 40), "pending": (last,)} if pending else {}
+    return replace(
+        seen,
+        sessions=tuple(replace(s, **fields) for s in seen.sessions),
+        holders=running(step=47).holders,
+    )
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_finished_job_has_its_holders_read_once_more(pending: bool) -> None:
+    seen = unread(pending)
+    made = plan(seen)
+    assert made.status.phase == "Running"
+    assert "read once more" in made.reason
+    assert made.wake_after_seconds is not None
+    read = replace(seen, holders=finished(step=47, saved=47).holders)
+    assert plan(read).status.last_complete == Checkpoint(1, 47)
+
+
+def test_but_not_for_longer_than_it_is_worth() -> None:
+    seen = unread(pending=False)
+    later = seen.now + LAST_SAVE_SECONDS + 1
+    heard = tuple(replace(s, heard_seconds=later) for s in seen.sessions)
+    done = plan(replace(seen, now=later, sessions=heard)).status
+    assert (done.phase, done.last_complete) == ("Complete", Checkpoint(1, 40))
+
+
+def test_nor_where_nobody_is_there_any_more_who_saved_it() -> None:
+    seen = unread(pending=False)
+    ended = tuple(replace(w, phase="Succeeded", exit_code=0) for w in seen.workers)
+    gone = tuple(replace(s, connected=False) for s in seen.sessions)
+    assert plan(replace(seen, workers=ended, sessions=gone)).status.phase == "Complete"
 
 
 def test_while_training_goes_on_only_due_steps_are_promoted() -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from surefoot.protocol.completeness import TierReading, complete
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Action, CleanMemory, DeleteWorker, Event, RetireWorkers
 from surefoot_operator.policy.facts import (
     Facts,
     audible,
+    bad_of,
     final_step,
     member_sessions,
     node_lost,
+    reading_at,
     soonest,
     worker_id,
 )
 
 LAST_PROMOTION_SECONDS = 600.0
 """How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
+
+LAST_SAVE_SECONDS = 30.0
+"""How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
 
 LEAVING_SECONDS = 60.0
 """How long agents of an ended job have to flush and leave before they are deleted."""
@@ -78,6 +86,27 @@ def last_promotion(facts: Facts) -> float | None:
         return None
     until = max(s.step_at_seconds or s.since_seconds for s in saved) + LAST_PROMOTION_SECONDS
     return until if facts.now < until else None
+
+
+def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
+    """(newest complete checkpoint as the holders were read, until when to read them again; None: that is the last).
+
+    The job's last saves end after its last step, and holders are read only now and then: what status names as the last
+    complete checkpoint should be the one that people find. Nothing depends on it, so the wait is short.
+    """
+    epoch = facts.world.epoch
+    reading = TierReading(reading_at(facts, epoch).holders, None)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    known = newest(c for c in (*found, facts.status.last_complete) if c is not None)
+    sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    if not sessions or len(sessions) < len(facts.world.members):
+        return known, None
+    saves = [newest(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
+    goal = min((c for c in saves if c is not None), default=None)
+    if goal is None or None in saves or (known is not None and known >= goal):
+        return known, None
+    until = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
+    return known, until if facts.now < until else None
 
 
 def deadline(facts: Facts) -> float | None:

@@ -80,7 +80,12 @@ def _committed(facts: Facts) -> _Decision:
         reason = "every trainer finished; the last checkpoint is on its way to the persistent tier"
         return _Decision(reason, facts.status, wakes=(patience,))
     if end is not None:
-        status = ending.ended(facts.status, end.phase, end.reason, facts.now)
+        saved, patience = ending.last_saved(facts)
+        if patience is not None:
+            reason = "every trainer finished; the holders are read once more for the last checkpoint"
+            return _Decision(reason, facts.status, wakes=(patience,))
+        known = replace(facts.status, last_complete=saved)
+        status = ending.ended(known, end.phase, end.reason, facts.now)
         return _Decision(end.reason, status, events=(ending.ended_event(end.phase, end.reason),))
     found = judge(facts)
     if found.losses:
