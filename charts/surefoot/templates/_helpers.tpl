@@ -87,15 +87,15 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Bytes of a quantity; the schema lets only whole numbers with one of these suffixes in. */}}
+{{/* Bytes of a quantity. A number without suffix comes as a float, whose text would have an exponent. */}}
 {{- define "surefoot.bytes" -}}
-{{- $text := toString . }}
+{{- $text := kindIs "string" . | ternary (toString .) (int64 . | toString) }}
+{{- if not (regexMatch "^[0-9]+(k|M|G|T|Ki|Mi|Gi|Ti)?$" $text) }}
+{{- fail (printf "the quantity %s cannot be read: give a whole number of bytes, or one with k, M, G, T, Ki, Mi, Gi or Ti" $text) }}
+{{- end }}
 {{- $number := regexFind "^[0-9]+" $text | int64 }}
 {{- $suffix := regexFind "[a-zA-Z]*$" $text }}
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
-{{- if not (hasKey $units $suffix) }}
-{{- fail (printf "the quantity %s cannot be read: give a whole number of bytes, or one with k, M, G, T, Ki, Mi, Gi or Ti" $text) }}
-{{- end }}
 {{- mul $number (get $units $suffix | int64) }}
 {{- end }}
 
