@@ -62,6 +62,16 @@ class AgentSettings:
     termination_grace_seconds: float = 30.0
     host: str = "127.0.0.1"
     """Address at which other workers reach what this one hosts (the epoch's store)."""
+    token_file: str = ""
+    """SUREFOOT_TOKEN_FILE: read anew at each connection, instead of `token`."""
+    coordinator_ca: str = ""
+    """SUREFOOT_COORDINATOR_CA: the authority's certificate, PEM. The coordinator is verified with it and nothing else."""
+    metrics_port: int | None = None
+    """SUREFOOT_METRICS_PORT: where this worker's metrics are served. None: nowhere; 0: any free port, told in
+    `metrics/worker-INDEX-ATTEMPT.json` of the run folder."""
+    job_name: str = ""
+    """SUREFOOT_JOB_NAME and SUREFOOT_JOB_NAMESPACE: labels of its metrics."""
+    job_namespace: str = ""
 
 
 def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
@@ -112,6 +122,11 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
         step_timeout_seconds=_number(environment, "SUREFOOT_STEP_TIMEOUT_SECONDS", 600.0),
         termination_grace_seconds=_number(environment, "SUREFOOT_TERMINATION_GRACE_SECONDS", 30.0),
         host=environment.get("SUREFOOT_HOST", "127.0.0.1"),
+        token_file=environment.get("SUREFOOT_TOKEN_FILE", ""),
+        coordinator_ca=environment.get("SUREFOOT_COORDINATOR_CA", ""),
+        metrics_port=_whole(environment, "SUREFOOT_METRICS_PORT") if environment.get("SUREFOOT_METRICS_PORT") else None,
+        job_name=environment.get("SUREFOOT_JOB_NAME", ""),
+        job_namespace=environment.get("SUREFOOT_JOB_NAMESPACE", ""),
     )
 
 

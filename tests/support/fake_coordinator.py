@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -45,8 +46,9 @@ class Heard:
 class FakeCoordinator:
     """Welcomes every agent (or refuses it, if `refuse` is set) and remembers what it says."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.agents: dict[int, Heard] = {}
+        self._tls = tls
         self.refuse: Refused | None = None
         self.term = uuid.uuid4().hex
         self._port = 0
@@ -55,14 +57,15 @@ class FakeCoordinator:
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self._port}/v1/agents"
+        scheme = "ws" if self._tls is None else "wss"
+        return f"{scheme}://127.0.0.1:{self._port}/v1/agents"
 
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/v1/agents", self._agent)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True, ssl_context=self._tls)
         await site.start()
         self._port = self._runner.addresses[0][1]
 

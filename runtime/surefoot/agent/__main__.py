@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from surefoot.agent import identity
+from surefoot.agent.scratch import own_scratch
 from surefoot.agent.shell import Shell
-from surefoot.errors import ConfigurationError
+from surefoot.errors import SurefootError
 from surefoot.settings import AgentSettings, agent_settings
 
 _USAGE = "usage: surefoot-agent -- COMMAND [ARGUMENT…]   (its settings come from SUREFOOT_* in the environment)"
@@ -26,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_BAD_USAGE)
     try:
         settings = agent_settings()
-    except ConfigurationError as error:
+        identity.trust(settings)
+        identity.token(settings)  # mounted before this process starts, or never
+        environment = own_scratch(os.environ, settings.run_folder)
+    except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
         sys.exit(_BAD_USAGE)
     logging.basicConfig(
@@ -34,11 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         format=f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    sys.exit(asyncio.run(_live(settings, command)))
+    sys.exit(asyncio.run(_live(settings, command, environment)))
 
 
-async def _live(settings: AgentSettings, command: Sequence[str]) -> int:
-    return await Shell(settings, command, os.environ).run()
+async def _live(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    return await Shell(settings, command, environment).run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Staging memory of one local rank: an anonymous file that the agent maps, touches once, and hands to its trainer.
 
-It outlives the trainer: what was staged is drained although its writer is dead. Made by `staging`.
+It outlives the trainer: what was staged is drained although its writer is dead. It lies in no file system: neither
+/dev/shm nor a volume's size limits it, only the container's memory does, which is asked before. Made by `staging`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ import ctypes
 import mmap
 import os
 
+from surefoot.agent.room import require, room
+
 SLOTS = 2
 _TOUCH_BYTES = 64 << 20
 """Touched at a time: each piece releases the interpreter lock for its time only."""
 
 
 class MemoryFile:
-    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer."""
+    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer. OSError if they do not fit."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         self.slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         size = SLOTS * self.slot_bytes
+        require(size, room())
         self.fd = os.memfd_create(f"surefoot-{name}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size)

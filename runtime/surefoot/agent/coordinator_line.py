@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -34,12 +35,19 @@ from surefoot.protocol.messages import (
 )
 
 _FIRST_WAIT_SECONDS = 0.05
-_LONGEST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 0.33
+"""Before jitter of half of it: a leader that has just begun is found within half a second."""
+_CONNECT_SECONDS = 2.0
 _OPEN_SECONDS = 5.0
 _PING_SECONDS = 10.0
+_UNHEARD_MILLISECONDS = 4000
+"""Data that the other machine's kernel does not acknowledge for so long ends the line: that node is gone."""
+_NAME_SECONDS = 60
+"""How long a resolved address is used: a name server may have died together with the leader."""
 _QUEUE = 1024
 _MESSAGE_BYTES = 64 << 20
 _NOTICES = 100
+_REASONS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -56,14 +64,16 @@ class CoordinatorLine:
         hello: Callable[[], Hello],
         heartbeat: Callable[[], Heartbeat],
         hear: Callable[[ToAgent], None],
+        trust: ssl.SSLContext | None = None,
     ) -> None:
         self._url = url
+        self._trust: ssl.SSLContext | bool = True if trust is None else trust
         self._hello, self._heartbeat, self._hear = hello, heartbeat, hear
         self._heartbeat_seconds = 0.5
         self._changed = asyncio.Event()
         self._outbox: asyncio.Queue[FromAgent] | None = None
         self._heard_at = time.monotonic()
-        self._said_away = False
+        self._said: set[str] = set()
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
     def away_seconds(self) -> float:
@@ -95,14 +105,17 @@ class CoordinatorLine:
     async def run(self) -> None:
         """Until cancelled. Raises TurnedAway if the coordinator wants this agent no more."""
         wait = _FIRST_WAIT_SECONDS
-        timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_OPEN_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_CONNECT_SECONDS)
+        connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while True:
                 welcomed = False
                 try:
                     welcomed = await self._converse(session)
-                except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
-                    self._say_away(error)
+                except TurnedAway:
+                    raise
+                except (aiohttp.ClientError, OSError, TimeoutError, SurefootError) as error:
+                    self._say_away(str(error) or type(error).__name__)
                 finally:
                     if self._outbox is not None:
                         welcomed = True
@@ -111,23 +124,27 @@ class CoordinatorLine:
                 wait = _FIRST_WAIT_SECONDS if welcomed else min(2 * wait, _LONGEST_WAIT_SECONDS)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))
 
-    def _say_away(self, error: Exception) -> None:
-        """Once an outage: it may last for hours, at a try a second."""
-        if not self._said_away:
-            self._said_away = True
-            why = str(error) or type(error).__name__
+    def _say_away(self, why: str) -> None:
+        """Each reason once an outage, a few of them: it may last for hours, at some tries a second."""
+        if why not in self._said and len(self._said) < _REASONS:
+            self._said.add(why)
             _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._url, why)
 
     async def _converse(self, session: aiohttp.ClientSession) -> bool:
         """One connection, from hello to its end; whether it was welcomed."""
         async with asyncio.timeout(_OPEN_SECONDS):
             websocket = await session.ws_connect(
-                self._url, protocols=SUBPROTOCOLS, heartbeat=_PING_SECONDS, max_msg_size=_MESSAGE_BYTES
+                self._url,
+                protocols=SUBPROTOCOLS,
+                heartbeat=_PING_SECONDS,
+                max_msg_size=_MESSAGE_BYTES,
+                ssl=self._trust,
             )
         async with websocket:
             raw = websocket.get_extra_info("socket")
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MILLISECONDS)
             version = version_of(websocket.protocol)
             async with asyncio.timeout(_OPEN_SECONDS):
                 await websocket.send_str(encode(self._hello(), version))
@@ -139,7 +156,7 @@ class CoordinatorLine:
             if not isinstance(first, Welcome):
                 raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
             self._heartbeat_seconds = first.heartbeat_seconds
-            self._said_away = False
+            self._said.clear()
             outbox: asyncio.Queue[FromAgent] = asyncio.Queue(_QUEUE)
             self._outbox = outbox
             while self._notices:
@@ -203,5 +220,5 @@ class CoordinatorLine:
     def _turned_away(self, refusal: Refused) -> bool:
         if not refusal.retry:
             raise TurnedAway(f"the coordinator refused this agent for good: {refusal.reason}")
-        _log.info("the coordinator asks to try again: %s", refusal.reason)
+        self._say_away(f"it asks to try again: {refusal.reason}")
         return False

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 from surefoot.protocol.messages import Assign
 
-_OWN_TO_AGENT = ("SUREFOOT_TOKEN", "SUREFOOT_COORDINATOR_URL")
-"""A trainer has no business with the coordinator: it gets neither its address nor the token."""
+_OWN_TO_AGENT = (
+    "SUREFOOT_TOKEN",
+    "SUREFOOT_TOKEN_FILE",
+    "SUREFOOT_COORDINATOR_URL",
+    "SUREFOOT_COORDINATOR_CA",
+    "SUREFOOT_METRICS_PORT",
+)
+"""A trainer has no business with the coordinator: it gets neither its address nor the token. The port is taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.agent import events as on
-from surefoot.agent import keeping, line
+from surefoot.agent import identity, keeping, line
 from surefoot.agent.chores import Chores, Places
 from surefoot.agent.command import with_own_interpreter
 from surefoot.agent.coordinator_line import CoordinatorLine, TurnedAway
@@ -54,7 +54,9 @@ class Shell:
         logs.mkdir(parents=True, exist_ok=True)
         path = folder / f"{worker}.sock"
         self._forwarder = LogForwarder()
-        self._line = CoordinatorLine(settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator)
+        self._line = CoordinatorLine(
+            settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
+        )
         self._reception = Reception(self, settings.job, Ledger(folder / "ledger" / f"{worker}.jsonl"))
         watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
         self.staging = Staging(self.incarnation, settings.job, watcher)
@@ -167,7 +169,7 @@ class Shell:
             attempt=settings.attempt,
             incarnation=self.incarnation,
             node=settings.node,
-            token=settings.token,
+            token=identity.token(settings),
             epoch=life.running,
             stopped=life.stopped,
             warm=life.warm,

@@ -99,6 +99,7 @@ class Staging:
                 return Given(seat.file, tuple(sorted(seat.inside)), 0.0)
             began = time.monotonic()
             if seat is not None:
+                del self._seats[local]  # the larger one may not be had
                 await asyncio.to_thread(self._end, seat)
             file = MemoryFile(f"rank-{local}", slot_bytes)
             await asyncio.to_thread(file.touch)

@@ -74,9 +74,12 @@ class TrainerLine:
 
     def start(self) -> None:
         self._path.unlink(missing_ok=True)  # a killed agent of this worker left it
-        with reachable(self._path) as name:
-            self._listener.bind(name)
-            os.chmod(name, 0o600)
+        before = os.umask(0o177)  # nobody else's from its first moment on
+        try:
+            with reachable(self._path) as name:
+                self._listener.bind(name)
+        finally:
+            os.umask(before)
         self._listener.listen(128)
         self._listener.setblocking(False)
         self._own(self._accept())

@@ -78,8 +78,7 @@ class Trainers:
                 continue
             if self._killed >= assign.epoch:
                 entry.child.kill()
-            if entry.rank == 0:
-                self.forwarder.follow(entry.log, 0)
+            self.forwarder.follow(entry.log, entry.rank)
             self._watch(assign.epoch, local, running)
 
     def kill(self, epoch: int) -> None:
@@ -119,8 +118,7 @@ class Trainers:
     def _ended(self, epoch: int, local: int, running: dict[int, _Running], code: int) -> None:
         entry = running[local]
         entry.code = code
-        if entry.rank == 0:
-            self.forwarder.unfollow(entry.log)
+        self.forwarder.unfollow(entry.log)
         if code == 0 or self._killed >= epoch:
             self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
             return
