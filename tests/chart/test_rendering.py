@@ -1,0 +1,220 @@
+"""What the chart renders hangs together: selectors choose labels, ports have names, roles name what they allow, pods are restricted."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from chart import helm
+from chart.objects import Object, containers, ports, rules, selects, templates
+
+EVERYTHING: Object = {
+    "commonLabels": {"team": "training"},
+    "imagePullSecrets": ["registry"],
+    "operator": {
+        "replicas": 3,
+        "args": ["--log-level", "DEBUG"],
+        "runtimeImage": "training:1",
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "high",
+        "podLabels": {"one": "1"},
+        "podAnnotations": {"two": "2"},
+        "image": {"digest": "sha256:" + "a" * 64},
+        "serviceAccount": {"name": "somebody", "annotations": {"role": "x"}},
+    },
+    "coordinator": {"tlsSecret": "tls", "keysSecret": "keys", "annotations": {"three": "3"}},
+    "memoryTier": {
+        "maxMemory": "8Gi",
+        "adminSecret": "admin",
+        "tls": {"enabled": True},
+        "nodeSelector": {"pool": "gpu"},
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-node-critical",
+        "podLabels": {"four": "4"},
+        "podAnnotations": {"five": "5"},
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "companion": {"image": {"repository": "companion", "tag": "1"}},
+    },
+    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
+        "dashboards": {"enabled": True, "annotations": {"folder": "Training"}},
+    },
+}
+LITTLE: Object = {
+    "crds": {"enabled": False},
+    "rbac": {"create": False},
+    "operator": {"replicas": 1, "serviceAccount": {"create": False}},
+    "memoryTier": {"enabled": False},
+    "networkPolicy": {"enabled": False},
+}
+CASES = {"default": {}, "everything": EVERYTHING, "little": LITTLE}
+NODE_SCOPED = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "PriorityClass", "Namespace")
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def rendered(request: pytest.FixtureRequest) -> list[Object]:
+    return helm.objects(CASES[request.param])
+
+
+def test_helm_lint_finds_nothing() -> None:
+    assert "0 chart(s) failed" in helm.helm("lint", "--strict", str(helm.CHART))
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+def test_a_rendering_is_deterministic(values: Object) -> None:
+    assert helm.text(values) == helm.text(values)
+
+
+def test_every_object_is_whole(rendered: list[Object]) -> None:
+    keys = []
+    for found in rendered:
+        assert found.keys() >= {"apiVersion", "kind", "metadata"}, found
+        metadata = found["metadata"]
+        if found["kind"] == "CustomResourceDefinition":
+            continue
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "Helm", metadata
+        assert ("namespace" in metadata) == (found["kind"] not in NODE_SCOPED), metadata
+        keys.append((found["kind"], metadata.get("namespace"), metadata["name"]))
+    assert len(keys) == len(set(keys))
+
+
+def test_selectors_choose_the_pods_they_are_for(rendered: list[Object]) -> None:
+    labels = {name: template["metadata"]["labels"] for name, template in templates(rendered)}
+    for found in rendered:
+        name, spec = f"{found['kind']}/{found['metadata']['name']}", found.get("spec", {})
+        if found["kind"] in ("Deployment", "DaemonSet"):
+            assert [n for n, have in labels.items() if selects(spec["selector"]["matchLabels"], have)] == [name]
+        elif found["kind"] in ("PodDisruptionBudget", "NetworkPolicy"):
+            wanted = (spec.get("selector") or spec["podSelector"])["matchLabels"]
+            assert len([n for n, have in labels.items() if selects(wanted, have)]) == 1, name
+        elif found["kind"] == "Service":
+            wanted = {k: v for k, v in spec["selector"].items() if k != "surefoot.dev/leader"}
+            assert len([n for n, have in labels.items() if selects(wanted, have)]) == 1, name
+
+
+def test_named_ports_are_there(rendered: list[Object]) -> None:
+    pods = dict(templates(rendered))
+    for found in rendered:
+        if found["kind"] == "Service":
+            wanted = {k: v for k, v in found["spec"]["selector"].items() if k != "surefoot.dev/leader"}
+            [template] = [t for t in pods.values() if selects(wanted, t["metadata"]["labels"])]
+            for port in found["spec"]["ports"]:
+                assert ports(template)[port["targetPort"]] == port["port"]
+        elif found["kind"] == "NetworkPolicy":
+            wanted = found["spec"]["podSelector"]["matchLabels"]
+            [template] = [t for t in pods.values() if selects(wanted, t["metadata"]["labels"])]
+            used = {port["port"] for rule in found["spec"]["ingress"] for port in rule["ports"]}
+            assert used == ports(template).keys(), "every port has its rule, and none is for nothing"
+    for template in pods.values():
+        for container in containers(template):
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                asked = container.get(probe, {})
+                port = (asked.get("httpGet") or asked.get("tcpSocket") or {}).get("port")
+                assert port is None or port in [p["name"] for p in container["ports"]]
+
+
+def test_mounts_have_their_volumes(rendered: list[Object]) -> None:
+    for name, template in templates(rendered):
+        volumes = [volume["name"] for volume in template["spec"].get("volumes", [])]
+        assert len(volumes) == len(set(volumes)), name
+        for container in containers(template):
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= set(volumes), name
+
+
+def test_every_container_is_restricted_and_has_its_limits(rendered: list[Object]) -> None:
+    for name, template in templates(rendered):
+        pod = template["spec"]["securityContext"]
+        assert pod["runAsNonRoot"] is True, name
+        assert pod["runAsUser"] > 0, name
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not any(template["spec"].get(key) for key in ("hostNetwork", "hostPID", "hostIPC")), name
+        assert all("hostPath" not in volume for volume in template["spec"].get("volumes", [])), name
+        for container in containers(template):
+            security = container["securityContext"]
+            assert RESTRICTED_CONTAINER.items() <= security.items(), name
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert container["resources"]["limits"]["memory"], name
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}, name
+
+
+def test_roles_name_what_they_allow(rendered: list[Object]) -> None:
+    for name, rule in rules(rendered):
+        said = [*rule.get("apiGroups", []), *rule.get("resources", []), *rule["verbs"], *rule.get("resourceNames", [])]
+        assert not any("*" in word for word in said), f"{name}: {rule}"
+        assert "nonResourceURLs" not in rule, f"{name}: {rule}"
+        dangerous = {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
+        assert not dangerous, f"{name}: {rule}"
+
+
+def test_secrets_are_never_listed_and_pods_never_entered(rendered: list[Object]) -> None:
+    for name, rule in rules(rendered):
+        if "secrets" in rule["resources"]:
+            assert not {"list", "watch"} & set(rule["verbs"]), f"{name}: {rule}"
+        assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & set(rule["resources"])
+
+
+def test_two_releases_share_nothing_but_the_crd() -> None:
+    def keys(release: str, namespace: str) -> set[tuple[str, Any, str]]:
+        found = helm.objects({}, release, namespace)
+        return {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found}
+
+    installs = [keys("surefoot", "one"), keys("surefoot", "two"), keys("other", "one")]
+    for left, right in itertools.combinations(installs, 2):
+        assert {kind for kind, _, _ in left & right} == {"CustomResourceDefinition"}
+
+
+def test_the_crd_is_guarded_and_kept() -> None:
+    name = "trainingjobs.surefoot.dev"
+    found = helm.one(helm.objects(), "CustomResourceDefinition", name)
+    assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert found["spec"]["names"]["shortNames"] == ["tj"]
+    assert not [one for one in helm.objects(LITTLE) if one["kind"] == "CustomResourceDefinition"]
+
+
+def test_only_the_leader_is_reached_by_agents() -> None:
+    service = helm.one(helm.objects(), "Service", "surefoot-coordinator")
+    assert service["spec"]["selector"]["surefoot.dev/leader"] == "true"
+    assert service["spec"]["publishNotReadyAddresses"] is False
+    template = helm.one(helm.objects(), "Deployment", "surefoot-operator")["spec"]["template"]
+    assert "surefoot.dev/leader" not in template["metadata"]["labels"]
+
+
+def test_only_agents_and_operator_reach_redis() -> None:
+    policy = helm.one(helm.objects(), "NetworkPolicy", "surefoot-memory")["spec"]
+    [rule] = [rule for rule in policy["ingress"] if {"port": "redis", "protocol": "TCP"} in rule["ports"]]
+    parts = [peer["podSelector"]["matchLabels"]["surefoot.dev/part"] for peer in rule["from"]]
+    assert parts == ["worker", "operator"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert not policy["egress"]
+
+
+def test_a_new_chart_version_alone_is_no_new_revision_of_the_memory_tier() -> None:
+    labels = helm.one(helm.objects(), "DaemonSet", "surefoot-memory")["spec"]["template"]["metadata"]["labels"]
+    assert labels == {
+        "app.kubernetes.io/name": "surefoot",
+        "app.kubernetes.io/instance": "surefoot",
+        "surefoot.dev/part": "memory-tier",
+    }
+
+
+def test_the_memory_tier_is_replaced_by_the_operator_alone() -> None:
+    assert helm.one(helm.objects(), "DaemonSet", "surefoot-memory")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_the_password_of_the_memory_tier_is_in_no_object_and_no_environment() -> None:
+    assert [one for one in helm.objects() if one["kind"] == "Secret"] == []
+    for _, template in templates(helm.objects()):
+        for container in containers(template):
+            assert all("secretKeyRef" not in entry.get("valueFrom", {}) for entry in container.get("env", []))

@@ -1,0 +1,71 @@
+"""What the chart refuses, and with which words: unknown and wrong values, and a memory limit that cannot hold what Redis may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from chart import helm
+from chart.objects import Object
+
+REFUSED: dict[str, tuple[Object, str]] = {
+    "unknown": ({"operators": {}}, "'operators' not allowed"),
+    "unknown below": ({"operator": {"replica": 3}}, "at '/operator': additional properties 'replica' not allowed"),
+    "unknown in an image": ({"memoryTier": {"image": {"name": "redis"}}}, "'name' not allowed"),
+    "another kind": ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
+    "too many": ({"operator": {"replicas": 6}}, "at '/operator/replicas': maximum: got 6, want 5"),
+    "not of the list": ({"operator": {"logLevel": "LOUD"}}, "'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+    "no quantity": ({"memoryTier": {"maxMemory": "4GB"}}, "at '/memoryTier/maxMemory': '4GB' does not match"),
+    "a fraction": ({"memoryTier": {"maxMemory": "1.5Gi"}}, "at '/memoryTier/maxMemory'"),
+    "no digest": ({"operator": {"image": {"digest": "latest"}}}, "at '/operator/image/digest'"),
+    "no name": ({"fullnameOverride": "Surefoot"}, "at '/fullnameOverride'"),
+    "empty command": ({"operator": {"command": []}}, "at '/operator/command': minItems"),
+    "no label": ({"memoryTier": {"nodeSelector": {"gpu": True}}}, "got boolean, want string"),
+    "no peer": ({"networkPolicy": {"metricsFrom": [{"pods": {}}]}}, "'pods' not allowed"),
+}
+
+
+@pytest.mark.parametrize(("values", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_value_is_refused_with_its_path(values: Object, said: str) -> None:
+    with pytest.raises(helm.HelmRefused) as refused:
+        helm.text(values)
+    assert said in str(refused.value)
+
+
+MEBI = 1024 * 1024
+
+
+def memory(values: Object) -> tuple[str, str, str]:
+    """maxmemory, and Redis' request and limit."""
+    rendered = helm.objects({"memoryTier": values})
+    lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
+    containers = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]["spec"]["containers"]
+    resources = next(one for one in containers if one["name"] == "redis")["resources"]
+    [maximum] = [line.split()[1] for line in lines if line.startswith("maxmemory ")]
+    return maximum, resources["requests"]["memory"], resources["limits"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [("512Mi", 512 * MEBI), ("2Gi", 2048 * MEBI), ("1G", 10**9), (536870912, 512 * MEBI), ("3Ti", 3 * 1024**4)],
+)
+def test_the_limit_follows_from_max_memory(given: str | int, count: int) -> None:
+    needed = count + count // 16 + 128 * MEBI
+    assert memory({"maxMemory": given}) == (str(count), str(needed), str(needed))
+
+
+def test_a_limit_that_is_enough_is_kept() -> None:
+    given = {"maxMemory": "1Gi", "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1216Mi"}}}
+    assert memory(given) == (str(1024 * MEBI), "1Gi", "1216Mi")
+
+
+def test_a_limit_that_is_too_low_is_refused_with_the_numbers() -> None:
+    with pytest.raises(helm.HelmRefused) as refused:
+        memory({"maxMemory": "1Gi", "resources": {"limits": {"memory": "1215Mi"}}})
+    said = str(refused.value)
+    assert "memoryTier.resources.limits.memory is 1215Mi (1274019840 bytes)" in said
+    assert "maxMemory 1Gi (1073741824 bytes) needs 1275068416 bytes" in said
+
+
+def test_a_limit_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(helm.HelmRefused, match=r"the quantity 5\.5Gi cannot be read"):
+        memory({"resources": {"limits": {"memory": "5.5Gi"}}})
