@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot_operator.api.status import JobStatus
+
 
 class OperatorError(Exception):
     """Anything the operator raises on purpose."""
@@ -24,6 +29,17 @@ class WorldMoved(OperatorError):
 
 class FabricError(OperatorError):
     """The fabric could not do what was asked; planned again later."""
+
+
+class JobRefused(FabricError):
+    """The job as it is stored cannot be carried: its spec, or a status that somebody edited. Only an edit helps."""
+
+    def __init__(self, reason: str, generation: int, status: JobStatus | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.generation = generation
+        self.status = status
+        """None: it is the status that cannot be read; nothing may be written over it."""
 
 
 class InvariantBroken(OperatorError):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 # Conditions of a TrainingJob
 SUSPENDED = "Suspended"
+PODS_SCHEDULED = "PodsScheduled"
 RUNNING = "Running"
 RECOVERING = "Recovering"
 RESIZING = "Resizing"
 CHECKPOINT_PROTECTED = "CheckpointProtected"
+SPEC_REFUSED = "SpecRefused"
 COMPLETE = "Complete"
 FAILED = "Failed"
 
@@ -25,5 +27,6 @@ CHECKPOINT_BAD = "CheckpointBad"
 CHECKPOINT_STALLED = "CheckpointStalled"
 TIER_FAILED = "TierFailed"
 CHECKPOINT_PROMOTED = "CheckpointPromoted"
+JOB_REFUSED = "JobRefused"
 JOB_COMPLETE = "JobComplete"
 JOB_FAILED = "JobFailed"

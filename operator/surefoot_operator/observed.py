@@ -144,5 +144,7 @@ class Observed:
     hold: HoldSeen | None = None
     covers: Covers = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    refusal: str = ""
+    """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""

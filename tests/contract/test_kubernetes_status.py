@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from support.job_server import JobServer, fabric_of
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError, WorldMoved
-from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
-from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
-
-JOB: dict[str, Any] = {
-    "apiVersion": "surefoot.dev/v1alpha1",
-    "kind": "TrainingJob",
-    "metadata": {"name": "gpt", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1},
-    "spec": {"template": {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}}},
-}
-
-
-class Server:
-    """One object, JSON Patch as Kubernetes does it, and answers that are lost on demand."""
-
-    def __init__(self) -> None:
-        self.stored = copy.deepcopy(JOB)
-        self.calls: list[str] = []
-        self.loses_answer = self.loses_request = False
-
-    async def get(self, path: str, query: object = None) -> dict[str, Any]:
-        self.calls.append("get")
-        return copy.deepcopy(self.stored)
-
-    async def patch(self, path: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
-        self.calls.append("patch")
-        if self.loses_request:
-            raise ApiSilent("patch", TimeoutError())
-        for operation in operations:
-            if operation["op"] == "test" and self._at(operation["path"]) != operation["value"]:
-                raise ApiRefused("patch", 422, "Invalid", "the test failed")
-        version = int(self.stored["metadata"]["resourceVersion"]) + 1
-        self.stored["status"] = operations[-1]["value"]
-        self.stored["metadata"]["resourceVersion"] = str(version)
-        if self.loses_answer:
-            raise ApiSilent("patch", TimeoutError())
-        return copy.deepcopy(self.stored)
-
-    def _at(self, path: str) -> Any:
-        found: Any = self.stored
-        *parents, last = path.strip("/").split("/")
-        for part in parents:
-            if part not in found:
-                raise ApiRefused("patch", 422, "Invalid", f"{path} is missing")
-            found = found[part]
-        return found.get(last)
-
-
-def fabric_of(server: Server) -> KubernetesFabric:
-    """With a cache that hears nothing but what is learned from answers."""
-    cache = ClusterCache(server)  # type: ignore[arg-type]
-    cache.jobs.learn(copy.deepcopy(server.stored))
-    cache.check_fresh = lambda: None  # type: ignore[method-assign]
-    return KubernetesFabric(cache, "default", "gpt", "u")
-
 
 RUNNING = JobStatus(phase="Running", world=World(1, "Committed"))
 
 
 async def test_our_own_writes_follow_each_other_without_a_look_at_the_server() -> None:
-    server = Server()
+    server = JobServer()
     fabric = fabric_of(server)
     status = JobStatus()
     for step in range(3):
@@ -81,7 +25,7 @@ async def test_our_own_writes_follow_each_other_without_a_look_at_the_server() -
 
 
 async def test_a_leader_whose_cache_is_behind_writes_over_nothing() -> None:
-    server = Server()
+    server = JobServer()
     mine, other = fabric_of(server), fabric_of(server)
     first = await mine.patch_status(RUNNING, JobStatus())
     counted = await mine.patch_status(replace(first, next_attempt=4, bad=(Checkpoint(1, 10),)), first)
@@ -95,7 +39,7 @@ async def test_a_leader_whose_cache_is_behind_writes_over_nothing() -> None:
 
 @pytest.mark.parametrize("got_through", [True, False])
 async def test_a_write_without_an_answer_is_found_out_by_the_next_one(got_through: bool) -> None:
-    server = Server()
+    server = JobServer()
     fabric = fabric_of(server)
     server.loses_answer, server.loses_request = got_through, not got_through
     with pytest.raises(FabricError, match="did not answer"):
@@ -113,7 +57,7 @@ async def test_a_write_without_an_answer_is_found_out_by_the_next_one(got_throug
 
 
 async def test_a_job_that_is_another_one_now_is_never_written_to() -> None:
-    server = Server()
+    server = JobServer()
     fabric = fabric_of(server)
     server.stored["metadata"]["uid"] = "another"
     with pytest.raises(FabricError, match="this one was deleted"):
@@ -122,7 +66,7 @@ async def test_a_job_that_is_another_one_now_is_never_written_to() -> None:
 
 
 async def test_a_status_of_before_there_were_serials_is_taken_up() -> None:
-    server = Server()
+    server = JobServer()
     server.stored["status"] = {"phase": "Running", "world": {"epoch": 1, "state": "Committed"}}
     fabric = fabric_of(server)
     seen = (await fabric.observe()).status

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
@@ -123,11 +122,11 @@ def test_a_patch_tests_the_status_that_it_stands_on() -> None:
 
 def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
-    first = status.shown(parse_job(JOB), new, (), {}, 0.0)
+    first = status.shown(new, (), JOB, 0.0)
     assert first["checkpointTime"] == "1970-01-01T00:00:00Z"
     assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00Z"
     assert (first["ready"], first["replicas"]) == ("0/2", 0)
-    again = status.shown(parse_job(JOB), new, (), {"status": first}, 100.0)
+    again = status.shown(new, (), {**JOB, "status": first}, 100.0)
     assert again["checkpointTime"] == first["checkpointTime"]
     newer = JobStatus(last_complete=Checkpoint(1, 6))
-    assert status.shown(parse_job(JOB), newer, (), {"status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"
+    assert status.shown(newer, (), {**JOB, "status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"

@@ -27,6 +27,8 @@ class FabricSeen:
     """Every worker that exists, finished ones included until they are deleted."""
     nodes: tuple[NodeSeen, ...] = ()
     holders: tuple[HolderPlace, ...] = ()
+    refusal: str = ""
+    """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
 
@@ -47,7 +49,10 @@ class Fabric(Protocol):
     """Every call returns within seconds or raises FabricError; all are safe to repeat."""
 
     async def observe(self) -> FabricSeen:
-        """Looks now. Raises FabricError if it cannot: then nothing is planned, an empty answer is never invented."""
+        """Looks now. Raises FabricError if it cannot: then nothing is planned, an empty answer is never invented.
+
+        Raises JobRefused if what is stored can be looked at and not be carried.
+        """
         ...
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:

@@ -19,6 +19,8 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.incidents import open_incident
+from surefoot_operator.policy.refusal import INVALID
+from surefoot_operator.policy.sizing import target_size
 
 PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""
@@ -35,6 +37,18 @@ def summarised(facts: Facts, status: JobStatus, message: str) -> JobStatus:
     if status.phase not in ("Complete", "Failed"):
         status = replace(status, phase=_phase(facts, status), message=message)
     return replace(status, conditions=_conditions(facts, status))
+
+
+def scheduled(facts: Facts) -> tuple[Truth, str, str]:
+    """Whether every worker that should be there has a node: (truth, reason, message)."""
+    if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
+        return "False", "NotWanted", "no workers are wanted"
+    live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
+    placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
+    if placed >= wanted:
+        return "True", "Scheduled", f"{wanted} of {wanted} workers have a node"
+    why = next((f": {w.message}" for w in live if w.node is None and w.message), "")
+    return "False", "Waiting", f"{placed} of {wanted} workers have a node{why}"
 
 
 def protection(facts: Facts) -> tuple[Truth, str, str]:
@@ -104,7 +118,10 @@ def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
         (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
         for kind in (names.SUSPENDED, names.RUNNING, names.RECOVERING, names.RESIZING)
     ]
+    wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts)))
     wanted.append((names.CHECKPOINT_PROTECTED, *protected))
+    if facts.seen.refusal:
+        wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):
         wanted.append((phase, "True", phase, message))
     known = {c.type: c for c in facts.status.conditions}

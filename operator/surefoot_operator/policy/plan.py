@@ -41,7 +41,7 @@ def plan(seen: Observed) -> Plan:
     facts = gather(seen)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason)
-    events = (*decision.events, *_stalled(seen.status, status))
+    events = (*decision.events, *_stalled(seen.status, status), *_refused(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
@@ -249,6 +249,14 @@ def _stalled(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or now.reason != "Stalled" or (was is not None and was.reason == "Stalled"):
         return ()
     return (Event(names.CHECKPOINT_STALLED, now.message, True),)
+
+
+def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Each sentence once."""
+    was, now = (next((c for c in s.conditions if c.type == names.SPEC_REFUSED), None) for s in (old, new))
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:

@@ -14,16 +14,17 @@ import time
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator import metrics
+from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.speech import rule
-from surefoot_operator.errors import FabricError, InvariantBroken, WorldMoved
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.refusal import refused
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
@@ -51,7 +52,7 @@ class Reconciler:
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
-        self._said = self._errands = ""
+        self._said = self._errands = self._refusal = ""
 
     def wake(self, urgent: bool = True) -> None:
         """Something changed. What is not urgent waits for the next progress write, with whatever else comes till then."""
@@ -97,7 +98,10 @@ class Reconciler:
     async def once(self) -> float:
         """One round; returns after how many seconds the next is due even if nothing changes."""
         parts = self._parts
-        shown = await parts.fabric.observe()
+        try:
+            shown = await parts.fabric.observe()
+        except JobRefused as refusal:
+            return await self._refuse(refusal)
         parts.conversation.know(worker_ids(shown))
         self._stand(shown, shown.status)
         seen = await observed(parts, shown, self._term_seconds)
@@ -117,6 +121,18 @@ class Reconciler:
         await self._tell((*events, *self._notices()))
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
         return min([w for w in wakes if w is not None], default=parts.settings.longest_sleep_seconds)
+
+    async def _refuse(self, refusal: JobRefused) -> float:
+        """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
+        parts, old = self._parts, refusal.status
+        if old is not None:
+            status = refused(old, refusal.reason, refusal.generation, parts.clock())
+            if status != old:
+                await parts.fabric.patch_status(status, old)
+        if refusal.reason != self._refusal:
+            self._refusal = refusal.reason
+            await self._tell((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
+        return parts.settings.longest_sleep_seconds
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0."""

@@ -13,6 +13,7 @@ from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironmen
 from surefoot_operator.memory import MemoryTier
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.policy.refusal import accepted
 from surefoot_operator.settings import OperatorSettings
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
@@ -41,7 +42,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         now=parts.clock(),
         term_seconds=term_seconds,
         job=shown.job,
-        status=shown.status,
+        status=accepted(shown.status),
         workers=shown.workers,
         nodes=shown.nodes,
         sessions=sessions_seen(sessions),
@@ -51,6 +52,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         hold=hold.seen if hold is not None else None,
         covers=covers,
         promoted=sessions.orders.promoted,
+        refusal=shown.refusal,
         free_nodes=shown.free_nodes,
     )
 

@@ -9,7 +9,7 @@ import hashlib
 from typing import Any
 
 from surefoot_operator.api.names import API_VERSION
-from surefoot_operator.api.spec import KIND, TrainingJob
+from surefoot_operator.api.spec import KIND
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
@@ -19,7 +19,7 @@ from surefoot_operator.policy.actions import DeleteWorker, Event
 Object = dict[str, Any]
 
 
-async def create(api: Api, kind: str, body: Object, job: TrainingJob) -> Object:
+async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> Object:
     """Makes a pod or a secret, or finds the one of this job that bears its name."""
     name = body["metadata"]["name"]
     try:
@@ -49,7 +49,7 @@ async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object |
     return None if worker.force or found.get("kind") != "Pod" else found
 
 
-async def record(api: Api, job: TrainingJob, event: Event, epoch: int, now: float) -> None:
+async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, now: float) -> None:
     """One core/v1 Event. Named by what it says: said again in the same epoch, it is the same event."""
     said = "\0".join((job.uid, str(epoch), event.reason, event.message))
     name = f"{job.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"

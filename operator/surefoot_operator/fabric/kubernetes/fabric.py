@@ -16,7 +16,7 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
-from surefoot_operator.errors import FabricError, InvariantBroken, SpecError, WorldMoved
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import apply, labels, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
@@ -42,7 +42,9 @@ class KubernetesFabric:
         settings: pods.PodSettings | None = None,
     ) -> None:
         self._cache, self._api = cache, cache.api
-        self._namespace, self._name, self._uid = namespace, name, uid
+        self._me = labels.JobIdentity(namespace, name, uid)
+        self._good: TrainingJob | None = None
+        """The newest spec that could be read."""
         self._admin, self._settings = admin, settings or pods.PodSettings()
         self._changed = asyncio.Event()
         self._closed = False
@@ -61,7 +63,7 @@ class KubernetesFabric:
         """The cache as it is now; our own writes are in it."""
         self._cache.check_fresh()
         stored = self._stored()
-        job = self._job(stored)
+        job, refusal = self._job(stored)
         nodes = self._nodes(job)
         return FabricSeen(
             job=job,
@@ -69,33 +71,34 @@ class KubernetesFabric:
             workers=self._workers(),
             nodes=nodes,
             holders=self._holders(nodes),
+            refusal=refusal,
             free_nodes=None,
         )
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        job = self._job(self._stored())
+        job, _ = self._job(self._stored())
         secret = pods.secret(job, environment)
         name = secret["metadata"]["name"]
         async with self._making_secrets:  # workers made side by side share one
             if name not in self._secrets:
-                await apply.create(self._api, "secrets", secret, job)
+                await apply.create(self._api, "secrets", secret, self._me)
                 self._secrets.add(name)
-        made = await apply.create(self._api, "pods", pods.pod(job, worker, environment, self._settings), job)
+        made = await apply.create(self._api, "pods", pods.pod(job, worker, environment, self._settings), self._me)
         self._cache.workers.learn(made)
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
-        left = await apply.delete_pod(self._api, self._namespace, worker)
+        left = await apply.delete_pod(self._api, self._me.namespace, worker)
         if left is not None:
             self._cache.workers.learn(left)
         else:
-            self._cache.workers.forget(self._namespace, worker.name, worker.uid)
+            self._cache.workers.forget(self._me.namespace, worker.name, worker.uid)
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         stored, tested = self._stored(), stamp(old)
         written = replace(new, serial=old.serial + 1)
         problem: FabricError | None = None
         for _ in range(_PATCH_TRIES):
-            body = status.shown(self._job(stored), written, self._workers(), stored, time.time())
+            body = status.shown(written, self._workers(), stored, time.time())
             try:
                 operations = status.operations(stored, body, tested)
                 self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
@@ -107,11 +110,11 @@ class KubernetesFabric:
             # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
             stored = await self._api.get(self._path)
             self._cache.jobs.learn(stored)
-            if stored["metadata"]["uid"] != self._uid:
-                raise FabricError(f"job {self._namespace}/{self._name} is another one now; this one was deleted")
+            if stored["metadata"]["uid"] != self._me.uid:
+                raise FabricError(f"job {self._me} is another one now; this one was deleted")
             if status.stored_stamp(stored) != tested:
                 raise WorldMoved(
-                    f"job {self._name}: the stored status is {status.stored_stamp(stored)}, this write expects"
+                    f"job {self._me}: the stored status is {status.stored_stamp(stored)}, this write expects"
                     f" {tested}: observe again"
                 ) from problem
         assert problem is not None
@@ -120,10 +123,9 @@ class KubernetesFabric:
     async def record(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        stored = self._stored()
-        job, epoch = self._job(stored), status.stored_stamp(stored).epoch or 0
+        epoch = status.stored_stamp(self._stored()).epoch or 0
         for event in events:
-            await apply.record(self._api, job, event, epoch, time.time())
+            await apply.record(self._api, self._me, event, epoch, time.time())
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when the job's spec, one of its pods, a holder or a node changed in what a plan can see."""
@@ -147,31 +149,44 @@ class KubernetesFabric:
 
     @property
     def _path(self) -> str:
-        return labels.jobs_path(self._namespace, self._name)
+        return labels.jobs_path(self._me.namespace, self._me.name)
 
     def _stored(self) -> Object:
-        found = self._cache.jobs.items.get((self._namespace, self._name))
-        if found is None or found["metadata"]["uid"] != self._uid:
-            raise FabricError(f"there is no job {self._namespace}/{self._name} with uid {self._uid}; was it deleted?")
+        found = self._cache.jobs.items.get((self._me.namespace, self._me.name))
+        if found is None or found["metadata"]["uid"] != self._me.uid:
+            raise FabricError(f"there is no job {self._me} with uid {self._me.uid}; was it deleted?")
         return found
 
-    def _job(self, stored: Object) -> TrainingJob:
+    def _job(self, stored: Object) -> tuple[TrainingJob, str]:
+        """The newest spec that could be read, and why a newer one cannot."""
+        metadata, good = stored["metadata"], self._good
+        generation, deleted = metadata.get("generation", 1), metadata.get("deletionTimestamp") is not None
+        if good is not None and (good.generation, good.deleted) == (generation, deleted):
+            return good, ""
         try:
-            return parse_job(stored)
+            self._good = parse_job(stored)
+            return self._good, ""
         except SpecError as error:
-            raise FabricError(f"job {self._namespace}/{self._name} cannot be run: {error}") from error
+            refusal = f"the job cannot be run as it is asked for: {error}"
+            if good is None:
+                raise JobRefused(refusal, generation, self._status(stored)) from error
+            return replace(good, deleted=deleted), refusal
 
     def _status(self, stored: Object) -> JobStatus:
         try:
             return status_from_json(stored.get("status", {}))
         except InvariantBroken as error:
-            raise FabricError(f"the stored status of {self._namespace}/{self._name} was edited: {error}") from error
+            sentence = (
+                f"the job's status was edited and cannot be read: {error}. Nothing of it is written over;"
+                " put back what stood there, or make the job anew with checkpoint.restoreFrom"
+            )
+            raise JobRefused(sentence, stored["metadata"].get("generation", 1), None) from error
 
     def _workers(self) -> tuple[WorkerSeen, ...]:
         return tuple(seen.worker(pod) for pod in self._cache.workers.items.values() if self._is_ours(pod))
 
     def _is_ours(self, pod: Object) -> bool:
-        return bool(pod["metadata"].get("labels", {}).get(labels.JOB_UID) == self._uid)
+        return bool(pod["metadata"].get("labels", {}).get(labels.JOB_UID) == self._me.uid)
 
     def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
         silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key
@@ -204,7 +219,7 @@ class KubernetesFabric:
     def _job_heard(self, old: Object | None, new: Object | None) -> None:
         """Our own status writes are no news."""
         found = new or old
-        if found is None or found["metadata"]["name"] != self._name:
+        if found is None or found["metadata"]["uid"] != self._me.uid:
             return
         if old is None or new is None or _asked(old) != _asked(new):
             self._changed.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from surefoot_operator.api.spec import GROUP, VERSION
 
 JOB_NAME = f"{GROUP}/job-name"
@@ -15,6 +17,19 @@ HOLDER_PORT = 6379
 """Unless a container port of the holder's pod is named `redis`."""
 TRAINER = "trainer"
 HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """Whose something is; known also of a job whose spec cannot be read."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 JOBS = f"/apis/{GROUP}/{VERSION}"
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, Stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.fabric.kubernetes import labels
@@ -45,16 +44,21 @@ def _test(path: str, value: Any) -> Object:
     return {"op": "test", "path": path, "value": value}
 
 
-def shown(job: TrainingJob, new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: float) -> Object:
+def shown(new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: float) -> Object:
     """The status with what people and autoscalers read beside it; `now` in Unix seconds."""
     body = status_to_json(new)
     old = stored.get("status", {})
+    wanted = stored["spec"].get("replicas", 1)
     ready = sum(worker.phase == "Running" and not worker.deleting for worker in workers)
     body |= {
+        # at their defaults too: a column without a value looks like a job that nobody looks after
+        "phase": new.phase,
+        "step": new.step,
+        "restarts": new.restarts,
         "replicas": sum(worker.phase not in ("Succeeded", "Failed") for worker in workers),
         "readyReplicas": ready,
-        "ready": f"{ready}/{job.spec.replicas}",
-        "selector": labels.selector(job.uid),
+        "ready": f"{ready}/{wanted}",
+        "selector": labels.selector(stored["metadata"]["uid"]),
     }
     if new.last_complete is not None:
         same = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old

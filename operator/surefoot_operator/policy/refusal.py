@@ -1,0 +1,43 @@
+"""A job whose spec the API accepted and we cannot carry: what its status says, and how that ends. Pure.
+
+Called by `reconcile`, which has no plan to make for such a job. A refusal is no end: it is over as soon as the spec can
+be read, whoever edited it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, JobStatus
+
+INVALID = "Invalid"
+
+
+def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
+    """The status of a job that cannot be read. One that never began has failed; of any other only the refusal is told."""
+    if status.phase in ("Complete", "Failed") and not _is_refused(status):
+        return status
+    kind = names.FAILED if status.world is None else names.SPEC_REFUSED
+    old = next((c for c in status.conditions if c.type == kind and c.status == "True"), None)
+    since = old.last_transition_seconds if old is not None else now
+    others = tuple(c for c in status.conditions if c.type not in (names.FAILED, names.SPEC_REFUSED))
+    return replace(
+        status,
+        phase="Failed" if status.world is None else status.phase,
+        observed_generation=generation,
+        message=reason,
+        conditions=(*others, Condition(kind, "True", INVALID, reason, since)),
+    )
+
+
+def accepted(status: JobStatus) -> JobStatus:
+    """The status as a plan may go on from it, once the spec can be read: a job that only was refused has not failed."""
+    if not _is_refused(status):
+        return status
+    left = tuple(c for c in status.conditions if c.type != names.FAILED)
+    return replace(status, phase="Pending", message="", conditions=left)
+
+
+def _is_refused(status: JobStatus) -> bool:
+    return any(c.type == names.FAILED and c.status == "True" and c.reason == INVALID for c in status.conditions)

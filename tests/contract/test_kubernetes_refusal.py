@@ -1,0 +1,145 @@
+"""A job that the API server accepted and we cannot carry: what people see, once, and that an edit helps."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from support.job_server import JobServer, fabric_of
+from surefoot.holder import Credentials
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.memory import MemoryTier
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.settings import OperatorSettings
+
+
+class Operator:
+    """The reconciler of one job on a server of a few lines."""
+
+    def __init__(self, server: JobServer) -> None:
+        self.server = server
+        self.fabric: KubernetesFabric = fabric_of(server)
+        settings = OperatorSettings(progress_seconds=0.0)
+        self.memory = MemoryTier("u", Credentials("u", "p"), settings.memory, time.time, lambda urgent: None)
+        conversation = Conversation("u", 0.5, time.time, lambda urgent: None)
+        empty = WorkerEnvironment({}, {})
+        parts = Parts(self.fabric, conversation, self.memory, lambda job, worker: empty, settings, time.time)
+        self.reconciler = Reconciler(parts)
+
+    async def once(self) -> None:
+        await self.reconciler.once()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.server.stored["status"]
+        return found
+
+    def told(self, reason: str) -> list[str]:
+        return [e["message"] for e in self.server.made("events") if e["reason"] == reason]
+
+    def edit(self, **spec: Any) -> None:
+        """As a person would; the cache hears of it."""
+        self.server.edit(spec)
+        self.fabric._cache.jobs.learn(copy.deepcopy(self.server.stored))
+
+
+@pytest.fixture
+async def operators() -> AsyncIterator[list[Operator]]:
+    made: list[Operator] = []
+    yield made
+    for one in made:
+        await one.memory.close()
+
+
+WRONG = {"failurePolicy": {"maxRestarts": "many"}}
+
+
+def condition(operator: Operator, kind: str) -> dict[str, Any] | None:
+    return next((c for c in operator.status["conditions"] if c["type"] == kind), None)
+
+
+async def test_a_job_that_cannot_be_read_fails_with_its_sentence_and_begins_once_it_can(
+    operators: list[Operator],
+) -> None:
+    server = JobServer()
+    server.stored["spec"] |= WRONG
+    operator = Operator(server)
+    operators.append(operator)
+    for _ in range(3):
+        await operator.once()
+    assert operator.status["phase"] == "Failed"
+    assert "spec.failurePolicy.maxRestarts: 'many' is not allowed" in operator.status["message"]
+    found = condition(operator, "Failed")
+    assert found is not None
+    assert (found["status"], found["reason"], found["message"]) == ("True", "Invalid", operator.status["message"])
+    assert operator.told("JobRefused") == [operator.status["message"]]
+    assert operator.status["serial"] == 1  # at rest: nothing is written again and again
+    again = Operator(server)  # another leader says it no second time
+    operators.append(again)
+    await again.once()
+    assert len(again.told("JobRefused")) == 1
+    assert again.status["serial"] == 1
+    again.edit(failurePolicy={"maxRestarts": 3})
+    await again.once()
+    assert again.status["phase"] != "Failed"
+    assert again.status["world"]["state"] == "Claimed"
+    assert condition(again, "Failed") is None
+    assert again.status["observedGeneration"] == 2
+
+
+async def test_a_job_that_runs_goes_on_as_it_was_asked_for_before_a_wrong_edit(operators: list[Operator]) -> None:
+    operator = Operator(JobServer())
+    operators.append(operator)
+    for _ in range(2):
+        await operator.once()
+    world, pods = operator.status["world"], len(operator.server.made("pods"))
+    operator.edit(**WRONG)
+    for _ in range(2):
+        await operator.once()
+    assert operator.status["world"] == world
+    assert len(operator.server.made("pods")) == pods == 1
+    found = condition(operator, "SpecRefused")
+    assert found is not None
+    assert found["status"] == "True"
+    assert operator.status["observedGeneration"] == 1
+    (told,) = operator.told("JobRefused")
+    assert "goes on as it was asked for before" in told
+    operator.edit(failurePolicy={"maxRestarts": 3})
+    await operator.once()
+    assert condition(operator, "SpecRefused") is None
+    assert operator.status["observedGeneration"] == 3
+
+
+async def test_an_operator_that_never_read_a_good_spec_leaves_a_running_job_as_it_is(operators: list[Operator]) -> None:
+    first = Operator(JobServer())
+    operators.append(first)
+    await first.once()
+    world = first.status["world"]
+    first.edit(**WRONG)
+    second = Operator(first.server)
+    operators.append(second)
+    await second.once()
+    assert (second.status["world"], second.status["phase"]) == (world, "Pending")
+    assert condition(second, "SpecRefused") is not None
+    second.edit(failurePolicy={"maxRestarts": 3})
+    await second.once()
+    assert condition(second, "SpecRefused") is None
+
+
+async def test_a_status_that_was_edited_is_never_written_over(operators: list[Operator]) -> None:
+    server = JobServer()
+    server.stored["status"] = {"phase": "Asleep", "serial": 7}
+    operator = Operator(server)
+    operators.append(operator)
+    for _ in range(2):
+        await operator.once()
+    assert operator.status == {"phase": "Asleep", "serial": 7}
+    (told,) = operator.told("JobRefused")
+    assert "was edited and cannot be read: status.phase is 'Asleep'" in told

@@ -1,0 +1,70 @@
+"""What people read of a job: whether its workers have nodes, and what became of an edit that cannot be carried out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import BEGAN, running, with_worker
+from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.refusal import accepted, refused
+
+
+def condition(status: JobStatus, kind: str) -> Condition | None:
+    return next((c for c in status.conditions if c.type == kind), None)
+
+
+def after(seen: Observed, kind: str) -> Condition | None:
+    return condition(plan(seen).status, kind)
+
+
+def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
+    found = after(running(), "PodsScheduled")
+    assert found is not None
+    assert (found.status, found.message) == ("True", "3 of 3 workers have a node")
+    pending = with_worker(running(), 1, node=None, phase="Pending", message="0/3 nodes are available")
+    found = after(pending, "PodsScheduled")
+    assert found is not None
+    assert (found.status, found.reason) == ("False", "Waiting")
+    assert found.message == "2 of 3 workers have a node: 0/3 nodes are available"
+
+
+def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
+    seen = replace(running(), refusal="spec.x: 3 is not allowed")
+    first = plan(seen)
+    assert [e.reason for e in first.events] == ["JobRefused"]
+    assert condition(first.status, "SpecRefused") is not None
+    assert first.status.phase == "Running"
+    again = replace(seen, status=first.status)
+    assert plan(again).events == ()
+    other = plan(replace(again, refusal="spec.y: 4 is not allowed"))
+    assert [e.reason for e in other.events] == ["JobRefused"]
+    assert condition(plan(replace(again, refusal="")).status, "SpecRefused") is None
+
+
+def test_a_refusal_before_the_beginning_fails_the_job_until_it_can_be_read() -> None:
+    old = JobStatus(serial=3)
+    told = refused(old, "no such thing", 2, BEGAN)
+    assert (told.phase, told.message, told.observed_generation, told.serial) == ("Failed", "no such thing", 2, 3)
+    assert refused(told, "no such thing", 2, BEGAN + 10) == told
+    assert refused(told, "another thing", 3, BEGAN + 10).conditions[0].last_transition_seconds == BEGAN
+    assert accepted(told).phase == "Pending"
+    assert condition(accepted(told), "Failed") is None
+
+
+def test_a_refusal_later_changes_nothing_but_what_is_told() -> None:
+    runs = JobStatus(phase="Running", world=World(1, "Committed"), serial=3)
+    told = refused(runs, "no such thing", 2, BEGAN)
+    assert (told.phase, told.world) == ("Running", runs.world)
+    assert condition(told, "SpecRefused") is not None
+    assert accepted(told) == told
+
+
+def test_a_job_that_is_over_stays_as_it_ended() -> None:
+    for phase in ("Complete", "Failed"):
+        over = JobStatus(
+            phase=phase, world=World(1, "Committed"), conditions=(Condition(phase, "True", phase, "", 1.0),)
+        )
+        assert refused(over, "no such thing", 2, BEGAN) == over
+        assert accepted(over) == over

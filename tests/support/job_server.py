@@ -1,0 +1,85 @@
+"""An API server of a few lines for one TrainingJob: JSON Patch, creates, and answers that are lost on demand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+
+JOB: dict[str, Any] = {
+    "apiVersion": "surefoot.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "gpt", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1},
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}}},
+}
+
+
+class JobServer:
+    """`stored` is the job; `calls` names the methods that were called."""
+
+    def __init__(self) -> None:
+        self.stored = copy.deepcopy(JOB)
+        self.calls: list[str] = []
+        self.loses_answer = self.loses_request = False
+        self._made: dict[str, dict[str, Any]] = {}
+        self._version = 1
+
+    def made(self, kind: str) -> list[dict[str, Any]]:
+        """What was created, of `pods`, `secrets`, `events`."""
+        return [body for path, body in self._made.items() if f"/{kind}/" in path]
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        self.stored["spec"] |= spec
+        self.stored["metadata"]["generation"] += 1
+        self._stamp(self.stored)
+
+    async def get(self, path: str, query: object = None) -> dict[str, Any]:
+        self.calls.append("get")
+        return copy.deepcopy(self._made.get(path, self.stored))
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls.append("post")
+        name = f"{path}/{body['metadata']['name']}"
+        if name in self._made:
+            raise ApiRefused("post", 409, "AlreadyExists", f"{name} exists")
+        found = self._made[name] = copy.deepcopy(body)
+        found["metadata"]["uid"] = f"uid-{name}"
+        self._stamp(found)
+        return copy.deepcopy(found)
+
+    async def patch(self, path: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
+        self.calls.append("patch")
+        if self.loses_request:
+            raise ApiSilent("patch", TimeoutError())
+        for operation in operations:
+            if operation["op"] == "test" and self._at(operation["path"]) != operation["value"]:
+                raise ApiRefused("patch", 422, "Invalid", "the test failed")
+        self.stored["status"] = copy.deepcopy(operations[-1]["value"])
+        self._stamp(self.stored)
+        if self.loses_answer:
+            raise ApiSilent("patch", TimeoutError())
+        return copy.deepcopy(self.stored)
+
+    def _stamp(self, body: dict[str, Any]) -> None:
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+
+    def _at(self, path: str) -> Any:
+        found: Any = self.stored
+        *parents, last = path.strip("/").split("/")
+        for part in parents:
+            if part not in found:
+                raise ApiRefused("patch", 422, "Invalid", f"{path} is missing")
+            found = found[part]
+        return found.get(last)
+
+
+def fabric_of(server: JobServer) -> KubernetesFabric:
+    """With a cache that hears nothing but what is learned from answers."""
+    cache = ClusterCache(server)  # type: ignore[arg-type]
+    cache.jobs.learn(copy.deepcopy(server.stored))
+    cache.check_fresh = lambda: None  # type: ignore[method-assign]
+    return KubernetesFabric(cache, "default", "gpt", "u")
