@@ -1,22 +1,97 @@
-"""Prometheus metrics of the operator: base units, bounded labels (job and namespace go with the job)."""
+"""Prometheus metrics of the operator: base units, bounded labels.
+
+Whatever carries `namespace` and `job` goes with the job: `forget` is called when it is not looked after any more, here
+or by this operator. docs/operations.md says what each of them means.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
-SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+from surefoot.protocol.latency import BUCKETS_SECONDS
 
-reconcile_seconds = Histogram("surefoot_reconcile_duration_seconds", "One observe, plan and apply.", buckets=SECONDS)
-reconcile_failures = Counter("surefoot_reconcile_failures_total", "Reconciles that ended in an error.", ["error"])
-recovery_seconds = Histogram(
-    "surefoot_recovery_duration_seconds", "From the first sign of a failure, by phase.", ["phase"], buckets=SECONDS
+disable_created_metrics()  # a second series beside each counter, which nothing here asks for
+
+_JOB = ["namespace", "job"]
+
+# ---- the operator itself -------------------------------------------------------------------------------------------
+
+leader = Gauge("surefoot_operator_leader", "1 in the operator that leads, 0 in the others.")
+loop_lag_seconds = Histogram(
+    "surefoot_operator_loop_lag_seconds", "How much later than asked the event loop woke up.", buckets=BUCKETS_SECONDS
 )
-world_size = Gauge("surefoot_world_size", "Ranks in the committed world.", ["namespace", "job"])
-restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", ["namespace", "job", "cause"])
-lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", ["namespace", "job"])
+reconcile_seconds = Histogram(
+    "surefoot_reconcile_duration_seconds", "One observe, plan and apply.", buckets=BUCKETS_SECONDS
+)
+reconcile_failures = Counter("surefoot_reconcile_failures_total", "Reconciles that ended in an error.", ["error"])
+watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server was last heard of each kind.", ["kind"])
+watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
+holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
 agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])
 agents_slow = Counter("surefoot_agents_slow_total", "Connections closed because the agent did not take its messages.")
 agents_garbled = Counter("surefoot_agents_garbled_total", "Connections closed because a message could not be read.")
-holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
-watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
+
+# ---- each job ------------------------------------------------------------------------------------------------------
+
+phase = Gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for the others.", [*_JOB, "phase"])
+world_size = Gauge("surefoot_world_size", "Ranks in the committed world.", _JOB)
+job_epoch = Gauge("surefoot_job_epoch", "Epoch of the world, claimed or committed.", _JOB)
+job_step = Gauge("surefoot_job_step", "Highest step that any rank of the world has finished.", _JOB)
+agents_connected = Gauge("surefoot_agents_connected", "Agents of the job whose line is open.", _JOB)
+holders = Gauge("surefoot_holders", "Memory-tier instances as the job finds them.", [*_JOB, "state"])
+protected = Gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.", _JOB)
+copies = Gauge(
+    "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks.", _JOB
+)
+complete_step = Gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", [*_JOB, "tier"])
+complete_at = Gauge(
+    "surefoot_checkpoint_complete_timestamp_seconds",
+    "When the newest complete checkpoint was first seen to be complete.",
+    [*_JOB, "tier"],
+)
+incidents = Counter(
+    "surefoot_incidents_total", "Failures and planned changes that a new world answered.", [*_JOB, "kind"]
+)
+incident_at = Gauge("surefoot_incident_timestamp_seconds", "First sign of the newest incident.", [*_JOB, "kind"])
+recovery_seconds = Histogram(
+    "surefoot_recovery_duration_seconds",
+    "From the first sign of a failure to the end of each phase of its recovery.",
+    [*_JOB, "phase"],
+    buckets=BUCKETS_SECONDS,
+)
+restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", [*_JOB, "cause"])
+lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", _JOB)
+
+RUNNING = (agents_connected, holders, protected, copies, complete_step, complete_at)
+"""What a job has only until it ends."""
+
+OF_JOBS = (
+    *RUNNING,
+    phase,
+    world_size,
+    job_epoch,
+    job_step,
+    incidents,
+    incident_at,
+    recovery_seconds,
+    restarts,
+    lost_steps,
+)
+
+
+def forget(namespace: str, job: str) -> None:
+    """Every series of this job ends."""
+    for family in OF_JOBS:
+        family.remove_by_labels({"namespace": namespace, "job": job})
+
+
+def ended(namespace: str, job: str) -> None:
+    """The job is over, and still there: what only a running one has ends."""
+    for family in RUNNING:
+        family.remove_by_labels({"namespace": namespace, "job": job})
+
+
+# a rate sees a first failure only if the series was there before it
+for _reason in ("not-leading", "foreign-job", "token", "timeout", "protocol", "worker"):
+    agents_refused.labels(_reason)

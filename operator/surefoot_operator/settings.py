@@ -44,6 +44,8 @@ class OperatorSettings:
 
     coordinator: CoordinatorSettings = CoordinatorSettings()
     memory: MemorySettings = MemorySettings()
+    metrics_port: int | None = None
+    """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
     progress_seconds: float = 0.5
     """Writes that only report progress are at least so far apart; observation of steps is no finer."""
     longest_sleep_seconds: float = 2.0

@@ -1,17 +1,22 @@
-"""Prometheus metrics of the runtime: base units, bounded labels. One registry a process; the agent exports for its pod."""
+"""Prometheus metrics of the runtime: base units, bounded labels.
+
+Each process counts for itself. Under an agent a trainer's counts travel to it (`agent.figures`), and the agent exports
+for its pod, with the job's name and namespace (`agent.exporter`). Without an agent they stand in prometheus_client's
+own registry, for the program to export.
+"""
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""One set of buckets for every latency, so that panels can be laid over each other."""
+from surefoot.errors import ChunkMissing, Corrupt, Fenced, SurefootError, TierFull, TierUnavailable
+from surefoot.protocol.latency import BUCKETS_SECONDS
 
 checkpoint_seconds = Histogram(
     "surefoot_checkpoint_duration_seconds",
-    "Time of one rank save by tier and phase (stage, replicate, commit, promote).",
+    "Time of one rank save by tier and phase (staging: stage; memory: replicate, commit; persistent: promote).",
     ["tier", "phase"],
-    buckets=SECONDS,
+    buckets=BUCKETS_SECONDS,
 )
 checkpoint_bytes = Counter("surefoot_checkpoint_bytes_total", "Bytes written to a tier.", ["tier"])
 checkpoint_failures = Counter(
@@ -21,10 +26,71 @@ checkpoint_skipped = Counter(
     "surefoot_checkpoint_skipped_total", "Due saves skipped because both slots were still draining."
 )
 checkpoint_step = Gauge("surefoot_checkpoint_step", "Newest step committed by this worker.", ["tier"])
-stall_seconds = Histogram("surefoot_checkpoint_stall_seconds", "Time a save held the training up.", buckets=SECONDS)
+stall_seconds = Histogram(
+    "surefoot_checkpoint_stall_seconds", "Time a save held the training up.", buckets=BUCKETS_SECONDS
+)
 restore_seconds = Histogram(
-    "surefoot_restore_duration_seconds", "Time of one rank's restore.", ["source"], buckets=SECONDS
+    "surefoot_restore_duration_seconds", "Time of one rank's restore.", ["source"], buckets=BUCKETS_SECONDS
 )
 restore_bytes = Counter("surefoot_restore_bytes_total", "Bytes read to restore.", ["source"])
 restore_fallbacks = Counter("surefoot_restore_fallbacks_total", "Ranges read again from another copy.", ["reason"])
 fallbacks = Counter("surefoot_fallbacks_total", "Times something took its second-best way.", ["what"])
+step_seconds = Histogram(
+    "surefoot_step_duration_seconds", "Time of one training step on this worker.", buckets=BUCKETS_SECONDS
+)
+step = Gauge("surefoot_step", "Last step that every local rank has finished.")
+loss = Gauge("surefoot_loss", "Loss of that step; NaN where the program does not tell it.")
+epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
+pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
+level = Gauge("surefoot_checkpoint_backoff_level", "Saving has backed off to every 2^level-th due step.")
+
+FAMILIES = (
+    checkpoint_seconds,
+    checkpoint_bytes,
+    checkpoint_failures,
+    checkpoint_skipped,
+    checkpoint_step,
+    stall_seconds,
+    restore_seconds,
+    restore_bytes,
+    restore_fallbacks,
+    fallbacks,
+    step_seconds,
+    step,
+    loss,
+    epoch,
+    pending,
+    level,
+)
+"""Everything above: what an agent exports."""
+
+
+def reason_of(error: Exception) -> str:
+    """The word for a failure in a label: few, and the same at every tier."""
+    match error:
+        case Fenced():
+            return "fenced"
+        case TierFull():
+            return "full"
+        case ChunkMissing():
+            return "missing"
+        case TierUnavailable():
+            return "unavailable"
+        case Corrupt():
+            return "corrupt"
+        case SurefootError():
+            return "refused"
+        case _:
+            return "unexpected"
+
+
+# a rate sees a first failure only if the series was there before it
+for _tier, _reasons in {
+    "staging": ("memory", "copy", "changed"),
+    "memory": ("fenced", "full", "missing", "unavailable"),
+    "persistent": ("fenced", "full", "missing", "unavailable", "corrupt", "refused"),
+}.items():
+    for _reason in _reasons:
+        checkpoint_failures.labels(_tier, _reason)
+for _reason in ("silent", "missing", "corrupt", "disagreement"):
+    restore_fallbacks.labels(_reason)

@@ -52,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened as JSON")
     parser.add_argument("--run-folder", type=Path, metavar="DIR", help="keep logs, ledgers and checkpoints here")
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="serve Prometheus metrics of operator and workers; RUN-FOLDER/metrics/*.json name them for file_sd_configs",
+    )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
 
 
@@ -66,6 +71,7 @@ class Request:
     compare: bool
     report: Path | None
     plain: bool
+    metrics: bool = False
 
 
 def run(given: argparse.Namespace) -> int:
@@ -109,7 +115,7 @@ def check(given: argparse.Namespace) -> Request:
             given.report.resolve().parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--report {given.report}: its folder cannot be made: {error}") from error
-    return Request(document, job, nodes, faults, given.compare, given.report, given.plain)
+    return Request(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics)
 
 
 def _run_in(request: Request, root: Path) -> int:
@@ -136,7 +142,7 @@ def _run_in(request: Request, root: Path) -> int:
 def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusion.Ended:
     """One run of the job under a fresh uid, from nothing to nothing."""
     folder = RunFolder(root.resolve())
-    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes)
+    machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics)
     try:
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))

@@ -22,8 +22,10 @@ class WorkerTelling:
     secrets: Secrets = field(repr=False)
     own_token: bool = True
     """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
-    coordinator_ca: str = ""
-    """PEM of whoever signed the coordinator's certificate; empty: the line is not over TLS."""
+    coordinator_ca: Callable[[], str] = str
+    """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
+    metrics_port: int | None = None
+    """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
 
     def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
         told = job_environment(self._job_settings(job))
@@ -34,14 +36,18 @@ class WorkerTelling:
         plain = {
             **told,
             "SUREFOOT_WORKER_INDEX": str(worker.index),
+            "SUREFOOT_JOB_NAME": job.name,
+            "SUREFOOT_JOB_NAMESPACE": job.namespace,
             "SUREFOOT_WORKER_ATTEMPT": str(worker.attempt),
             "SUREFOOT_COORDINATOR_URL": self.coordinator_url,
             "SUREFOOT_LOCAL_RANKS": str(job.spec.nproc_per_node),
             "SUREFOOT_HEARTBEAT_SECONDS": str(health.heartbeat_seconds),
             "SUREFOOT_STEP_TIMEOUT_SECONDS": str(health.step_timeout_seconds),
         }
-        if self.coordinator_ca:
-            plain["SUREFOOT_COORDINATOR_CA"] = self.coordinator_ca
+        if authority := self.coordinator_ca():
+            plain["SUREFOOT_COORDINATOR_CA"] = authority
+        if self.metrics_port is not None:
+            plain["SUREFOOT_METRICS_PORT"] = str(self.metrics_port)
         return WorkerEnvironment(plain, secret)
 
     def _job_settings(self, job: TrainingJob) -> JobSettings:

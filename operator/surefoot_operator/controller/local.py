@@ -14,11 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.environment import WorkerTelling
+from surefoot_operator.controller.figures import measure_loop_lag, served
 from surefoot_operator.controller.secrets import Secrets, secrets_in
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer, tokens
@@ -64,11 +67,17 @@ class LocalOperator:
         account = self._secrets.holder_account(job.uid)
         self._memory = MemoryTier(job.uid, account, self._settings.memory, time.time, changed)
         conversation = Conversation(job.uid, job.spec.health_policy.heartbeat_seconds, time.time, changed)
-        telling = WorkerTelling(self._server.url, self._settings.memory.call_seconds, self._secrets)
+        telling = WorkerTelling(
+            self._server.url,
+            self._settings.memory.call_seconds,
+            self._secrets,
+            metrics_port=self._settings.metrics_port,
+        )
         parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, time.time)
         self.reconciler = Reconciler(parts)
         self._server.serve(job.uid, conversation)
         self._server.lead(True)
+        metrics.leader.set(1)  # of its one job, there is no other
         self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
 
@@ -97,18 +106,22 @@ async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception])
             await asyncio.sleep(_AGAIN_SECONDS)  # nothing announces that a port or a file has become usable
 
 
-async def run(folder: Path, port: int) -> None:
-    """Runs until SIGTERM or SIGINT."""
-    settings = OperatorSettings(coordinator=CoordinatorSettings(port=port))
+async def run(folder: Path, port: int, with_metrics: bool) -> None:
+    """Runs until SIGTERM or SIGINT. `with_metrics`: its own and its workers' are served, each on a free port."""
+    settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
     operator = LocalOperator(ProcessesFabric(folder), secrets_in(folder), settings)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    lag = asyncio.create_task(measure_loop_lag(), name="loop lag")
     try:
-        await operator.start()
-        await ended.wait()
+        with served(folder) if with_metrics else nullcontext():
+            await operator.start()
+            await ended.wait()
     finally:
+        lag.cancel()
+        await asyncio.gather(lag, return_exceptions=True)
         await operator.stop()
 
 
@@ -116,6 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The operator of one job on this machine.")
     parser.add_argument("--run-folder", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
+    parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(
         stream=sys.stderr,
@@ -124,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         datefmt="%H:%M:%S",
     )
     try:
-        asyncio.run(run(chosen.run_folder, chosen.port))
+        asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
     except (FabricError, OSError) as error:
         log.error("the operator cannot run: %s", error)
         return 1

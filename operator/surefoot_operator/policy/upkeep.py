@@ -52,6 +52,8 @@ class Upkeep:
     holders: tuple[HolderEndpoint, ...] = ()
     replicas: int = 1
     """R_eff: copies that a save needs to be Full now."""
+    copies: int = 0
+    """Of the newest complete checkpoint in memory, the least over its ranks."""
     watermark: Checkpoint | None = None
     pinned: Checkpoint | None = None
     """The checkpoint being promoted; to be handed to the next upkeep."""
@@ -95,6 +97,7 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         reason=reason,
         holders=_named(facts, status),
         replicas=memory.replicas,
+        copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
         events=promoting.events,
@@ -112,6 +115,11 @@ def _read(facts: Facts) -> _Memory:
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     return _Memory(reading, domains, replicas, found, full)
+
+
+def _copies(memory: _Memory) -> int:
+    latest = newest(memory.complete)
+    return 0 if latest is None else copies_of(latest, memory.reading, memory.domains)
 
 
 def _remembered(facts: Facts, memory: _Memory) -> JobStatus:

@@ -29,7 +29,7 @@ from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.complaints import Complaints
-from surefoot_operator.reconcile.measure import measure
+from surefoot_operator.reconcile.measure import Figures
 from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Reconciler:
         self._later: asyncio.TimerHandle | None = None
         self._background = Background()
         self._complaints = Complaints()
+        self._figures = Figures()
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
@@ -94,6 +95,7 @@ class Reconciler:
             if self._later is not None:
                 self._later.cancel()
             await self._background.close()
+            self._figures.forget()
 
     async def once(self) -> float:
         """One round; returns after how many seconds the next is due even if nothing changes."""
@@ -114,6 +116,7 @@ class Reconciler:
         later = await self._write(seen, status, bool(events))
         if not later:
             self._stand(shown, status)
+        self._figures.show(seen, status, kept)
         self._say(decided, kept, seen)
         await carry_out(parts, decided.actions, replace(seen, status=status))
         if kept is not None:
@@ -146,7 +149,7 @@ class Reconciler:
         if status != old:
             await self._parts.fabric.patch_status(status, old)
             self._written = time.monotonic()
-            measure(old, status, seen.job)
+            self._figures.written(old, status, seen.job)
         return 0.0
 
     def _stand(self, shown: FabricSeen, status: JobStatus) -> None:

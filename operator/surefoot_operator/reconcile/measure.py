@@ -1,31 +1,95 @@
-"""What a status write means in numbers: world size, restarts, lost steps, how long a recovery took. Called by `reconcile.loop`."""
+"""What a round of the reconciler means in numbers: `Figures` of one job. Called by `reconcile.loop`."""
 
 from __future__ import annotations
 
-from surefoot_operator import metrics
+from typing import get_args
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator import metrics, names
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.api.status import Incident, JobStatus, Phase
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.upkeep import Upkeep
+
+_PHASES = get_args(Phase)
+_HOLDER_STATES = ("Ready", "Silent", "Gone")
+_KINDS = ("node-lost", "agent-lost", "worker-silent", "trainer-failed", "unreadable", "startup", "hang", "planned")
 
 
-def measure(old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
-    """Counts what is new in a status that was just written."""
-    where = (job.namespace, job.name)
-    world = new.world
-    metrics.world_size.labels(*where).set(world.size if world is not None and world.state == "Committed" else 0)
-    if new.restarts > old.restarts and new.incidents:
-        metrics.restarts.labels(*where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
-    over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
-    for incident in new.incidents:
-        if incident.first_step_seconds is not None and _name(incident) not in over:
-            _recovered(incident)
-            metrics.lost_steps.labels(*where).inc(incident.steps_lost or 0)
+class Figures:
+    """One job's. Remembers only since when each tier's newest checkpoint is known."""
+
+    def __init__(self) -> None:
+        self._job: tuple[str, str] | None = None
+        self._newest: dict[str, Checkpoint] = {}
+
+    def show(self, seen: Observed, status: JobStatus, kept: Upkeep | None) -> None:
+        """The gauges, as of this round."""
+        where = self._begun(seen.job)
+        world = status.world
+        for phase in _PHASES:
+            metrics.phase.labels(*where, phase).set(status.phase == phase)
+        committed = world is not None and world.state == "Committed" and status.phase not in ("Complete", "Failed")
+        metrics.world_size.labels(*where).set(world.size if world is not None and committed else 0)
+        epoch = world.epoch if world is not None else 0
+        metrics.job_epoch.labels(*where).set(epoch)
+        steps = [s.step for s in seen.sessions if s.epoch == epoch]
+        metrics.job_step.labels(*where).set(max(steps, default=status.step))
+        if status.phase in ("Complete", "Failed"):
+            metrics.ended(*where)
+            return
+        metrics.agents_connected.labels(*where).set(sum(s.connected for s in seen.sessions))
+        for state in _HOLDER_STATES:
+            metrics.holders.labels(*where, state).set(sum(h.state == state for h in seen.holders))
+        safe = next((c.status == "True" for c in status.conditions if c.type == names.CHECKPOINT_PROTECTED), False)
+        metrics.protected.labels(*where).set(safe)
+        if kept is not None and committed:
+            metrics.copies.labels(*where).set(kept.copies)
+        self._complete(where, "memory", status.last_complete, seen.now)
+        self._complete(where, "persistent", status.floor, seen.now)
+
+    def written(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
+        """Counts what is new in a status that was just written."""
+        where = self._begun(job)
+        if new.restarts > old.restarts and new.incidents:
+            metrics.restarts.labels(*where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
+        answered = {_name(i) for i in old.incidents if i.assigned_seconds is not None}
+        over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
+        for incident in new.incidents:
+            # counted once it is answered: until then its kind may still turn out to be another
+            if incident.assigned_seconds is not None and _name(incident) not in answered:
+                metrics.incidents.labels(*where, incident.kind).inc()
+                metrics.incident_at.labels(*where, incident.kind).set(incident.detected_seconds)
+            if incident.first_step_seconds is not None and _name(incident) not in over:
+                _recovered(where, incident)
+
+    def forget(self) -> None:
+        """The job is not looked after here any more."""
+        if self._job is not None:
+            metrics.forget(*self._job)
+            self._job = None
+
+    def _begun(self, job: TrainingJob) -> tuple[str, str]:
+        if self._job is None:
+            self._job = (job.namespace, job.name)
+            metrics.lost_steps.labels(*self._job)
+            for kind in _KINDS:
+                metrics.incidents.labels(*self._job, kind)
+        return self._job
+
+    def _complete(self, where: tuple[str, str], tier: str, checkpoint: Checkpoint | None, now: float) -> None:
+        if checkpoint is None or self._newest.get(tier) == checkpoint:
+            return
+        self._newest[tier] = checkpoint
+        metrics.complete_step.labels(*where, tier).set(checkpoint.step)
+        metrics.complete_at.labels(*where, tier).set(now)
 
 
 def _name(incident: Incident) -> tuple[int, float]:
     return incident.epoch, incident.detected_seconds
 
 
-def _recovered(incident: Incident) -> None:
+def _recovered(where: tuple[str, str], incident: Incident) -> None:
     phases = {
         "claimed": incident.claimed_seconds,
         "stopped": incident.stopped_seconds,
@@ -35,4 +99,5 @@ def _recovered(incident: Incident) -> None:
     }
     for phase, at_seconds in phases.items():
         if at_seconds is not None:
-            metrics.recovery_seconds.labels(phase).observe(max(0.0, at_seconds - incident.detected_seconds))
+            metrics.recovery_seconds.labels(*where, phase).observe(max(0.0, at_seconds - incident.detected_seconds))
+    metrics.lost_steps.labels(*where).inc(incident.steps_lost or 0)

@@ -99,13 +99,22 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """By how much this trainer's metrics grew since it last said so: (sample, labels, growth)."""
+
+    grown: tuple[tuple[str, dict[str, str], float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
     """`Checkpointer.close()`: the trainer is done with the agent; what is staged will be drained."""
 
     step: int
 
 
-FromTrainer = Attach | NeedArena | Staged | Stepped | HoldReply | Holding | RestoreDone | RestoreFailed | Say | Closing
+FromTrainer = (
+    Attach | NeedArena | Staged | Stepped | HoldReply | Holding | RestoreDone | RestoreFailed | Say | Counted | Closing
+)
 
 # ---- agent → trainer ----------------------------------------------------------------------------------------------
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Coroutine
 from typing import Protocol
 
+from surefoot import metrics
 from surefoot.agent import events as on
 from surefoot.agent import line
 from surefoot.agent.arena import SLOTS
+from surefoot.agent.figures import Sums
 from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life
 from surefoot.agent.staging import Staging
@@ -31,6 +33,7 @@ class Agent(Protocol):
     life: Life
     staging: Staging
     trainer_line: TrainerLine
+    figures: Sums
 
     def dispatch(self, event: on.Event) -> None: ...
 
@@ -84,6 +87,8 @@ class Reception:
         match message:
             case line.Stepped():
                 self._ledger.write(epoch, trainer.rank, message)
+                if local == 0:  # ranks of one worker step together
+                    metrics.step_seconds.observe(message.seconds)
                 done = (message.step, message.loss, message.seconds, message.stall_seconds, message.level)
                 dispatch(on.StepDone(epoch, local, *done, at=time.monotonic()))
             case line.Staged():
@@ -101,6 +106,8 @@ class Reception:
                 dispatch(on.RestoreImpossible(epoch, local, checkpoint, absent, detail))
             case line.Say(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
+            case line.Counted(grown=grown):
+                self._agent.figures.add(grown)
             case line.Closing():
                 dispatch(on.Closed(epoch, local))
             case line.Attach():

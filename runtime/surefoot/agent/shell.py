@@ -19,11 +19,14 @@ from surefoot.agent import identity, keeping, line
 from surefoot.agent.chores import Chores, Places
 from surefoot.agent.command import with_own_interpreter
 from surefoot.agent.coordinator_line import CoordinatorLine, TurnedAway
+from surefoot.agent.exporter import Exporter
+from surefoot.agent.figures import Sums
 from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life, advance
 from surefoot.agent.logs import LogForwarder
 from surefoot.agent.orphans import Orphans, adopt_orphans
 from surefoot.agent.reception import Reception
+from surefoot.agent.saves import SaveBook
 from surefoot.agent.staging import Staging, StagingWatcher
 from surefoot.agent.starter import Hosted, Starter
 from surefoot.agent.trainer_line import TrainerLine
@@ -53,6 +56,8 @@ class Shell:
         logs = folder / "logs" / worker
         logs.mkdir(parents=True, exist_ok=True)
         path = folder / f"{worker}.sock"
+        self.figures = Sums()
+        self._exporter = Exporter(settings, self.figures, self)
         self._forwarder = LogForwarder()
         self._line = CoordinatorLine(
             settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
@@ -77,6 +82,7 @@ class Shell:
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
+        await self._exporter.start()
         self._forwarder.start()
         self.trainer_line.start()
         self._starter.start()
@@ -88,6 +94,10 @@ class Shell:
             return await self._ended
         finally:
             await self._close()
+
+    @property
+    def book(self) -> SaveBook:
+        return self.staging.book
 
     def dispatch(self, event: on.Event) -> None:
         """The one way in: an event, its decision, its commands."""
@@ -271,6 +281,7 @@ class Shell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._starter.close()
+        await self._exporter.close()
         await self.trainer_line.close()
         await self._chores.close()
         await self.staging.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from surefoot import metrics
 from surefoot.agent import line
+from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.sockets import reachable
@@ -38,6 +39,7 @@ class AgentLink:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
+        self._growth = Growth(metrics.FAMILIES)
         self._changed = threading.Condition()
         # everything below is guarded by _changed
         self._attached: Attached | None = None
@@ -113,6 +115,8 @@ class AgentLink:
         with self._changed:
             self._at = max(self._at, message.step)
         self._send(message)
+        if message.skipped or message.stall_seconds is not None:
+            self._count()  # a save was made, or not made: hardly anything else counts in a trainer
 
     def held_at(self, step: int) -> bool:
         with self._changed:
@@ -134,9 +138,11 @@ class AgentLink:
         with self._changed:
             self._at = max(self._at, step)
         self._send(line.RestoreDone(step, source, size_bytes, seconds))
+        self._count()
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
         self._send(line.RestoreFailed(checkpoint, absent, detail))
+        self._count()
 
     def say(self, reason: str, text: str) -> None:
         self._send(line.Say(reason, text))
@@ -151,6 +157,7 @@ class AgentLink:
         if self._closing:
             return
         self._closing = True
+        self._count()
         self._send(line.Closing(step))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -172,6 +179,11 @@ class AgentLink:
                 raise SurefootError(f"the agent gave no staging memory of 2 × {slot_bytes} bytes: {why}; see its log")
             self._slots = given.slots
             return given, fd
+
+    def _count(self) -> None:
+        grown = self._growth.taken()
+        if grown:
+            self._send(line.Counted(grown))
 
     def _free(self) -> int | None:
         return next((slot for slot in range(self._slots) if slot not in self._busy), None)

@@ -60,9 +60,9 @@ class Saver:
         """Begins the save of `step`: eager copies are done when this returns, lazy ones go on behind."""
         begun = time.perf_counter()
         try:
-            return self._save(step, wait_seconds)
+            return self._save(step, wait_seconds, begun)
         except Exception as error:  # noqa: BLE001  # whatever fails in a save, the training goes on
-            self._failed(step, type(error).__name__, f"the save of step {step} failed: {error}")
+            self._failed(step, metrics.reason_of(error), f"the save of step {step} failed: {error}")
             return "failed"
         finally:
             self._stalled(begun)
@@ -86,7 +86,7 @@ class Saver:
 
     # ---- one save --------------------------------------------------------------------------------------------------
 
-    def _save(self, step: int, wait_seconds: float) -> Result:
+    def _save(self, step: int, wait_seconds: float, begun: float) -> Result:
         self._stager.wait()
         entries = self._program.entries()
         plan = self._planned(entries)
@@ -101,7 +101,7 @@ class Saver:
         slot[end : end + len(values)] = np.frombuffer(values, dtype=np.uint8)
         eager, lazy = self._sources(plan, entries)
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
-        self._stager.start(slot, eager, lazy, self._sealing(message), self._compare_all)
+        self._stager.start(slot, eager, lazy, self._sealing(message, begun), self._compare_all)
         return "staged"
 
     def _planned(self, entries: Sequence[Entry]) -> SavePlan:
@@ -136,10 +136,12 @@ class Saver:
             (lazy if steady else eager).append(_source(entry, portion))
         return eager, lazy
 
-    def _sealing(self, message: Staged) -> Callable[[Outcome], None]:
+    def _sealing(self, message: Staged, begun: float) -> Callable[[Outcome], None]:
         def seal(outcome: Outcome) -> None:
             if outcome.sealed:
                 self._link.staged(message)
+                metrics.checkpoint_seconds.labels("staging", "stage").observe(time.perf_counter() - begun)
+                metrics.checkpoint_bytes.labels("staging").inc(message.stream_bytes)
                 self._told.add(message.layout)
                 self.staged_step = message.step
                 return

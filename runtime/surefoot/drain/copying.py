@@ -72,7 +72,9 @@ def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callab
         try:
             return read(tier)
         except (Corrupt, ChunkMissing, TierUnavailable) as problem:
-            metrics.restore_fallbacks.labels(type(problem).__name__).inc()
+            metrics.restore_fallbacks.labels(
+                "silent" if isinstance(problem, TierUnavailable) else metrics.reason_of(problem)
+            ).inc()
             problems.append(problem)
     silent = next((p for p in problems if isinstance(p, TierUnavailable)), None)
     if silent is not None:

@@ -115,7 +115,7 @@ class Promoter:
                 return Promoted(save, str(called_off), 0, time.monotonic() - began)
             except SurefootError as problem:
                 error = str(problem)
-                metrics.checkpoint_failures.labels("persistent", type(problem).__name__).inc()
+                metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
                 log.warning("promoting %s failed: %s", save, problem)
                 if not isinstance(problem, TierError):
                     # the source is bad: trying again finds the same, and who asks again shall not ask at once

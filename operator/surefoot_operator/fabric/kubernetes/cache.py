@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, seen
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -38,7 +39,14 @@ class ClusterCache:
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         self.leases = Feed(api, leases, "", self._renewed)
-        self._feeds = (self.jobs, self.workers, self.holders, self.nodes, self.leases)
+        self._named = {
+            "trainingjobs": self.jobs,
+            "workers": self.workers,
+            "holders": self.holders,
+            "nodes": self.nodes,
+            "leases": self.leases,
+        }
+        self._feeds = tuple(self._named.values())
         self._renewals: dict[str, float] = {}
         self._silent: frozenset[str] = frozenset()
         self.gone_holders: dict[str, Object] = {}
@@ -60,9 +68,13 @@ class ClusterCache:
             missing = ", ".join(feed.path for feed in self._feeds if not feed.synced.is_set())
             await self.close()
             raise FabricError(f"{missing} could not be listed in {SYNC_SECONDS:g} s; is the CRD installed?") from None
+        for kind, feed in self._named.items():
+            metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
 
     async def close(self) -> None:
         """Ends the watches; the connections are the API's."""
+        for kind in self._named:
+            metrics.watch_age_seconds.remove(kind)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

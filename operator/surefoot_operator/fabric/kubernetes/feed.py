@@ -54,7 +54,11 @@ class Feed:
     @property
     def fresh(self) -> bool:
         """Whether `items` can be believed: it was listed, and the server was heard of since."""
-        return self.synced.is_set() and time.monotonic() - self.heard_at < STALE_SECONDS
+        return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
+
+    def age_seconds(self) -> float:
+        """Since the server was last heard of."""
+        return time.monotonic() - self.heard_at
 
     async def run(self) -> None:
         """Lists and watches, for ever; each failure is counted and waited after."""

@@ -20,7 +20,7 @@ _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
 # what a run makes in its folder; the rest of a folder is never touched
 _OWN = ("job.json", "status.json", "events.jsonl", "operator.json", "marker")
-_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "persistent")
+_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "metrics", "persistent")
 
 
 class LockBusy(Exception):
@@ -62,6 +62,11 @@ class RunFolder:
         return self.root / "logs"
 
     @property
+    def metrics(self) -> Path:
+        """Where each exporter answers, in the form of Prometheus' file_sd; empty unless metrics are asked for."""
+        return self.root / "metrics"
+
+    @property
     def marker(self) -> Path:
         """Says that this folder is a run folder, so that a later run may clean it."""
         return self.root / "marker"
@@ -81,7 +86,7 @@ class RunFolder:
     def make(self) -> None:
         """Creates the folders; readable by their owner alone, for worker files hold credentials."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for folder in (self.nodes, self.workers, self.ledger, self.logs):
+        for folder in (self.nodes, self.workers, self.ledger, self.logs, self.metrics):
             folder.mkdir(mode=0o700, exist_ok=True)
         write_json(self.marker, {"surefoot": "run folder"}, durable=False)
 

@@ -39,8 +39,9 @@ _PAUSE_SECONDS = 0.02
 class Machine:
     """Nodes by name. `frozen` names those that are stopped now."""
 
-    def __init__(self, folder: RunFolder, memory_bytes: int | None = None) -> None:
+    def __init__(self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False) -> None:
         self.folder = folder
+        self._with_metrics = with_metrics
         self.frozen: set[str] = set()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -183,6 +184,7 @@ class Machine:
     def start_operator(self, port: int) -> None:
         command = [sys.executable, "-m", "surefoot_operator.fabric.processes.bound", str(os.getpid())]
         command += ["surefoot_operator.controller.local", "--run-folder", str(self.folder.root), "--port", str(port)]
+        command += ["--metrics"] if self._with_metrics else []
         self._operator = self._spawn(command, "operator.log")
 
     def kill_operator(self) -> None:
