@@ -182,6 +182,21 @@ async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Pa
         await starter.close()
 
 
+async def test_a_dead_proxy_does_not_turn_success_into_failure(warm: Warm) -> None:
+    source = """
+import weakref
+class Thing: pass
+thing = Thing()
+keep = [weakref.proxy(thing)]
+del thing
+file = open('flushed.txt', 'w')
+file.write('written')
+"""
+    code, output, _ = await warm.run(source)
+    assert (code, output) == (0, "")
+    assert (warm.folder / "flushed.txt").read_text() == "written"
+
+
 async def test_children_die_with_the_zygote_and_their_end_is_heard(tmp_path: Path) -> None:
     client, _ = await become_warm(None, tmp_path)
     script = tmp_path / "sleeps.py"

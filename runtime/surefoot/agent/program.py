@@ -26,6 +26,7 @@ from typing import NoReturn
 from surefoot.agent.command import Program
 
 _TRACE_CHARACTERS = 8000
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _TEARDOWN_SECONDS = 2.0
 """A failed trainer whose exit handlers hang (a process group waiting for the dead) ends after this."""
 
@@ -107,9 +108,11 @@ def _end(code: int) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
     atexit._run_exitfuncs()
     for thing in gc.get_objects():  # what was there before the fork is frozen, and not among them
-        if isinstance(thing, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom) and not thing.closed:
+        # by its type: a proxy of something dead raises when it is asked for its class
+        if issubclass(type(thing), _FILES):
             with contextlib.suppress(OSError, ValueError):
-                thing.flush()
+                if not thing.closed:
+                    thing.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
