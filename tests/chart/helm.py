@@ -18,6 +18,8 @@ Object = dict[str, Any]
 PROJECT = Path(__file__).resolve().parents[2]
 CHART = PROJECT / "charts" / "surefoot"
 RELEASE, NAMESPACE = "surefoot", "surefoot-system"
+KUBERNETES = "1.35.0"
+"""What is rendered for: each helm would otherwise assume a version of its own."""
 CALL_SECONDS = 120
 
 
@@ -44,9 +46,8 @@ def helm(*arguments: str, given: str | None = None) -> str:
 
 def text(values: Object | None = None, release: str = RELEASE, namespace: str = NAMESPACE) -> str:
     """The rendering as helm prints it."""
-    return helm(
-        "template", release, str(CHART), "--namespace", namespace, "--values", "-", given=json.dumps(values or {})
-    )
+    options = ("--namespace", namespace, "--kube-version", KUBERNETES, "--values", "-")
+    return helm("template", release, str(CHART), *options, given=json.dumps(values or {}))
 
 
 def objects(values: Object | None = None, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
