@@ -104,6 +104,19 @@ def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() ->
         assert not place.running
 
 
+def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> None:
+    beside = {"name": "companion", "containerID": "containerd://2", "state": {"waiting": {}}}
+    found = pod("Running", beside, container("server", running={}), podIP="10.0.0.1")
+    ports = [{"name": "metrics", "containerPort": 9465}], [{"name": "redis", "containerPort": 7000}]
+    found["spec"]["containers"] = [
+        {"name": "companion", "ports": ports[0]},
+        {"name": "server", "ports": ports[1]},
+    ]
+    place = seen.holder(found, False, "z", ("a", "b"))
+    assert place is not None
+    assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
+
+
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     stored: dict[str, Any] = {"metadata": {"uid": "u"}}
     assert status.stored_stamp(stored) == stamp(JobStatus())

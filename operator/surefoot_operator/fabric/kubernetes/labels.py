@@ -13,8 +13,8 @@ ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "surefoot-operator"
 HOLDER_SELECTOR = f"{GROUP}/part=memory-tier"
-HOLDER_PORT = 6379
-"""Unless a container port of the holder's pod is named `redis`."""
+HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
+"""Unless a container port of the holder's pod is named `redis`: then that one of that container."""
 TRAINER = "trainer"
 HOSTNAME = "kubernetes.io/hostname"
 

@@ -115,7 +115,8 @@ def _why_lost(found: Object) -> str:
 def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> HolderPlace | None:
     """A holder's pod; None while it has not begun: unknown, not dead."""
     status = pod.get("status", {})
-    found: Object = next(iter(status.get("containerStatuses", ())), {})
+    server, port = _server(pod)
+    found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == server), {})
     where, address, container = node_of(pod), status.get("podIP"), found.get("containerID")
     if where is None or not address or not container:
         return None
@@ -123,7 +124,7 @@ def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> Hold
         node=where,
         domain=domain,
         host=address,
-        port=_port(pod),
+        port=port,
         process=f"{pod['metadata']['uid']}/{container}",
         running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
         admin_user=admin[0],
@@ -131,6 +132,10 @@ def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> Hold
     )
 
 
-def _port(pod: Object) -> int:
-    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
-    return next((int(p["containerPort"]) for p in ports if p.get("name") == "redis"), labels.HOLDER_PORT)
+def _server(pod: Object) -> tuple[str, int]:
+    """Which container is the holder, and where it listens: a companion may stand beside it."""
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports", ()):
+            if port.get("name") == labels.HOLDER_CONTAINER:
+                return str(container["name"]), int(port["containerPort"])
+    return labels.HOLDER_CONTAINER, labels.HOLDER_PORT
