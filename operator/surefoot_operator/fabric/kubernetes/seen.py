@@ -49,6 +49,7 @@ def worker(pod: Object) -> WorkerSeen:
         message=message,
         created_seconds=seconds(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
+        lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
     )
 
 
@@ -134,8 +135,10 @@ def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> Hold
 
 def _server(pod: Object) -> tuple[str, int]:
     """Which container is the holder, and where it listens: a companion may stand beside it."""
-    for container in pod["spec"]["containers"]:
+    containers = pod["spec"]["containers"]
+    for container in containers:
         for port in container.get("ports", ()):
             if port.get("name") == labels.HOLDER_CONTAINER:
                 return str(container["name"]), int(port["containerPort"])
-    return labels.HOLDER_CONTAINER, labels.HOLDER_PORT
+    first = next((str(container["name"]) for container in containers), labels.HOLDER_CONTAINER)
+    return first, labels.HOLDER_PORT
