@@ -31,6 +31,8 @@ class WorkerSeen:
     message: str = ""
     created_seconds: float = 0.0
     deleting: bool = False
+    lingering: bool = False
+    """Its trainer ended, and something beside it still runs: a sidecar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import pods
 from surefoot_operator.policy.actions import CreateWorker
@@ -18,7 +19,12 @@ SPEC: dict[str, Any] = {
     "serviceAccountName": "train",
     "priorityClassName": "high",
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "initContainers": [{"name": "fetch", "image": "a"}],
+    "initContainers": [{"name": "fetch", "image": "a"}, {"name": "proxy", "image": "p", "restartPolicy": "Always"}],
+    "securityContext": {"runAsNonRoot": True, "fsGroup": 7},
+    "runtimeClassName": "nvidia",
+    "schedulerName": "gangs",
+    "nodeSelector": {"gpu": "yes"},
+    "imagePullSecrets": [{"name": "registry"}],
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
     "volumes": [{"name": "data", "emptyDir": {}}],
     "terminationGracePeriodSeconds": 7,
@@ -32,13 +38,16 @@ SPEC: dict[str, Any] = {
             "env": [{"name": "AWS_ACCESS_KEY_ID", "value": "mine"}],
             "resources": {"limits": {"nvidia.com/gpu": 8}},
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "securityContext": {"readOnlyRootFilesystem": True},
+            "ports": [{"name": "debug", "containerPort": 5678}],
         },
+        {"name": "logger", "image": "d", "ports": [{"containerPort": 80}]},
     ],
 }
 
 
-def made(spec: dict[str, Any] = SPEC, avoid: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
-    job = parse_job(
+def parsed(spec: dict[str, Any], **fields: Any) -> TrainingJob:
+    return parse_job(
         {
             "apiVersion": "surefoot.dev/v1alpha1",
             "kind": "TrainingJob",
@@ -49,8 +58,17 @@ def made(spec: dict[str, Any] = SPEC, avoid: tuple[str, ...] = (), **fields: Any
             },
         }
     )
+
+
+def made(
+    spec: dict[str, Any] = SPEC,
+    avoid: tuple[str, ...] = (),
+    told: WorkerEnvironment = ENVIRONMENT,
+    **fields: Any,
+) -> dict[str, Any]:
+    job = parsed(spec, **fields)
     before = copy.deepcopy(job.spec.template.raw)
-    found = pods.pod(job, CreateWorker(2, 5, avoid), ENVIRONMENT, pods.PodSettings())
+    found = pods.pod(job, CreateWorker(2, 5, avoid), told, pods.PodSettings())
     assert job.spec.template.raw == before, "the job itself was written into"
     return found
 
@@ -72,6 +90,7 @@ def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> Non
         "a": "b",
         "surefoot.dev/job-name": "gpt",
         "surefoot.dev/job-uid": "u",
+        "surefoot.dev/part": "worker",
         "surefoot.dev/worker-index": "2",
         "surefoot.dev/attempt": "5",
         "app.kubernetes.io/managed-by": "surefoot-operator",
@@ -83,14 +102,16 @@ def test_it_is_named_labelled_and_owned_and_waits_for_nobody_at_its_end() -> Non
 
 def test_the_template_is_respected_whole() -> None:
     spec = made()["spec"]
-    for name in ("serviceAccountName", "priorityClassName", "tolerations", "initContainers"):
-        assert spec[name] == SPEC[name]
+    for name in set(SPEC) - {"containers", "volumes", "affinity"}:
+        assert spec[name] == SPEC[name], name
+    assert [c["name"] for c in spec["containers"]] == ["sidecar", "trainer", "logger"]
+    assert spec["containers"][2] == SPEC["containers"][2]
     assert spec["terminationGracePeriodSeconds"] == 7
     assert spec["containers"][0] == SPEC["containers"][0]
     assert spec["affinity"]["nodeAffinity"] == SPEC["affinity"]["nodeAffinity"]
     assert SPEC["volumes"][0] in spec["volumes"]
     assert spec["restartPolicy"] == "Never"
-    for name in ("image", "args", "resources"):
+    for name in ("image", "args", "resources", "securityContext", "ports"):
         assert trainer(made())[name] == SPEC["containers"][1][name]
 
 
@@ -108,6 +129,44 @@ def test_the_agent_stands_in_front_of_the_command_with_what_it_needs() -> None:
     folder, _, _ = told["SUREFOOT_TOKEN_FILE"]["value"].rpartition("/")
     (source,) = mounts[folder]["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == "surefoot"
+
+
+def test_its_metrics_have_a_named_port_beside_the_templates_own() -> None:
+    told = replace(ENVIRONMENT, plain={**ENVIRONMENT.plain, "SUREFOOT_METRICS_PORT": "9464"})
+    debug = {"name": "debug", "containerPort": 5678}
+    assert trainer(made(told=told))["ports"] == [debug, {"name": "sf-metrics", "containerPort": 9464}]
+    own = copy.deepcopy(SPEC)
+    own["containers"][0]["ports"] = [{"name": "sf-metrics", "containerPort": 1}]
+    assert trainer(made(own, told=told))["ports"] == [debug]
+
+
+def test_its_name_in_dns_is_that_of_its_place_below_the_jobs_service() -> None:
+    spec = made()["spec"]
+    assert (spec["hostname"], spec["subdomain"]) == ("worker-2", "gpt-workers")
+    for own in ({"hostNetwork": True}, {"hostname": "mine"}, {"subdomain": "mine"}):
+        spec = made({**SPEC, **own})["spec"]
+        assert {name: spec[name] for name in ("hostname", "subdomain") if name in spec} == {
+            name: value for name, value in own.items() if name != "hostNetwork"
+        }
+
+
+def test_the_jobs_service_names_its_workers_and_nobody_else() -> None:
+    found = pods.service(parsed(SPEC))
+    assert (found["metadata"]["name"], found["spec"]["clusterIP"]) == ("gpt-workers", "None")
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert found["spec"]["selector"].items() <= made()["metadata"]["labels"].items()
+
+
+def test_staging_memory_is_bounded_by_the_trainers_memory_limit() -> None:
+    limited = copy.deepcopy(SPEC)
+    limited["containers"][1]["resources"]["limits"]["memory"] = "8Gi"
+    volumes = {volume["name"]: volume for volume in made(limited)["spec"]["volumes"]}
+    assert volumes["surefoot-run"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+
+
+def test_a_grace_period_of_null_is_that_of_kubernetes() -> None:
+    told = environment(made({**SPEC, "terminationGracePeriodSeconds": None}))
+    assert told["SUREFOOT_TERMINATION_GRACE_SECONDS"]["value"] == "30"
 
 
 def test_secrets_are_named_and_never_said() -> None:

@@ -52,6 +52,7 @@ def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phas
     worker = seen.worker(found)
     assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
     assert worker.exit_code == code
+    assert worker.lingering == (phase == "Failed" and found["status"]["phase"] == "Running")
 
 
 def test_a_worker_that_waits_says_for_what() -> None:

@@ -10,7 +10,8 @@ from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS
+from surefoot_operator.policy.actions import DeleteWorker
+from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS, LEAVING_SECONDS
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.upkeep import upkeep
 
@@ -103,6 +104,18 @@ def test_nor_where_nobody_is_there_any_more_who_saved_it() -> None:
     ended = tuple(replace(w, phase="Succeeded", exit_code=0) for w in seen.workers)
     gone = tuple(replace(s, connected=False) for s in seen.sessions)
     assert plan(replace(seen, workers=ended, sessions=gone)).status.phase == "Complete"
+
+
+def test_a_pod_whose_sidecar_goes_on_is_ended_a_minute_after_the_job() -> None:
+    seen = running()
+    over = replace(seen.status, phase="Complete", completion_seconds=NOW)
+    ended = replace(seen.workers[0], phase="Succeeded", exit_code=0)
+    seen = replace(seen, status=over, sessions=(), workers=(replace(ended, lingering=True), replace(ended, index=1)))
+    first = plan(seen)
+    assert not any(isinstance(a, DeleteWorker) for a in first.actions)
+    assert first.wake_after_seconds is not None
+    late = plan(replace(seen, now=NOW + LEAVING_SECONDS))
+    assert [a.uid for a in late.actions if isinstance(a, DeleteWorker)] == [seen.workers[0].uid]
 
 
 def test_while_training_goes_on_only_due_steps_are_promoted() -> None:

@@ -144,10 +144,17 @@ def tidy(facts: Facts) -> Tidying:
     for worker in alive:
         if late or worker not in hearing:
             actions.append(DeleteWorker(worker.name, worker.uid, node_lost(facts, worker.node), f"the job is {phase}"))
+    # a pod whose sidecars never end holds its node for ever; one that has ended keeps its logs for people
+    lingering = [w for w in facts.seen.workers if w.lingering and not w.deleting]
+    if late:
+        actions += [DeleteWorker(w.name, w.uid, node_lost(facts, w.node), f"the job is {phase}") for w in lingering]
     due = since + _kept_seconds(facts)
     if not alive and facts.now >= due:
         actions += _clean(facts, f"the job is {phase}")
-    moments = (since + LEAVING_SECONDS if hearing and not late else None, due if facts.now < due else None)
+    moments = (
+        since + LEAVING_SECONDS if (hearing or lingering) and not late else None,
+        due if facts.now < due else None,
+    )
     return Tidying(tuple(actions), facts.status.message, soonest(moments))
 
 

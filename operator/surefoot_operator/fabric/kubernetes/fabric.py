@@ -48,8 +48,8 @@ class KubernetesFabric:
         self._admin, self._settings = admin, settings or pods.PodSettings()
         self._changed = asyncio.Event()
         self._closed = False
-        self._secrets: set[str] = set()
-        self._making_secrets = asyncio.Lock()
+        self._shared: set[tuple[str, str]] = set()
+        self._sharing = asyncio.Lock()
         self._listeners: dict[str, Listener] = {
             "trainingjobs": self._job_heard,
             "pods": self._pod_heard,
@@ -77,12 +77,9 @@ class KubernetesFabric:
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
         job, _ = self._job(self._stored())
-        secret = pods.secret(job, environment)
-        name = secret["metadata"]["name"]
-        async with self._making_secrets:  # workers made side by side share one
-            if name not in self._secrets:
-                await apply.create(self._api, "secrets", secret, self._me)
-                self._secrets.add(name)
+        async with self._sharing:  # workers made side by side share them
+            await self._share("secrets", pods.secret(job, environment))
+            await self._share("services", pods.service(job))
         made = await apply.create(self._api, "pods", pods.pod(job, worker, environment, self._settings), self._me)
         self._cache.workers.learn(made)
 
@@ -144,6 +141,12 @@ class KubernetesFabric:
                 self._cache.unlisten(kind, listener)
         self._closed = True
         self._changed.set()
+
+    async def _share(self, kind: str, body: Object) -> None:
+        name = body["metadata"]["name"]
+        if (kind, name) not in self._shared:
+            await apply.create(self._api, kind, body, self._me)
+            self._shared.add((kind, name))
 
     # ---- looking ----------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ JOB_NAME = f"{GROUP}/job-name"
 JOB_UID = f"{GROUP}/job-uid"
 WORKER_INDEX = f"{GROUP}/worker-index"
 ATTEMPT = f"{GROUP}/attempt"
+PART = f"{GROUP}/part"
+WORKER = "worker"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "surefoot-operator"
-HOLDER_SELECTOR = f"{GROUP}/part=memory-tier"
+HOLDER_SELECTOR = f"{PART}=memory-tier"
 HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
 """Unless a container port of the holder's pod is named `redis`: then that one of that container."""
 TRAINER = "trainer"
@@ -39,12 +41,22 @@ def jobs_path(namespace: str, name: str) -> str:
 
 
 def core_path(namespace: str, kind: str, name: str = "") -> str:
-    """Of `pods`, `secrets`, `events`."""
+    """Of `pods`, `secrets`, `services`, `events`."""
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
     return f"{job}-worker-{index}-{attempt}"
+
+
+def host_name(index: int) -> str:
+    """The same for every attempt: a peer's name outlives a replacement."""
+    return f"worker-{index}"
+
+
+def service_name(job: str) -> str:
+    """Of the headless service; workers are `host_name(i)` below it."""
+    return f"{job}-workers"
 
 
 def job_labels(job: str, uid: str) -> dict[str, str]:

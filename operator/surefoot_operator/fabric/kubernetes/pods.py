@@ -1,4 +1,4 @@
-"""A worker's pod and its secret, from the job's template. Pure; called by `apply`.
+"""A worker's pod, its secret and the job's headless service, from the job's template. Pure; called by `fabric`.
 
 The template is taken whole: only the trainer's command gets the agent in front of it, and what the agent needs is added
 beside what stands there. Where the template says itself how pods are spread, nothing is added to it.
@@ -21,6 +21,7 @@ from surefoot_operator.policy.actions import CreateWorker
 Object = dict[str, Any]
 
 RUN_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-token"
+METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _GRACE_SECONDS = 30
@@ -61,22 +62,49 @@ def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
     }
 
 
+def service(job: TrainingJob) -> Object:
+    """Gives each worker a name of its own in DNS. Nothing of ours asks for it; people and their programs do."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": labels.service_name(job.name),
+            "namespace": job.namespace,
+            "labels": labels.job_labels(job.name, job.uid),
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "selector": {labels.JOB_UID: job.uid, labels.PART: labels.WORKER},
+            # workers look for each other before any of them is ready
+            "publishNotReadyAddresses": True,
+        },
+    }
+
+
 def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, settings: PodSettings) -> Object:
     """The pod of one worker."""
     template = copy.deepcopy(job.spec.template.raw)
     metadata, spec = template.get("metadata") or {}, template["spec"]
-    own = {labels.WORKER_INDEX: str(worker.index), labels.ATTEMPT: str(worker.attempt)}
+    own = {
+        labels.PART: labels.WORKER,
+        labels.WORKER_INDEX: str(worker.index),
+        labels.ATTEMPT: str(worker.attempt),
+    }
     spec["restartPolicy"] = "Never"
     trainer = next(c for c in spec["containers"] if c["name"] == labels.TRAINER)
     trainer["command"] = [*settings.agent, *trainer["command"]]
-    grace = int(spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS))
+    given = spec.get("terminationGracePeriodSeconds")
+    grace = _GRACE_SECONDS if given is None else int(given)
     trainer["env"] = _environment(trainer.get("env") or [], job, environment, settings, grace)
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),
         {"name": RUN_VOLUME, "mountPath": settings.run_folder},
         {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
     ]
-    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(settings)]
+    spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(trainer, settings)]
+    _expose(trainer, spec, environment.plain.get("SUREFOOT_METRICS_PORT"))
+    _name(spec, job, worker)
     _spread(spec, job)
     _avoid(spec, worker.avoid_nodes)
     return {
@@ -93,17 +121,38 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
     }
 
 
-def _volumes(settings: PodSettings) -> list[Object]:
+def _volumes(trainer: Object, settings: PodSettings) -> list[Object]:
     token = {
         "audience": settings.token_audience,
         "expirationSeconds": settings.token_seconds,
         "path": "token",
     }
+    # in memory: what is staged there is lost with the pod, and never waits for a disk
+    staging: Object = {"medium": "Memory"}
+    limit = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")
+    if limit is not None:
+        staging["sizeLimit"] = limit  # what lies there counts as the trainer's memory
     return [
-        # in memory: what is staged there is lost with the pod, and never waits for a disk
-        {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        {"name": RUN_VOLUME, "emptyDir": staging},
         {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
     ]
+
+
+def _expose(trainer: Object, spec: Object, port: str | None) -> None:
+    """Names the port that metrics are served at, unless the template has one of that name."""
+    if not port or port == "0":
+        return
+    taken = [p for c in spec["containers"] for p in c.get("ports") or []]
+    if any(p.get("name") == METRICS_PORT for p in taken):
+        return
+    trainer["ports"] = [*(trainer.get("ports") or []), {"name": METRICS_PORT, "containerPort": int(port)}]
+
+
+def _name(spec: Object, job: TrainingJob, worker: CreateWorker) -> None:
+    """A pod on its node's network has its node's name; a template that names its pods itself is left alone."""
+    if spec.get("hostNetwork") or spec.get("hostname") or spec.get("subdomain"):
+        return
+    spec["hostname"], spec["subdomain"] = labels.host_name(worker.index), labels.service_name(job.name)
 
 
 def _environment(
