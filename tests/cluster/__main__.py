@@ -8,7 +8,7 @@ import sys
 import time
 from urllib.error import URLError
 
-from cluster import engines, own
+from cluster import engines, own, use
 from cluster.engine import Engine, Status
 from cluster.errors import ClusterError
 from support import s3_server
@@ -44,6 +44,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.verb == "build":
         own.build_programs()
         return 0
+    if options.verb == "run":
+        return use.run(options.command, options.nodes)
     engine = engines.choose(options.engine)
     if options.verb == "up":
         engine.up(options.nodes)
@@ -122,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("build", help="build the programs into the user's cache and do no more; needs Go, not root")
     up = verbs.add_parser("up", help="make the cluster, or repair it; waits until every node is Ready")
     up.add_argument("--nodes", type=int, default=3)
+    command = verbs.add_parser(
+        "run", help="a command that has the cluster for itself; one that is brought up for it is taken down"
+    )
+    command.add_argument("--nodes", type=int, default=3, help="0: whatever stands, the command sees to it")
+    command.add_argument("command", nargs="+", help="after --")
     verbs.add_parser("down", help="leave nothing")
     verbs.add_parser("status", help="what runs, what is Ready")
     verbs.add_parser("kubeconfig", help="print its path")

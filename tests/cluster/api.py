@@ -6,7 +6,9 @@ import base64
 import json
 import ssl
 import tempfile
+from collections.abc import Iterator
 from datetime import datetime
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -18,6 +20,7 @@ from cluster.errors import ClusterError
 from cluster.processes import wait
 
 CALL_SECONDS = 5.0
+_TYPES = {"PATCH": "application/merge-patch+json"}
 
 
 class Api:
@@ -50,10 +53,26 @@ class Api:
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The parsed answer; HTTPError and URLError are the caller's."""
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self._url + path, data=data, headers=self._headers, method=method)
-        with urlopen(request, timeout=CALL_SECONDS, context=self._tls) as answer:
+        headers = {**self._headers, "Content-Type": _TYPES.get(method, "application/json")}
+        request = Request(self._url + path, data=data, headers=headers, method=method)
+        with self._open(request, CALL_SECONDS) as answer:
             text = answer.read()
         return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+
+    def _open(self, request: Request, seconds: float) -> HTTPResponse:
+        answer = urlopen(request, timeout=seconds, context=self._tls)
+        assert isinstance(answer, HTTPResponse)
+        return answer
+
+    def merge(self, path: str, body: dict[str, Any]) -> Any:
+        """Changes what the body names and nothing else."""
+        return self.call("PATCH", path, body)
+
+    def lines(self, path: str, quiet_seconds: float) -> Iterator[Any]:
+        """What a watch says, line by line, until the server ends it or is silent for too long (an OSError)."""
+        with self._open(Request(self._url + path, headers=self._headers), quiet_seconds) as answer:
+            while line := answer.readline():
+                yield json.loads(line)
 
     def create(self, path: str, body: dict[str, Any]) -> None:
         """Makes an object; one that is there already is left as it is."""

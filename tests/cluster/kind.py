@@ -138,7 +138,12 @@ def docker_answers() -> bool:
 def _make(kind: str, count: int) -> state.State:
     found = state.fresh(NAME, count)
     found.save()
-    mount = [{"hostPath": "/", "containerPath": HOST_PREFIX, "readOnly": True}]
+    layout.RUNS.mkdir(parents=True, exist_ok=True)
+    layout.RUNS.chmod(0o1777)  # pods write there under any user id
+    mount = [
+        {"hostPath": "/", "containerPath": HOST_PREFIX, "readOnly": True},
+        {"hostPath": str(layout.RUNS), "containerPath": f"{HOST_PREFIX}{layout.RUNS}"},
+    ]
     workers = [
         {"role": "worker", "extraMounts": mount, "labels": {"topology.kubernetes.io/zone": f"zone-{number}"}}
         for number in range(1, count + 1)

@@ -164,8 +164,9 @@ def build_programs() -> None:
 def _make(fresh: State) -> None:
     nodes = layout.nodes(fresh.node_count)
     fresh.save()
-    for folder in (layout.LOGS, *(one.folder for one in nodes)):
+    for folder in (layout.LOGS, layout.RUNS, *(one.folder for one in nodes)):
         folder.mkdir(parents=True, exist_ok=True)
+    layout.RUNS.chmod(0o1777)  # pods write there under any user id
     _make_mount_points(fresh)
     network.make(nodes)
     credentials.write(nodes)

@@ -33,6 +33,13 @@ def host_mounts(host_prefix: str = "") -> tuple[list[dict[str, Any]], list[dict[
     return volumes, mounts
 
 
+def host_environment() -> list[dict[str, str]]:
+    """`env` of a container that runs the host's programs: this checkout, whichever one the environment was installed from."""
+    path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    sources = f"{layout.PROJECT / 'operator'}:{layout.PROJECT / 'runtime'}"
+    return [{"name": "PATH", "value": path}, {"name": "PYTHONPATH", "value": sources}]
+
+
 def host_pod(name: str, command: list[str], node: str | None = None, host_prefix: str = "") -> dict[str, Any]:
     """A pod that runs a command of the host once."""
     volumes, mounts = host_mounts(host_prefix)

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster import layout
 from cluster.engine import Facts
-from cluster.pods import host_mounts
+from cluster.pods import host_environment, host_mounts
 
 Values = dict[str, Any]
 
@@ -37,6 +37,7 @@ def values(facts: Facts, changes: Values | None = None) -> Values:
                 "command": [PYTHON, "-m", "surefoot_operator.controller"],
                 "agentCommand": AGENT,
                 "runtimeImage": layout.HOST_IMAGE,
+                "extraEnv": host_environment(),
                 "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}},
                 **mounted,
             },
@@ -46,6 +47,7 @@ def values(facts: Facts, changes: Values | None = None) -> Values:
                 "resources": {"requests": {"cpu": "10m"}},
                 "companion": {
                     "command": [PYTHON, "-m", "surefoot.holder.companion"],
+                    "extraEnv": host_environment(),
                     "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}},
                 },
                 **mounted,

@@ -1,0 +1,66 @@
+"""The operator is killed, moved, or cut off from its API server: no healthy job feels it, and a recovery is taken up where it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.engine import Engine
+from cluster.scenarios import faults
+from cluster.scenarios.measuring import strike
+from cluster.scenarios.shapes import ELASTIC
+from cluster.scenarios.stage import Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+LEASE_SECONDS = 20.0
+"""Another leads by then."""
+
+
+def test_a_killed_leader_disturbs_no_training(stage: Stage) -> None:
+    job = stage.training("led", ELASTIC)
+    struck = strike(job)
+    stage.installed.kill_leader()
+    stage.goes_on(job, LEASE_SECONDS)
+    stage.wait_led(job)
+    row = stage.quiet_row("leading operator killed while all is well", struck)
+    stage.check(job, row)
+
+
+def test_a_leader_killed_amid_a_recovery_leaves_it_to_the_next(stage: Stage) -> None:
+    job = stage.training("led", ELASTIC)
+    struck = faults.kill_trainer(job, stage.installed)
+    job.wait("the new epoch is claimed", lambda: job.is_claimed() or job.epoch > struck.epoch)
+    stage.installed.kill_leader()
+    claimed = job.is_claimed()
+    struck.wait()
+    stage.whole_again(job, struck)
+    row = struck.row("leading operator killed amid a recovery")
+    row.notes["epoch was still claimed, not committed, when it was killed"] = claimed
+    stage.wait_led(job)
+    stage.check(job, row)
+
+
+def test_the_leaders_own_node_crashes_and_another_takes_the_job_over(stage: Stage, engine_of: Engine) -> None:
+    job = stage.training("led", ELASTIC)
+    node = stage.installed.leading_node()
+    struck = faults.on_node(job, lambda name: engine_of.crash(name, silently=True), node).wait()
+    assert stage.installed.leading_node() != node
+    job.wait_training(2, 10)
+    engine_of.return_node(node)
+    row = struck.row("node of the leading operator crashed")
+    row.whole_again_seconds = stage.whole_again(job, struck)
+    assert row.worlds[:2] == [3, 2]
+    stage.check(job, row)
+
+
+def test_a_restarted_api_server_disturbs_no_training(stage: Stage, engine_of: Engine) -> None:
+    job = stage.training("led", ELASTIC)
+    struck = strike(job)
+    engine_of.kill_daemon("kube-apiserver")
+    steps = job.step
+    stage.still(job, 5.0)
+    engine_of.start_daemon("kube-apiserver")
+    job.wait("the status tells of newer steps", lambda: job.status.step > steps)
+    stage.wait_led(job)
+    row = stage.quiet_row("API server killed and restarted", struck)
+    stage.check(job, row)
