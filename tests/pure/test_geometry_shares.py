@@ -1,15 +1,15 @@
 """Shares, shards and reads of another world size against a brute-force oracle that visits every element."""
 
 from collections import Counter
-from itertools import product
-from random import Random
+from itertools import pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.geometry.box import Box, box_of
+from surefoot.geometry.flat import flat_boxes, flat_hull
 from surefoot.geometry.reads import reads
-from surefoot.geometry.shares import SPLIT_BYTES, Shape, chunked, near_equal, shard_box, split_replicated
+from surefoot.geometry.shares import WHOLE_BYTES, Shape, Shares, chunked, shard_box
 from surefoot.geometry.tiling import Tiling, block_shape
 from surefoot.protocol.records import Piece
 
@@ -35,16 +35,13 @@ def test_intersection_is_the_common_elements(data: st.DataObject) -> None:
 
 @given(st.integers(0, 200), st.integers(1, 40))
 def test_parts_cover_a_length_once_and_in_order(length: int, parts: int) -> None:
-    for cut in (chunked, near_equal):
-        position = 0
-        for index in range(parts):
-            start, size = cut(length, parts, index)
-            assert start == position
-            assert size >= 0
-            position += size
-        assert position == length
-    sizes = {near_equal(length, parts, i)[1] for i in range(parts)}
-    assert max(sizes) - min(sizes) <= 1
+    position = 0
+    for index in range(parts):
+        start, size = chunked(length, parts, index)
+        assert start == position
+        assert size >= 0
+        position += size
+    assert position == length
 
 
 def test_shards_are_those_of_torch_chunk() -> None:
@@ -59,28 +56,70 @@ def test_shards_are_those_of_torch_chunk() -> None:
 shapes = st.lists(st.lists(st.sampled_from((0, 1, 2, 5, 33, 700)), max_size=3).map(tuple), max_size=12)
 
 
-@given(shapes, st.integers(1, 6), st.randoms(use_true_random=False))
-def test_replicas_together_save_every_element_once(many: list[tuple[int, ...]], ranks: int, shuffle: Random) -> None:
-    tensors = [Shape(f"t{i}", shape, 4) for i, shape in enumerate(many)]
-    shares = [split_replicated(tensors, ranks, index) for index in range(ranks)]
-    other_order = tensors.copy()
-    shuffle.shuffle(other_order)
-    assert shares == [split_replicated(other_order, ranks, index) for index in range(ranks)]
-    for tensor in tensors:
-        parts = [share[tensor.name] for share in shares if tensor.name in share]
-        assert sum(part.volume for part in parts) * 4 == tensor.size_bytes
-        assert all(a.intersect(b) is None for i, a in enumerate(parts) for b in parts[:i])
-        assert all(Box.whole(tensor.shape).contains(part) and part.volume for part in parts)
-    loads = [sum(box.volume * 4 for box in share.values()) for share in shares]
-    rows = max((t.size_bytes // t.shape[0] for t in tensors if t.size_bytes >= SPLIT_BYTES), default=0)
-    whole = [t.size_bytes for t in tensors if t.size_bytes < SPLIT_BYTES or t.shape[0] < ranks]
-    assert max(loads) - min(loads) <= max(whole, default=0) + rows * len(tensors)
+@given(shapes, st.integers(1, 9), st.sampled_from((0, 1, 5000, 10**7)))
+def test_replicas_together_save_every_element_once_and_alike_many_bytes(
+    many: list[tuple[int, ...]], ranks: int, reserved: int
+) -> None:
+    tensors = [Shape(shape, 4) for shape in many]
+    shares = Shares(tensors, ranks, reserved)
+    parts = [shares.of(member) for member in range(ranks)]
+    for number, tensor in enumerate(tensors):
+        boxes = [box for mine in parts for n, box in mine if n == number]
+        assert sum(box.volume for box in boxes) * 4 == tensor.size_bytes
+        assert all(a.intersect(b) is None for i, a in enumerate(boxes) for b in boxes[:i])
+        assert all(Box.whole(tensor.lengths).contains(box) and box.volume for box in boxes)
+    loads = [sum(box.volume * 4 for _, box in mine) for mine in parts]
+    if reserved < sum(loads) / ranks:
+        loads[0] += reserved
+    else:
+        assert loads[0] == 0 or ranks == 1
+        loads = loads[1:] or loads
+    assert max(loads) - min(loads) <= 2 * WHOLE_BYTES
 
 
-def test_large_replicas_are_cut_by_rows_and_the_extra_rows_take_turns() -> None:
-    tensors = [Shape("a", (1001, 1024), 4), Shape("b", (1001, 1024), 4)]
-    shares = [split_replicated(tensors, 2, index) for index in range(2)]
-    assert [sum(box.lengths[0] for box in share.values()) for share in shares] == [1001, 1001]
+@given(shapes.filter(bool), st.integers(1, 70), st.data())
+def test_whoever_saves_part_of_a_box_is_found(many: list[tuple[int, ...]], ranks: int, data: st.DataObject) -> None:
+    shares = Shares([Shape(shape, 400) for shape in many], ranks)
+    number = data.draw(st.integers(0, len(many) - 1))
+    offsets = tuple(data.draw(st.integers(0, n)) for n in many[number])
+    lengths = tuple(data.draw(st.integers(0, n - o)) for n, o in zip(many[number], offsets, strict=True))
+    box = Box(offsets, lengths)
+    if not box.volume:
+        return
+    saving = {
+        member
+        for member in range(ranks)
+        for n, part in shares.of(member)
+        if n == number and part.intersect(box) is not None
+    }
+    assert saving <= set(shares.members(number, box))
+
+
+def test_one_long_row_is_shared_too() -> None:
+    shares = Shares([Shape((1, 10_000_000), 4), Shape((3, 7), 4)], 8)
+    loads = [sum(box.volume for _, box in shares.of(member)) for member in range(8)]
+    assert max(loads) / min(loads) < 1.02
+
+
+def test_thousands_of_replicas_share_only_what_is_worth_sharing() -> None:
+    shares = Shares([Shape((4096, 4096), 4)] * 30, 16384)
+    saving = [member for member in range(16384) if shares.of(member)]
+    assert len(saving) == shares.sharers == 120
+    assert max(b - a for a, b in pairwise(saving)) < 140, "spread over all of them"
+
+
+@given(st.lists(st.integers(0, 4), max_size=4).map(tuple), st.data())
+def test_a_range_of_a_flattened_tensor_is_few_boxes_in_its_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+    order = list(product(*(range(n) for n in shape)))
+    start = data.draw(st.integers(0, len(order)))
+    stop = data.draw(st.integers(start, len(order)))
+    boxes = flat_boxes(shape, start, stop)
+    inside = [e for box in boxes for e in sorted(elements(box))]
+    assert inside == order[start:stop]
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
+    for box in boxes:
+        low, high = flat_hull(shape, box)
+        assert sorted(elements(box)) == order[low:high]
 
 
 @given(st.data())

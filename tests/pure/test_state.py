@@ -49,7 +49,7 @@ def trained(seed: int, steps: int = 3) -> dict[str, Any]:
 
 
 def program(objects: dict[str, Any], rank: int = 0, world: int = 1, local: tuple[str, ...] = ()) -> Program:
-    return Program(objects, rank, world, local, seed=11)
+    return Program(objects, (rank, world), local, seed=11)
 
 
 def streams_of(objects: dict[str, Any], world: int, local: tuple[str, ...] = ()) -> list[Any]:

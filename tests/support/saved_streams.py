@@ -26,11 +26,11 @@ class Stream:
 
 def saved(program: Program, rank: int, step: int) -> Stream:
     """Everything of one rank, copied as staging does."""
-    entries = {entry.name: entry for entry in program.entries()}
-    plan = save_plan(list(entries.values()), rank)
+    entries = program.entries()
+    plan = save_plan(entries, rank)
     slot = np.zeros(plan.layout.stream_bytes, dtype=np.uint8)
     for portion in plan.portions:
-        part = entries[portion.name].local_part()
+        part = entries[portion.entry].local_part()
         slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
         for copy in copies_of(part[slices], portion.tile, slot[portion.start : portion.stop]):
             copy.run()

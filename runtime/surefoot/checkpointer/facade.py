@@ -43,7 +43,8 @@ class Checkpointer:
     Anything with state_dict and load_state_dict may be named (`ema=`, `scheduler=`, a second optimizer). `local` names
     objects, or patterns of tensor names, that differ on each rank: they return to the same rank of a world of the same
     size and otherwise stay as the program built them. `seed` is what random generators are derived from in a new
-    world. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
+    world. `replicas` says which ranks hold the same plain tensors as this one, where that is not every rank (pipeline
+    stages, experts): a process group, a device mesh or ranks, or such by pattern of names. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Checkpointer:
         *,
         local: tuple[str, ...] = (),
         seed: int = 0,
+        replicas: Any = None,
         folder: str | None = None,
         interval_steps: int | None = None,
         keep: int | None = None,
@@ -66,7 +68,7 @@ class Checkpointer:
         self._link = self._connected.link
         about = self._link.attached
         self._about = about
-        self._program = Program(named, about.rank, about.world, tuple(local), seed)
+        self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas)
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
         self._backoff = Backoff()
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)

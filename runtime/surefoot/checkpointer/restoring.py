@@ -63,7 +63,7 @@ def restore(program: Program, connected: Connected) -> int:
 def load_weights(connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str) -> None:
     """Fills the parameters and buffers of `model` from what was saved as `name`."""
     about = connected.link.attached
-    program = Program({name: model}, about.rank, about.world, (), 0)
+    program = Program({name: model}, (about.rank, about.world))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
         fill(reader, program.standing())
 

@@ -125,13 +125,12 @@ class Saver:
         return None if plan.digest in self._told else plan.layout_json
 
     def _sources(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[Source], list[Source]]:
-        by_name = {entry.name: entry for entry in entries}
         eager: list[Source] = []
         lazy: list[Source] = []
         for portion in plan.portions:
             if portion.start == portion.stop:
                 continue
-            entry = by_name[portion.name]
+            entry = entries[portion.entry]
             steady = entry.lazy and portion.name not in self._unsteady
             (lazy if steady else eager).append(_source(entry, portion))
         return eager, lazy

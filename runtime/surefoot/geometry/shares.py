@@ -1,32 +1,30 @@
-"""Who saves which part: shard layouts, and how ranks that hold the same tensor share the saving of it. Pure.
+"""Who saves which part of what several ranks hold alike: by bytes, in equal shares. Pure.
 
-Every rank computes this alone and must come to the same answer, so nothing here depends on anything but its arguments.
+Every rank computes its own share alone, and all must come to the same answer, so nothing here depends on anything but
+its arguments. What is shared is laid end to end and cut at equal distances; a cut is moved to the nearest row, and
+small tensors are never cut. So a rank's share costs two searches, however many ranks there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from itertools import accumulate
 from math import ceil, prod
 
 from surefoot.geometry.box import Box
+from surefoot.geometry.flat import flat_boxes, flat_hull
 
-SPLIT_BYTES = 1024 * 1024
-"""Replicated tensors of at least this size are cut by rows; smaller ones are given whole to one rank."""
+WHOLE_BYTES = 256 * 1024
+"""Tensors below this size are saved by one rank."""
 
+UNIT_BYTES = 64 * 1024
+"""Cuts fall between rows of at most this size, or between as many elements."""
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A tensor, as far as sharing it out needs to know it."""
-
-    name: str
-    shape: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def size_bytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+MANY = 64
+LEAST_BYTES = 16 * 1024 * 1024
+"""More than MANY ranks share only as long as each gets this much: smaller shares cost more than they save."""
 
 
 def chunked(length: int, parts: int, index: int) -> tuple[int, int]:
@@ -34,12 +32,6 @@ def chunked(length: int, parts: int, index: int) -> tuple[int, int]:
     size = ceil(length / parts)
     start = min(index * size, length)
     return start, min(size, length - start)
-
-
-def near_equal(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and length of part `index` when no part differs from another by more than one."""
-    size, larger = divmod(length, parts)
-    return index * size + min(index, larger), size + (index < larger)
 
 
 def shard_box(shape: tuple[int, ...], dimension: int, parts: int, index: int) -> Box:
@@ -50,31 +42,93 @@ def shard_box(shape: tuple[int, ...], dimension: int, parts: int, index: int) ->
     return Box(tuple(offsets), tuple(lengths))
 
 
-def split_replicated(tensors: Iterable[Shape], ranks: int, index: int) -> dict[str, Box]:
-    """What member `index` of `ranks` that all hold these tensors saves of them, by name; absent means nothing.
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tensor, as far as sharing it out needs to know it."""
 
-    Large tensors go by rows in near-equal parts; the rest, largest first, to whoever has the fewest bytes so far.
-    Together the members save every element once, and their bytes differ by about one small tensor.
+    lengths: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.lengths) * self.itemsize
+
+    @property
+    def unit(self) -> int:
+        """Elements between two places where it may be cut; all of them for a small tensor."""
+        if self.size_bytes < WHOLE_BYTES:
+            return prod(self.lengths)
+        unit = 1
+        for n in reversed(self.lengths):
+            if unit * n * self.itemsize > UNIT_BYTES:
+                return unit * max(1, UNIT_BYTES // (unit * self.itemsize))
+            unit *= n
+        return unit
+
+
+class Shares:
+    """The shares of `members` ranks in tensors that all of them hold, in an order that all of them know.
+
+    `reserved` bytes are already the first member's own task.
     """
-    ordered = sorted(tensors, key=lambda t: (-t.size_bytes, t.name))
-    load, mine = [0] * ranks, {}
-    by_rows = [t for t in ordered if t.size_bytes >= SPLIT_BYTES and t.shape[:1] >= (ranks,)]
-    for turn, tensor in enumerate(by_rows):
-        row_bytes = tensor.size_bytes // tensor.shape[0]
-        for member in range(ranks):
-            # taking turns at the front: the members with one row more are not the same for every tensor
-            start, rows = near_equal(tensor.shape[0], ranks, (member + turn) % ranks)
-            load[member] += rows * row_bytes
-            if member == index and rows:
-                mine[tensor.name] = Box((start, *[0] * (len(tensor.shape) - 1)), (rows, *tensor.shape[1:]))
-    queue = [(bytes_so_far, member) for member, bytes_so_far in enumerate(load)]
-    heapify(queue)
-    split = {t.name for t in by_rows}
-    for tensor in ordered:
-        if tensor.name in split or tensor.size_bytes == 0:
-            continue
-        bytes_so_far, member = queue[0]
-        heapreplace(queue, (bytes_so_far + tensor.size_bytes, member))
-        if member == index:
-            mine[tensor.name] = Box.whole(tensor.shape)
-    return mine
+
+    def __init__(self, tensors: Sequence[Shape], members: int, reserved: int = 0) -> None:
+        self._tensors = tensors
+        self._members = members
+        self._reserved = reserved
+        self._ends = list(accumulate(t.size_bytes for t in tensors))
+        self._total = self._ends[-1] if self._ends else 0
+        self.sharers = min(members, max(MANY, (self._total + reserved) // LEAST_BYTES))
+        """How many of the members save anything."""
+
+    def of(self, member: int) -> list[tuple[int, Box]]:
+        """What a member saves: (number of the tensor, box of it), in order."""
+        sharer = self._sharer(member)
+        if sharer is None:
+            return []
+        (first, begin), (last, end) = self._cut(sharer), self._cut(sharer + 1)
+        found = []
+        for number in range(first, min(last + 1, len(self._tensors))):
+            lengths = self._tensors[number].lengths
+            stop = end if number == last else prod(lengths)
+            found += [(number, box) for box in flat_boxes(lengths, begin if number == first else 0, stop)]
+        return found
+
+    def members(self, number: int, box: Box) -> list[int]:
+        """Who saves elements of `box` of that tensor (and perhaps a few that save only what lies between them)."""
+        low, high = flat_hull(self._tensors[number].lengths, box)
+        first = bisect_right(range(self.sharers + 1), (number, low), key=self._cut) - 1
+        last = bisect_left(range(self.sharers + 1), (number, high), key=self._cut)
+        found = range(max(0, first), min(last, self.sharers))
+        return [self._member(sharer) for sharer in found]
+
+    def _member(self, sharer: int) -> int:
+        """Sharers are spread over the members, so that neighbours on a node do not all save or all idle."""
+        return sharer * self._members // self.sharers
+
+    def _sharer(self, member: int) -> int | None:
+        sharer = -(-member * self.sharers // self._members)
+        return sharer if sharer < self.sharers and self._member(sharer) == member else None
+
+    def _cut(self, sharer: int) -> tuple[int, int]:
+        """Where a share begins: (number of the tensor, element of it)."""
+        position = self._position(sharer)
+        number = bisect_right(self._ends, position)
+        if number == len(self._tensors):
+            return number, 0
+        tensor = self._tensors[number]
+        unit = tensor.unit * tensor.itemsize
+        within = position - (self._ends[number] - tensor.size_bytes)
+        element = (within + unit // 2) // unit * tensor.unit
+        return (number, element) if element < prod(tensor.lengths) else (number + 1, 0)
+
+    def _position(self, sharer: int) -> int:
+        """The byte at which a share would begin if cuts could fall anywhere."""
+        even = (self._total + self._reserved) // self.sharers
+        if sharer == 0 or self._total == 0:
+            return 0 if sharer == 0 else self._total
+        if sharer >= self.sharers:
+            return self._total
+        if self._reserved < even:
+            return (self._total + self._reserved) * sharer // self.sharers - self._reserved
+        return self._total * (sharer - 1) // (self.sharers - 1)

@@ -1,22 +1,40 @@
 """A module's parameters and persistent buffers under names that do not depend on how it was wrapped.
 
-Parameters are replicas (or shards, if DTensor) and may be copied lazily; buffers are saved by the lowest rank of their
-group; tied weights once. Used by `program`.
+Parameters are replicas (or shards) and may be copied lazily; buffers are saved by the lowest rank of their group; tied
+weights once. Used by `program`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from surefoot.errors import ConfigurationError, StateMismatch
-from surefoot.state.entries import Entries, Entry, Saved, ranks_of
+from surefoot.errors import StateMismatch
+from surefoot.geometry.grids import Grid
+from surefoot.state.entries import Entry, Saved, is_dtensor
+from surefoot.state.flat import Flat, FlatHandle, flat_handle
+from surefoot.state.places import Owner, Places, grid_of_mesh
+from surefoot.state.replicas import Replicas
 from surefoot.state.trees import marked, put_together, taken_apart
 
-_WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""Names that torch.compile and activation checkpointing put into a module's path."""
+_WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Names that torch.compile, activation checkpointing and FSDP1 put into a module's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter as an optimizer knows it, and its full name. `flat`: the ranges in it, by their full names."""
+
+    name: str
+    parameter: torch.Tensor
+    flat: Flat | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return self.name, self.parameter
 
 
 def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -27,7 +45,6 @@ def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         if id(current) in seen:
             return
         seen.add(id(current))
-        _refuse_flat(current, ".".join(path))
         yield ".".join(path), current
         parallel = isinstance(current, torch.nn.parallel.DistributedDataParallel)
         for name, child in current.named_children():
@@ -35,15 +52,6 @@ def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             yield from walk(child, path if hidden else (*path, name))
 
     yield from walk(module, ())
-
-
-def _refuse_flat(module: torch.nn.Module, name: str) -> None:
-    kind = f"{type(module).__module__}.{type(module).__name__}"
-    if kind.startswith("torch.distributed.fsdp.fully_sharded_data_parallel."):
-        raise ConfigurationError(
-            f"{name or 'the model'} is wrapped in FullyShardedDataParallel, whose flat parameters have no names:"
-            " use fully_shard (FSDP2)"
-        )
 
 
 def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -66,6 +74,18 @@ def named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
                 yield f"{name}.{leaf}" if name else leaf, buffer
 
 
+def flat_handles(module: torch.nn.Module, rank: int) -> Iterator[FlatHandle]:
+    """FSDP1's flat parameters, their ranges named from the module's top."""
+    for name, owner in named(module):
+        handle = flat_handle(owner, rank, lambda leaf, above=name: _joined(above, leaf))
+        if handle is not None:
+            yield handle
+
+
+def _joined(above: str, leaf: str) -> str:
+    return ".".join(part for part in (*above.split("."), *leaf.split(".")) if part and part not in _WRAPPINGS)
+
+
 class ModulePart:
     """One module of the program.
 
@@ -73,12 +93,17 @@ class ModulePart:
     in the module, while the sharded ones that it was built with stay what training changes.
     """
 
-    def __init__(self, name: str, module: torch.nn.Module, world: int, lazy: frozenset[int]) -> None:
+    def __init__(
+        self, name: str, module: torch.nn.Module, where: tuple[int, int], lazy: frozenset[int], replicas: Replicas
+    ) -> None:
+        rank, world = where
         self.name, self._module, self._lazy = name, module, lazy
-        self.parameters = dict(named_parameters(module))
-        ranks = ranks_of(list(self.parameters.values()), world)
-        self._entries = Entries(ranks)
-        self.everywhere = len(ranks) == world
+        self._flat = list(flat_handles(module, rank))
+        views = {id(p) for h in self._flat for p in (h.flat_parameter, *(view for view, _ in h.parameters))}
+        self.parameters = {leaf: p for leaf, p in named_parameters(module) if id(p) not in views}
+        default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), world)
+        self._places = Places(rank, default, replicas)
+        self.everywhere = default.count == world and not self._flat
         self._incoming: dict[str, torch.Tensor] = {}
         self._extras = {
             owner_name: owner
@@ -86,11 +111,23 @@ class ModulePart:
             if type(owner).get_extra_state is not torch.nn.Module.get_extra_state
         }
 
+    def held(self) -> Iterator[Held]:
+        """Its parameters as an optimizer knows them."""
+        for leaf, parameter in self.parameters.items():
+            yield Held(f"{self.name}/{leaf}", parameter)
+        for handle in self._flat:
+            flat = handle.flat.named(f"{self.name}/")
+            if not handle.parameters:
+                yield Held(f"{self.name}/flat", handle.flat_parameter, flat)
+            for view, one in handle.parameters:
+                mine = () if one is None else (one.alone(f"{self.name}/"),)
+                yield Held(f"{self.name}/flat", view, Flat(mine, flat.same))
+
     def entries(self) -> Iterator[Entry]:
         """Live entries, in the module's order."""
         yield from self.standing()
         for name, tensor in self._extra_state()[1].items():
-            yield self._entries.of(name, tensor, "lowest")
+            yield from self._places.of(name, tensor, "lowest")
 
     def values(self) -> Any:
         """Extra state of submodules, where they have any."""
@@ -104,7 +141,7 @@ class ModulePart:
         """What a restore fills: the live tensors, and those that `prepare` made."""
         yield from self.standing()
         for name, tensor in self._incoming.items():
-            yield self._entries.of(name, tensor, "lowest")
+            yield from self._places.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
         """Everything is filled: hands extra state back."""
@@ -117,11 +154,13 @@ class ModulePart:
     def standing(self) -> Iterator[Entry]:
         """Parameters and buffers."""
         for leaf, parameter in self.parameters.items():
-            name = f"{self.name}/{leaf}"
-            yield self._entries.of(name, parameter, "split", id(parameter) in self._lazy)
+            yield from self._places.of(f"{self.name}/{leaf}", parameter, "split", id(parameter) in self._lazy)
+        for handle in self._flat:
+            keys = [handle.flat_parameter, *(view for view, _ in handle.parameters)]
+            lazy = any(id(key) in self._lazy for key in keys)
+            yield from self._places.of_flat(f"{self.name}/", "", handle.flat_parameter, handle.flat, lazy)
         for leaf, buffer in named_buffers(self._module):
-            name = f"{self.name}/{leaf}"
-            yield self._entries.of(name, buffer, "lowest")
+            yield from self._places.of(f"{self.name}/{leaf}", buffer, "lowest")
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors: dict[str, torch.Tensor] = {}
@@ -130,3 +169,16 @@ class ModulePart:
             for name, owner in self._extras.items()
         }
         return trees, tensors
+
+
+def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter], world: int) -> Grid:
+    """Ranks that hold a module's plain tensors: DDP's group, those of its sharded tensors' mesh, else all."""
+    for _, owner in named(module):
+        if isinstance(owner, torch.nn.parallel.DistributedDataParallel):
+            import torch.distributed as dist
+
+            return Grid.of(sorted(dist.get_process_group_ranks(owner.process_group)))
+    for tensor in parameters:
+        if is_dtensor(tensor):
+            return grid_of_mesh(tensor.device_mesh).only({})  # type: ignore[attr-defined]  # a DTensor's
+    return Grid.world(world)

@@ -11,28 +11,32 @@ from typing import Any
 import torch
 
 from surefoot.errors import ConfigurationError
-from surefoot.state.entries import Entries, Entry, Saved, is_dtensor
+from surefoot.geometry.grids import Grid
+from surefoot.state.entries import Entry, Saved, is_dtensor
+from surefoot.state.places import Places
+from surefoot.state.replicas import Replicas
 from surefoot.state.trees import marked, put_together, taken_apart
 
 
 class ObjectPart:
     """One named object. What it gives is copied at once: nothing tells when it changes."""
 
-    everywhere = True
-
-    def __init__(self, name: str, subject: Any, world: int) -> None:
+    def __init__(self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas) -> None:
         if not (callable(getattr(subject, "state_dict", None)) and callable(getattr(subject, "load_state_dict", None))):
             raise ConfigurationError(
                 f"{name} is a {type(subject).__name__} without state_dict and load_state_dict: it cannot be saved."
                 " A loader needs them to go on where it was; surefoot.ElasticLoader has them"
             )
         self.name, self._subject = name, subject
-        self._entries = Entries(tuple(range(world)))
+        rank, world = where
+        default = replicas.of(name) or Grid.world(world)
+        self.everywhere = default.count == world
+        self._places = Places(rank, default, replicas)
         self._incoming: dict[str, torch.Tensor] = {}
 
     def entries(self) -> Iterator[Entry]:
         for name, tensor in self._taken()[1].items():
-            yield self._entries.of(name, tensor, "lowest")
+            yield from self._places.of(name, tensor, "lowest")
 
     def values(self) -> Any:
         return self._taken()[0]
@@ -50,7 +54,7 @@ class ObjectPart:
 
     def targets(self) -> Iterator[Entry]:
         for name, tensor in self._incoming.items():
-            yield self._entries.of(name, tensor, "lowest")
+            yield from self._places.of(name, tensor, "lowest")
 
     def apply(self, values: Any) -> None:
         self._subject.load_state_dict(put_together(values, self._incoming.__getitem__))

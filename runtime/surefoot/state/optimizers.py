@@ -7,53 +7,74 @@ Its tensors are shards or replicas like the parameters they belong to; `step` co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch
-from surefoot.state.entries import Entries, Entry, Saved, dtype_named, is_dtensor, ranks_of
+from surefoot.geometry.grids import Grid
+from surefoot.state.entries import Entry, Saved, dtype_named, is_dtensor, local_part
+from surefoot.state.flat import described
+from surefoot.state.modules import Held
+from surefoot.state.places import Places, says_itself
+from surefoot.state.replicas import Replicas
 from surefoot.state.trees import put_together, taken_apart
+
+MASTER = "master"
+"""Key of a flat tensor that belongs to no model: the optimizer's own weights of the ranges in it."""
 
 
 class OptimizerPart:
-    """One optimizer of the program. `names` maps the id of each known parameter to its full name."""
+    """One optimizer of the program. `held` maps the id of each known parameter to what is known of it."""
 
-    def __init__(self, name: str, optimizer: torch.optim.Optimizer, world: int, names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        where: tuple[int, int],
+        held: Mapping[int, Held],
+        replicas: Replicas,
+    ) -> None:
+        rank, world = where
         self.name, self._optimizer = name, optimizer
-        self._names: dict[str, torch.Tensor] = {}
-        for index, group in enumerate(optimizer.param_groups):
-            for position, parameter in enumerate(group["params"]):
-                if id(parameter) not in names:
-                    raise ConfigurationError(
-                        f"parameter {position} of group {index} of {name} belongs to no model given to Checkpointer:"
-                        " give that model too, and build the optimizer after sharding it"
-                    )
-                self._names[names[id(parameter)]] = parameter
-        ranks = ranks_of(list(self._names.values()), world)
-        self._entries = Entries(ranks)
-        self.everywhere = len(ranks) == world
+        self._inner, mine = _partitioned(optimizer)
+        self._own_flat: list[Held] = []
+        self._held = [self._known(place, p, held, rank) for place, p in self._parameters()]
+        if mine is not None:
+            self._held = [h for h in self._held if id(h.parameter) in mine]
+        default = Grid.world(world) if mine is None else Grid.alone(rank)
+        self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
+        self._groups_places = Places(rank, Grid.world(world), replicas)
+        whole = mine is None and all(h.flat is None and not says_itself(h.parameter) for h in self._held)
+        self.everywhere = whole and all(_everywhere(h, replicas, world) for h in self._held)
 
     def entries(self) -> Iterator[Entry]:
         """Live state tensors; empty before the first step."""
-        for full_name, parameter in self._names.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
+        for held in self._own_flat:
+            assert held.flat is not None, "only described tensors are the optimizer's own"
+            yield from self._places.of_flat(f"{self.name}/", f"/{MASTER}", held.parameter, held.flat, lazy=True)
+        for held in self._held:
+            for key, value in self._inner.state.get(held.parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    name = f"{self.name}/{full_name}/{key}"
-                    yield self._entries.of(name, value, "split", lazy=True)
+                    yield from self._state_entries(held, key, value)
         for name, value in self._group_tensors().items():
-            yield self._entries.of(name, value, "lowest")
+            yield from self._groups_places.of(name, value, "lowest")
 
     def values(self) -> Any:
-        """Param groups without their parameters, and what is plain in each parameter's state."""
+        """Param groups without their parameters, and what is plain in each parameter's state.
+
+        `members` says which parameter is in which group, as runs over their sorted names; nothing if there is one.
+        """
         plain = {}
-        for full_name, parameter in self._names.items():
-            state = self._optimizer.state.get(parameter, {})
+        for held in self._held:
+            state = self._inner.state.get(held.parameter, {})
             kept = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
             if kept:
-                plain[full_name] = kept
+                plain[held.name] = kept
         ignored: dict[str, torch.Tensor] = {}
-        return {"groups": [self._group(i, group, ignored) for i, group in self._groups()], "plain": plain}
+        groups = [self._group(i, group, ignored) for i, group in self._groups()]
+        return {"groups": groups, "plain": plain, "members": self._members() if len(groups) > 1 else []}
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
         """Makes a state tensor for each that the checkpoint has, without a step that could change anything.
@@ -70,32 +91,15 @@ class OptimizerPart:
         for name, what in saved.items():
             if name.startswith(f"{self.name}/"):
                 full_name, _, key = name.removeprefix(f"{self.name}/").rpartition("/")
-                wanted.setdefault(full_name, {})[key] = what
+                if key != MASTER:
+                    wanted.setdefault(full_name, {})[key] = what
         group_of = {id(p): group for _, group in self._groups() for p in group["params"]}
-        for full_name, parameter in self._names.items():
-            self._prepare_one(full_name, parameter, group_of[id(parameter)], wanted.get(full_name, {}))
-
-    def _prepare_one(
-        self, full_name: str, parameter: torch.Tensor, group: dict[str, Any], wanted: Mapping[str, Saved]
-    ) -> None:
-        prefix = f"{self.name}/{full_name}/"
-        live = self._optimizer.state.get(parameter, {})
-        built = {}
-        for key, what in wanted.items():
-            value = live.get(key)
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
-                built[key] = value
-            elif what.shape == tuple(parameter.shape):
-                built[key] = torch.zeros_like(parameter, dtype=dtype_named(what.dtype), requires_grad=False)
-            elif is_dtensor(parameter) and what.shape:
-                raise StateMismatch(
-                    f"{prefix}{key} has shape {what.shape} and its sharded parameter {tuple(parameter.shape)}: take one"
-                    " optimizer step before restoring, so that its place is known"
-                )
+        for held in self._held:
+            home = _home(held.parameter, group_of[id(held.parameter)])
+            if held.flat is None:
+                self._prepare_one(held, home, wanted.get(held.name, {}))
             else:
-                built[key] = torch.zeros(what.shape, dtype=dtype_named(what.dtype), device=_home(parameter, group))
-        if built or live:
-            self._optimizer.state[parameter] = built
+                self._prepare_flat(held, home, wanted)
 
     def targets(self) -> Iterator[Entry]:
         """What a restore fills, after `prepare`."""
@@ -106,9 +110,82 @@ class OptimizerPart:
         tensors = self._group_tensors()
         for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
             group.update(put_together(saved_group, tensors.__getitem__))
-        for full_name, kept in values["plain"].items():
-            if full_name in self._names:
-                self._optimizer.state[self._names[full_name]].update(kept)
+        for held in self._held:
+            self._inner.state[held.parameter].update(values["plain"].get(held.name, {}))
+
+    # ---- how -------------------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for index, group in enumerate(self._optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                yield f"parameter {position} of group {index}", parameter
+
+    def _known(self, place: str, parameter: torch.Tensor, held: Mapping[int, Held], rank: int) -> Held:
+        if id(parameter) in held:
+            return held[id(parameter)]
+        flat = described(parameter, rank)
+        if flat is None:
+            raise ConfigurationError(
+                f"{place} of {self.name} belongs to no model given to Checkpointer: give that model too, and build the"
+                " optimizer after sharding it; of an optimizer's own flat tensors, surefoot.describe_flat says what"
+                " they hold"
+            )
+        own = Held(f"flat {len(self._own_flat)}", parameter, flat)
+        self._own_flat.append(own)
+        return own
+
+    def _state_entries(self, held: Held, key: str, value: torch.Tensor) -> Iterator[Entry]:
+        if held.flat is None:
+            yield from self._places.of(f"{self.name}/{held.name}/{key}", value, "split", True, held.owner)
+        elif value.shape == local_part(held.parameter).shape and value.dim() == 1:
+            yield from self._places.of_flat(f"{self.name}/", f"/{key}", value, held.flat, lazy=True)
+        else:
+            yield from self._places.of_flat_scalar(f"{self.name}/", f"/{key}", value, held.flat)
+
+    def _prepare_one(self, held: Held, home: torch.device, wanted: Mapping[str, Saved]) -> None:
+        parameter, prefix = held.parameter, f"{self.name}/{held.name}/"
+        live = self._inner.state.get(parameter, {})
+        built = {}
+        for key, what in wanted.items():
+            value = live.get(key)
+            dtype = dtype_named(what.dtype)
+            if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
+                built[key] = value
+            elif what.shape == tuple(parameter.shape):
+                built[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            elif says_itself(parameter) and what.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
+                built[key] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+            elif is_dtensor(parameter) and what.shape:
+                raise StateMismatch(
+                    f"{prefix}{key} has shape {what.shape} and its sharded parameter {tuple(parameter.shape)}: take one"
+                    " optimizer step before restoring, so that its place is known"
+                )
+            else:
+                built[key] = torch.zeros(what.shape, dtype=dtype, device=home)
+        if built or live:
+            self._inner.state[parameter] = built
+
+    def _prepare_flat(self, held: Held, home: torch.device, wanted: Mapping[str, Mapping[str, Saved]]) -> None:
+        """One tensor for all ranges of a flat parameter, and one counter."""
+        assert held.flat is not None, "the caller looked"
+        memory = local_part(held.parameter)
+        live = self._inner.state.get(held.parameter, {})
+        built: dict[str, torch.Tensor] = {}
+        for r in held.flat.ranges:
+            for key, what in wanted.get(r.name, {}).items():
+                shape = tuple(memory.shape) if what.shape == r.shape else what.shape
+                value = built.get(key, live.get(key))
+                if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
+                    device = memory.device if what.shape == r.shape else home
+                    value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
+                built[key] = value
+        if built or live:
+            self._inner.state[held.parameter] = built
+
+    def _members(self) -> list[list[int]]:
+        index = {id(p): i for i, group in self._groups() for p in group["params"]}
+        names = sorted((name, index[id(h.parameter)]) for h in self._held for name in _names(h))
+        return [[group, len(list(run))] for group, run in groupby(number for _, number in names)]
 
     def _groups(self) -> list[tuple[int, dict[str, Any]]]:
         return list(enumerate(self._optimizer.param_groups))
@@ -123,6 +200,30 @@ class OptimizerPart:
         for index, group in self._groups():
             self._group(index, group, tensors)
         return tensors
+
+
+def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
+    """The optimizer that has the state, and the parameters whose state is here (None: all).
+
+    torch's ZeroRedundancyOptimizer gives each rank the state of some parameters.
+    """
+    owners: Any = getattr(optimizer, "_param_to_rank", None)
+    inner = getattr(optimizer, "optim", None)
+    if owners is None or not isinstance(inner, torch.optim.Optimizer):
+        return optimizer, None
+    own_rank = optimizer.rank  # type: ignore[attr-defined]  # ZeroRedundancyOptimizer's
+    return inner, frozenset(id(p) for p, rank in owners.items() if rank == own_rank)
+
+
+def _everywhere(held: Held, replicas: Replicas, world: int) -> bool:
+    told = replicas.of(held.name)
+    if told is None and is_dtensor(held.parameter):
+        return bool(held.parameter.device_mesh.size() == world)  # type: ignore[attr-defined]  # a DTensor's
+    return told is None or told.count == world
+
+
+def _names(held: Held) -> list[str]:
+    return [held.name] if held.flat is None else [r.name for r in held.flat.ranges]
 
 
 def _home(parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.device:

@@ -19,6 +19,7 @@ from surefoot.state.entries import Entry, Saved, local_name
 from surefoot.state.modules import ModulePart
 from surefoot.state.objects import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
+from surefoot.state.replicas import Replicas
 
 
 class Part(Protocol):
@@ -55,7 +56,16 @@ class Part(Protocol):
 class Program:
     """Everything named to Checkpointer, on one rank of a world."""
 
-    def __init__(self, objects: Mapping[str, Any], rank: int, world: int, local: tuple[str, ...], seed: int) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        where: tuple[int, int],
+        local: tuple[str, ...] = (),
+        seed: int = 0,
+        replicas: Any = None,
+    ) -> None:
+        """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
+        rank, world = where
         self._rank, self._world, self._local, self._seed = rank, world, local, seed
         self._restoring: list[tuple[Part, Any]] = []
         self._same_world = False
@@ -64,14 +74,17 @@ class Program:
             raise ConfigurationError(f"local names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}")
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
         lazy = frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
-        modules = [ModulePart(name, o, world, lazy) for name, o in objects.items() if isinstance(o, torch.nn.Module)]
-        names = {id(p): f"{m.name}/{leaf}" for m in reversed(modules) for leaf, p in m.parameters.items()}
+        same = Replicas(replicas, rank)
+        modules = [
+            ModulePart(name, o, where, lazy, same) for name, o in objects.items() if isinstance(o, torch.nn.Module)
+        ]
+        held = {id(h.parameter): h for m in reversed(modules) for h in m.held()}
         self._parts: list[Part] = [*modules]
         for name, subject in objects.items():
             if isinstance(subject, torch.optim.Optimizer):
-                self._parts.append(OptimizerPart(name, subject, world, names))
+                self._parts.append(OptimizerPart(name, subject, where, held, same))
             elif subject is not None and not isinstance(subject, torch.nn.Module):
-                self._parts.append(ObjectPart(name, subject, world))
+                self._parts.append(ObjectPart(name, subject, where, same))
 
     def entries(self) -> list[Entry]:
         """Every live tensor, under the name it is saved by."""

@@ -1,0 +1,185 @@
+"""Where a live tensor lies in the global one: the one spot that knows DTensor, tensor subclasses, and torch's protocol
+for tensors that say themselves which boxes they hold. Used by the parts of a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from surefoot.errors import ConfigurationError
+from surefoot.geometry import Box
+from surefoot.geometry.grids import Grid
+from surefoot.geometry.rules import Cut, Rule
+from surefoot.state.entries import Entry, Place, Sharing, Window, dtype_name, is_dtensor, local_part
+from surefoot.state.flat import Flat
+from surefoot.state.replicas import Replicas
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+Owner = tuple[str, torch.Tensor]
+"""A parameter's full name, and itself."""
+
+
+def says_itself(tensor: torch.Tensor) -> bool:
+    """Whether it has the fields of torch's CheckpointableTensor: which boxes of what it holds."""
+    return hasattr(tensor, "global_shape") and hasattr(tensor, "global_offsets")
+
+
+def grid_of_mesh(mesh: DeviceMesh) -> Grid:
+    """The ranks of a device mesh."""
+    return Grid.of([int(rank) for rank in mesh.mesh.flatten().tolist()], tuple(mesh.mesh.shape))
+
+
+class Places:
+    """Makes the entries of one part's tensors on one rank, and remembers them: working a place out is too slow for each
+    save. `default`: who holds a plain tensor of this part, unless `replicas` says otherwise.
+    """
+
+    def __init__(self, rank: int, default: Grid, replicas: Replicas) -> None:
+        self.rank = rank
+        self._default, self._replicas = default, replicas
+        self._known: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
+
+    def of(
+        self, name: str, tensor: torch.Tensor, sharing: Sharing, lazy: bool = False, owner: Owner | None = None
+    ) -> tuple[Entry, ...]:
+        """The entries of this very tensor. `owner` is the parameter that it is state of."""
+        known = self._known.get(name)
+        if known is not None and known[0] is tensor:
+            return known[1]
+        found = tuple(
+            Entry(called, tensor, dtype_name(part.dtype), place, sharing, lazy, window, inner)
+            for called, part, inner in _inner_parts(name, tensor)
+            for place, window in self._places(called, tensor, part, owner or (name, tensor))
+        )
+        self._known[name] = (tensor, found)
+        return found
+
+    def of_flat(
+        self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat, lazy: bool = False
+    ) -> tuple[Entry, ...]:
+        """The entries of a one-dimensional tensor that holds ranges of others: `prefix`range`leaf` by name."""
+        key = f"{prefix}{flat.ranges[0].name if flat.ranges else ''}{leaf}"
+        known = self._known.get(key)
+        if known is not None and known[0] is tensor:
+            return known[1]
+        dtype = dtype_name(tensor.dtype)
+        found = tuple(
+            Entry(f"{prefix}{r.name}{leaf}", tensor, dtype, Place(r.shape, box, flat.same), "split", lazy, window)
+            for r in flat.ranges
+            for box, window in r.boxes()
+        )
+        self._known[key] = (tensor, found)
+        return found
+
+    def of_flat_scalar(self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat) -> tuple[Entry, ...]:
+        """A counter that stands for all ranges in a flat tensor: saved, for each, where its first element lies."""
+        shape = tuple(tensor.shape)
+        return tuple(
+            Entry(
+                f"{prefix}{r.name}{leaf}",
+                tensor,
+                dtype_name(tensor.dtype),
+                Place(shape, Box.whole(shape), flat.same if r.start == 0 else None),
+                "lowest",
+                lazy=True,
+            )
+            for r in flat.ranges
+        )
+
+    def _places(
+        self, name: str, tensor: torch.Tensor, part: torch.Tensor, owner: Owner
+    ) -> Iterator[tuple[Place, Window | None]]:
+        if is_dtensor(tensor):
+            yield from self._of_dtensor(name, tensor, part)  # type: ignore[arg-type]  # is_dtensor has just said so
+            return
+        if part.layout != torch.strided or part.is_quantized or part.device.type == "meta":
+            raise ConfigurationError(
+                f"{name} is a {part.layout} tensor on {part.device}: only dense tensors with memory can be saved"
+            )
+        told = self._replicas.of(owner[0])
+        if says_itself(owner[1]) and owner[1].shape == tensor.shape:
+            yield from _said(owner[1], told or Grid.alone(self.rank))
+            return
+        if told is None and is_dtensor(owner[1]):
+            told = grid_of_mesh(owner[1].device_mesh)  # type: ignore[attr-defined]  # a DTensor's
+        shape = tuple(part.shape)
+        rule = Rule.replicated((told or self._default).only({}))
+        yield Place(shape, Box.whole(shape), rule.grid, rule), None
+
+    def _of_dtensor(self, name: str, tensor: DTensor, part: torch.Tensor) -> Iterator[tuple[Place, Window | None]]:
+        if any(p.is_partial() for p in tensor.placements):
+            raise ConfigurationError(f"{name} is a partial sum over {tensor.device_mesh}: reduce it before saving it")
+        rule = _rule(tensor.device_mesh, tuple(tensor.placements))
+        if rule.grid.coordinate(self.rank) is None:
+            raise ConfigurationError(
+                f"{name} lives on a mesh that rank {self.rank} is not part of: do not give it to this rank"
+            )
+        shape = tuple(tensor.shape)
+        local = rule.local_shape(shape, self.rank)
+        if tuple(part.shape) != local:
+            shape = _shape_of_inner(name, tensor, part, rule)
+            local = rule.local_shape(shape, self.rank)
+        parts = rule.parts(shape, self.rank)
+        same = rule.same(self.rank)
+        if not parts:
+            yield Place(shape, Box((0,) * len(shape), local), same, rule), None
+        for one in parts:
+            window = None if one.box.lengths == local else Window(one.local)
+            yield Place(shape, one.box, same, rule), window
+
+
+@lru_cache(maxsize=256)
+def _rule(mesh: DeviceMesh, placements: tuple[Any, ...]) -> Rule:
+    cuts: list[Cut | None] = []
+    for placement in placements:
+        factor = getattr(placement, "split_factor", 1)
+        cuts.append(None if placement.is_replicate() else (int(placement.dim), int(factor)))
+    return Rule(grid_of_mesh(mesh), tuple(cuts))
+
+
+def _inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str | None]]:
+    """(name, memory, attribute) of what has the elements: the tensor itself, or the tensors that a subclass wraps.
+
+    A subclass that wraps a tensor of its own shape and type (Float8 training keeps the weight in full precision so)
+    stands for that tensor, under the plain name; a quantized one is saved as what it is made of.
+    """
+    local = local_part(tensor) if not is_dtensor(tensor) else tensor._local_tensor  # type: ignore[attr-defined]
+    flatten = getattr(local, "__tensor_flatten__", None)
+    if flatten is None or type(local) in (torch.Tensor, torch.nn.Parameter):
+        yield name, local, None
+        return
+    inner = [(attribute, getattr(local, attribute)) for attribute in flatten()[0]]
+    alike = [(a, t) for a, t in inner if t.shape == local.shape and t.dtype == local.dtype]
+    if alike:
+        yield name, alike[0][1], alike[0][0]
+        return
+    for attribute, part in inner:
+        yield f"{name}:{attribute}", part, attribute
+
+
+def _shape_of_inner(name: str, tensor: DTensor, part: torch.Tensor, rule: Rule) -> tuple[int, ...]:
+    """The global shape of what a subclass wraps beside its elements (scales): known where no cut dimension differs."""
+    local, shape = tuple(tensor._local_tensor.shape), tuple(tensor.shape)
+    if part is not tensor._local_tensor:
+        cut = {c[0] for c in rule.cuts if c is not None}
+        if not cut or (len(part.shape) == len(shape) and all(part.shape[d] == local[d] for d in cut)):
+            return tuple(shape[d] if d in cut else int(n) for d, n in enumerate(part.shape))
+    raise ConfigurationError(
+        f"{name} holds {tuple(part.shape)} here where its placement {tensor.placements} says {local} of {shape}: it is"
+        " not cut as its elements are, so it cannot be put together at another world size"
+    )
+
+
+def _said(tensor: Any, same: Grid) -> Iterator[tuple[Place, Window | None]]:
+    shape = tuple(map(int, tensor.global_shape))
+    for start, local, lengths in zip(tensor.global_offsets, tensor.local_offsets, tensor.local_sizes, strict=True):
+        box = Box(tuple(map(int, start)), tuple(map(int, lengths)))
+        window = None if box.lengths == tuple(tensor.shape) or not local else Window(tuple(map(int, local)))
+        yield Place(shape, box, same), window

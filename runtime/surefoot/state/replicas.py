@@ -1,0 +1,44 @@
+"""What a program says about which ranks hold the same plain tensors, where the tensors do not say it themselves.
+
+Needed where not all ranks have the same model: pipeline stages, and experts that are not DTensors. Used by the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from surefoot.errors import ConfigurationError
+from surefoot.geometry.grids import Grid
+
+
+class Replicas:
+    """`given`: a process group, a device mesh or ranks, for everything, or by pattern of names (`model/experts.*`)."""
+
+    def __init__(self, given: Any, rank: int) -> None:
+        patterns = dict(given) if isinstance(given, Mapping) else {} if given is None else {"*": given}
+        self._grids = {pattern: _grid(what) for pattern, what in patterns.items()}
+        for pattern, grid in self._grids.items():
+            if grid.coordinate(rank) is None:
+                raise ConfigurationError(
+                    f"replicas[{pattern!r}] are ranks without this one ({rank}): name the ranks that hold the same as it"
+                )
+
+    def of(self, name: str) -> Grid | None:
+        """Who holds the tensor of that name, or all of the object of that name; None if nothing was said."""
+        for pattern, grid in self._grids.items():
+            if fnmatchcase(name, pattern) or name.partition("/")[0] == pattern:
+                return grid
+        return None
+
+
+def _grid(what: Any) -> Grid:
+    mesh = getattr(what, "mesh", None)
+    if mesh is not None:
+        return Grid.of(sorted(int(rank) for rank in mesh.flatten().tolist()))
+    if isinstance(what, Iterable):
+        return Grid.of(sorted(int(rank) for rank in what))
+    import torch.distributed as dist
+
+    return Grid.of(sorted(dist.get_process_group_ranks(what)))
