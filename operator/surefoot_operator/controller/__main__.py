@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from surefoot_operator.controller.cluster import ClusterOperator
 from surefoot_operator.controller.configuration import NAMESPACE_FILE, BadSetting, ClusterSettings, cluster_settings
 from surefoot_operator.errors import OperatorError
+from surefoot_operator.fabric.kubernetes.api import connect
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("surefoot_operator.controller")
 
 
 async def run(settings: ClusterSettings) -> None:
@@ -25,13 +27,18 @@ async def run(settings: ClusterSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    await ClusterOperator(settings).run(ended)
+    api = await connect(settings.kubeconfig)
+    try:
+        await ClusterOperator(api, settings).run(ended)
+    finally:
+        await api.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     here = NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.exists() else ""
     try:
-        settings = cluster_settings(os.environ, sys.argv[1:] if arguments is None else arguments, here)
+        given = sys.argv[1:] if arguments is None else arguments
+        settings = cluster_settings(os.environ, given, here, secrets.token_hex(3))
     except BadSetting as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2
@@ -41,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # else: that its thread hears no signals
     try:
         asyncio.run(run(settings))
     except (OperatorError, OSError) as error:

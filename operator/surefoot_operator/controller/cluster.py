@@ -1,86 +1,228 @@
 """The operator of a whole cluster: its parts, the order in which they begin, and the order in which they end.
 
-Made and run by `__main__`. Everything it knows it can lose: status lies in the API server, the rest is heard again.
+Made and run by `__main__`. A replica that stands by has everything but the jobs: it watches, listens, and sends agents
+on. Everything it knows it can lose: status lies in the API server, the rest is heard again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets as random_secrets
+import random
 import time
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
+from surefoot_operator import metrics
 from surefoot_operator.controller.configuration import ClusterSettings
+from surefoot_operator.controller.coordinator_tls import CoordinatorTls, server_names
 from surefoot_operator.controller.environment import WorkerTelling
-from surefoot_operator.controller.kept import kept_secret
+from surefoot_operator.controller.kept import SecretAt
+from surefoot_operator.controller.keys import admin_password, root_key
+from surefoot_operator.controller.leader_label import LeaderLabel
+from surefoot_operator.controller.lease import Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.lease import clock as lease_clock
+from surefoot_operator.controller.probes import LoopLag, Probes
 from surefoot_operator.controller.reviews import TokenReviews
 from surefoot_operator.controller.runner import Shared
 from surefoot_operator.controller.runners import JobRunners
 from surefoot_operator.controller.secrets import Secrets
+from surefoot_operator.controller.vitals import Limits, Vitals, complaints
+from surefoot_operator.controller.wakening import Wakening, connection
 from surefoot_operator.coordinator.server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, connect
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-_ROOT_BYTES = 32
+BEGIN_SECONDS = 120.0
+"""How long an API server that is away is waited for at first; then the process ends, and its pod says so."""
+LEAVE_SECONDS = 5.0
+"""How long the jobs are let go of in peace; and again as long for everything else."""
+_AGAIN_SECONDS = (0.2, 5.0)
 
 
 class ClusterOperator:
-    """`run` until it is cancelled."""
+    """One replica. `run` until `ended` is set."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
-        self._settings = settings
+    def __init__(self, api: Api, settings: ClusterSettings) -> None:
+        self._api, self._settings = api, settings
+        self._elector = Elector(api, LeaseAt(settings.namespace, settings.lease_name), settings.identity)
+        self._label = LeaderLabel(api, settings.namespace, settings.pod_name)
+        # whatever a job's reconciler writes goes through this one, and stops with the lease
+        self._cache = ClusterCache(api.guarded(self._elector.may_act))
+        self._wakening = Wakening(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
+        self._lag = LoopLag()
+        self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
+        self._server: AgentServer | None = None
+        self._runners: JobRunners | None = None
+        self._beside: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begun = "nothing has begun yet"
+
+    @property
+    def probe_port(self) -> int:
+        return self._probes.port
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Leads until `ended`. Raises FabricError if it cannot begin."""
-        api = await connect(self._settings.kubeconfig)
-        cache = ClusterCache(api)
-        server: AgentServer | None = None
-        runners: JobRunners | None = None
+        """Stands by, leads, ends in peace. Raises LeaseLost if it led and must not any more; FabricError, OSError."""
+        living = asyncio.create_task(self._live(), name="live")
+        ending = asyncio.create_task(ended.wait(), name="ended")
         try:
-            secrets = Secrets(await self._root(api))
-            admin = await self._admin(api)
-            await cache.start()
-            settings = OperatorSettings(coordinator=CoordinatorSettings(host="", port=self._settings.coordinator_port))
-            reviews = TokenReviews(api, lambda namespace, name: cache.workers.items.get((namespace, name)), time.time)
-            server = AgentServer(settings.coordinator, reviews.authenticate)
-            await server.start()
-            telling = WorkerTelling(
-                self._settings.coordinator_url, settings.memory.call_seconds, secrets, own_token=False
-            )
-            pods = PodSettings(agent=self._settings.agent_command)
-            runners = JobRunners(Shared(cache, server, telling, pods, admin, settings), self._settings.only_namespace)
-            runners.start()
-            server.lead(True)
-            log.info("leading; agents are told %s", self._settings.coordinator_url)
-            await ended.wait()
+            await asyncio.wait((living, ending, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            for reason in (self._failed, living):
+                if reason.done():
+                    reason.result()
         finally:
-            if runners is not None:
-                await runners.close()
-            if server is not None:
-                await server.close()
-            await cache.close()
-            await api.close()
+            ending.cancel()
+            living.cancel()
+            await asyncio.gather(living, ending, return_exceptions=True)
+            await self._leave()
 
-    async def _root(self, api: Api) -> bytes:
-        name = self._settings.keys_secret
-        found = await kept_secret(
-            api, self._settings.namespace, name, lambda: {"root": random_secrets.token_bytes(_ROOT_BYTES)}
-        )
-        if len(found.get("root", b"")) < _ROOT_BYTES:
-            raise FabricError(
-                f"secret {self._settings.namespace}/{name} needs {_ROOT_BYTES} bytes or more under `root`"
+    # ---- beginning --------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        await self._probes.start()
+        self._start(self._lag.run())
+        self._begun = "the operator's secrets are not there yet"
+        shared = await self._patiently(self._shared)
+        self._begun = "the cluster is not listed yet"
+        await self._patiently(self._cache.start)
+        self._wakening.start()
+        self._runners = JobRunners(shared, self._settings.only_namespace)
+        self._begun = ""
+        self._start(self._elector.run())
+        await self._elector.leading.wait()
+        self._runners.start()
+        shared.server.lead(True)
+        metrics.leader.set(1)
+        self._start(self._label.hold())
+        log.info("leading %d jobs; agents are told %s", len(self._runners.running), self._settings.coordinator_url)
+        await asyncio.Event().wait()
+
+    async def _shared(self) -> Shared:
+        """Secrets, and the server that stands on them; it listens already, and sends agents on."""
+        given = self._settings
+        tls: CoordinatorTls | None = None
+        if given.coordinator_url.startswith("wss:"):
+            tls = CoordinatorTls(
+                self._api, self._at(given.tls_secret), server_names(given.coordinator_url, given.namespace)
             )
-        return found["root"]
+            await tls.begin()
+        secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
+        password = await admin_password(self._api, self._at(given.memory_admin_secret))
+        settings = OperatorSettings(coordinator=CoordinatorSettings(host="", port=given.coordinator_port))
+        reviews = TokenReviews(self._api, self._pod, time.time)
+        server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
+        await server.start()
+        self._server = server
+        if tls is not None:
+            self._start(tls.follow())
+        telling = WorkerTelling(
+            given.coordinator_url,
+            settings.memory.call_seconds,
+            secrets,
+            own_token=False,
+            coordinator_ca=lambda: tls.authority if tls is not None else "",
+        )
+        pods = PodSettings(agent=given.agent_command)
+        return Shared(self._cache, server, telling, pods, ("default", password), settings)
 
-    async def _admin(self, api: Api) -> tuple[str, str]:
-        name = self._settings.memory_admin_secret
-        made = random_secrets.token_hex(_ROOT_BYTES).encode()
-        found = await kept_secret(api, self._settings.namespace, name, lambda: {"password": made})
-        if not found.get("password"):
-            raise FabricError(f"secret {self._settings.namespace}/{name} has no `password`")
-        return "default", found["password"].decode()
+    def _at(self, name: str) -> SecretAt:
+        return SecretAt(self._settings.namespace, name)
+
+    def _pod(self, namespace: str, name: str) -> dict[str, Any] | None:
+        return self._cache.workers.items.get((namespace, name))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """An API server that is away may return; one that refuses will not change its mind."""
+        deadline = time.monotonic() + BEGIN_SECONDS
+        wait, longest = _AGAIN_SECONDS
+        while True:
+            try:
+                return await call()
+            except FabricError as error:
+                final = isinstance(error, ApiRefused) and error.code < 500 and error.code != 429
+                if final or time.monotonic() > deadline:
+                    raise
+                log.warning("%s", error)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, longest)
+
+    # ---- beside -----------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that never ends by itself: if it does, the process does."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, LeaseLost) and self._server is not None:
+            self._server.lead(False)  # before anything else: agents may believe us no more
+            metrics.leader.set(0)
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _woken(self) -> None:
+        if self._runners is not None:
+            self._runners.wake()
+
+    def _unready(self) -> list[str]:
+        return [self._begun] if self._begun else []
+
+    def _unwell(self) -> tuple[str, ...]:
+        vitals = Vitals(
+            watches=self._cache.ages() if not self._begun else {},
+            rounds=self._runners.round_seconds() if self._runners is not None else {},
+            lag_seconds=self._lag.worst_seconds,
+            api_seconds=lease_clock() - self._elector.heard_at,
+            watchers_end=self._wakening.end,
+        )
+        return complaints(vitals, Limits())
+
+    # ---- ending -----------------------------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        """Jobs first, then the lease, so that another may begin; then everything else. Bounded: what hangs is left."""
+        await self._within("jobs", self._let_go())
+        await self._within("connections", self._close())
+        if self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # looked at: `run` has raised it, or something else
+
+    async def _let_go(self) -> None:
+        if self._runners is not None:
+            await self._runners.close()
+        for task in tuple(self._beside):
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        if self._elector.leading.is_set():
+            try:
+                await self._label.drop()
+            except FabricError as error:
+                log.warning("the leader's label stays: %s", error)
+        await self._elector.release()
+        metrics.leader.set(0)
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+        await self._wakening.close()
+        await self._cache.close()
+        await self._probes.close()
+
+    @staticmethod
+    async def _within(what: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await work
+        except TimeoutError:
+            log.warning("%s were not let go of within %g s: the process ends all the same", what, LEAVE_SECONDS)

@@ -34,7 +34,9 @@ class ClusterSettings:
     namespace: str
     """Where the operator itself lives: its lease and its secrets."""
     pod_name: str
-    """Its identity among the replicas; on a desk any name that no other operator bears."""
+    """Its pod, for the leader's label."""
+    identity: str
+    """Among the replicas. The pod's name: one that starts again in its pod knows its own lease, and need not wait for it."""
     coordinator_url: str
     """What agents are told. `wss` is served over TLS, `ws` (on a desk only) without."""
     kubeconfig: Path | None = None
@@ -63,9 +65,12 @@ class ClusterSettings:
 
 
 def cluster_settings(
-    environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = ""
+    environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", life: str = ""
 ) -> ClusterSettings:
-    """Flags win over variables, variables over defaults. `pod_namespace`: what the pod's own files say. Raises BadSetting."""
+    """Flags win over variables, variables over defaults. `pod_namespace`: what the pod's own files say. Raises BadSetting.
+
+    `life`: a word that no other process bears, for an operator on a desk: two of one name may run there.
+    """
     chosen = _parser().parse_args(arguments)
     told = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
     given = {name: text for name, text in vars(chosen).items() if text is not None and name != "kubeconfig"}
@@ -79,9 +84,11 @@ def cluster_settings(
     url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{PATH}")
     if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
         raise BadSetting("SUREFOOT_COORDINATOR_URL", url, "it has the form wss://HOST:PORT/v1/agents")
+    pod_name = text("pod_name", environment.get("HOSTNAME", "surefoot-operator"))
     return ClusterSettings(
         namespace=namespace,
-        pod_name=text("pod_name", environment.get("HOSTNAME", "surefoot-operator")),
+        pod_name=pod_name,
+        identity=f"{pod_name}-{life}" if chosen.kubeconfig is not None and life else pod_name,
         coordinator_url=url,
         kubeconfig=chosen.kubeconfig,
         only_namespace=text("only_namespace", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
@@ -35,9 +36,9 @@ class WorkerTelling:
         health = job.spec.health_policy
         plain = {
             **told,
-            "SUREFOOT_WORKER_INDEX": str(worker.index),
             "SUREFOOT_JOB_NAME": job.name,
             "SUREFOOT_JOB_NAMESPACE": job.namespace,
+            "SUREFOOT_WORKER_INDEX": str(worker.index),
             "SUREFOOT_WORKER_ATTEMPT": str(worker.attempt),
             "SUREFOOT_COORDINATOR_URL": self.coordinator_url,
             "SUREFOOT_LOCAL_RANKS": str(job.spec.nproc_per_node),

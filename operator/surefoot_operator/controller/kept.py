@@ -10,6 +10,7 @@ import base64
 import binascii
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.errors import FabricError
@@ -19,35 +20,67 @@ from surefoot_operator.fabric.kubernetes.labels import MANAGED_BY, OPERATOR, cor
 log = logging.getLogger(__name__)
 
 Content = Mapping[str, bytes]
+_TRIES = 3
 
 
-async def kept_secret(
-    api: Api, namespace: str, name: str, make: Callable[[], Content], kind: str = "Opaque"
-) -> Content:
-    """The content of Secret `name`; `make` gives it if there is none. Raises FabricError."""
-    path = core_path(namespace, "secrets", name)
-    found = await _read(api, path)
+@dataclass(frozen=True, slots=True)
+class SecretAt:
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return core_path(self.namespace, "secrets", self.name)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], kind: str = "Opaque") -> Content:
+    """The content of the Secret; `make` gives it if there is none. Raises FabricError."""
+    found = await _read(api, where)
     if found is None:
         content = make()
         try:
-            await api.post(core_path(namespace, "secrets"), _body(name, content, kind))
+            await api.post(core_path(where.namespace, "secrets"), _body(where.name, content, kind))
         except ApiRefused as error:
             if error.code == 404:
-                raise FabricError(f"there is no namespace {namespace}: kubectl create namespace {namespace}") from error
+                raise FabricError(
+                    f"there is no namespace {where.namespace}: kubectl create namespace {where.namespace}"
+                ) from error
             if error.code != 409:
                 raise
-            found = await _read(api, path)  # another replica was faster: what it made counts
+            found = await _read(api, where)  # another replica was faster: what it made counts
             if found is None:
-                raise FabricError(f"secret {namespace}/{name} was made and deleted at once; try again") from error
+                raise FabricError(f"secret {where} was made and deleted at once; try again") from error
         else:
-            log.info("secret %s/%s was made", namespace, name)
+            log.info("secret %s was made", where)
             return dict(content)
-    return _content(found, f"{namespace}/{name}")
+    return _content(found, where)
 
 
-async def _read(api: Api, path: str) -> dict[str, Any] | None:
+async def replaced_secret(api: Api, where: SecretAt, change: Callable[[Content], Content | None]) -> Content:
+    """The content after `change`, which may say None for "good as it is". Nobody's change in between is lost."""
+    for _ in range(_TRIES):
+        found = await _read(api, where)
+        if found is None:
+            raise FabricError(f"secret {where} is gone; it is made again at the next look")
+        new = change(_content(found, where))
+        if new is None:
+            return _content(found, where)
+        try:
+            await api.put(where.path, {**found, "data": _encoded(new)})  # with the version that was read
+        except ApiRefused as error:
+            if error.code != 409:
+                raise
+        else:
+            return dict(new)
+    raise FabricError(f"secret {where} was changed by others {_TRIES} times in a row; tried again later")
+
+
+async def _read(api: Api, where: SecretAt) -> dict[str, Any] | None:
     try:
-        return await api.get(path)
+        return await api.get(where.path)
     except ApiRefused as error:
         if error.code == 404:
             return None
@@ -60,11 +93,15 @@ def _body(name: str, content: Content, kind: str) -> dict[str, Any]:
         "kind": "Secret",
         "type": kind,
         "metadata": {"name": name, "labels": {MANAGED_BY: OPERATOR}},
-        "data": {key: base64.b64encode(value).decode("ascii") for key, value in content.items()},
+        "data": _encoded(content),
     }
 
 
-def _content(found: dict[str, Any], where: str) -> Content:
+def _encoded(content: Content) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode("ascii") for key, value in content.items()}
+
+
+def _content(found: Mapping[str, Any], where: SecretAt) -> Content:
     try:
         return {key: base64.b64decode(text, validate=True) for key, text in (found.get("data") or {}).items()}
     except (binascii.Error, TypeError) as error:

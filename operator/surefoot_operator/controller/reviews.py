@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.protocol.messages import Hello, Refused
+from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.bound import BoundPod, bound_pod, expires_seconds, refusal
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -77,6 +78,7 @@ class TokenReviews:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [self._settings.audience]},
         }
+        figures.token_reviews.inc()
         async with self._turn:
             answer = await self._api.post(REVIEWS, body)
         return bound_pod(answer.get("status", {}), self._settings.audience)

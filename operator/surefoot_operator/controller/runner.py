@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 CLEAN_SECONDS = 10.0
 """How long the memory of a job that is gone is cleaned here; what is left then is the tier's janitor's."""
+ROUNDS_AT_ONCE = 64
+"""Jobs that reconcile at one moment: a thousand of them must not ask the API server all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Shared:
     admin: tuple[str, str]
     """User and password of the operator on every holder."""
     settings: OperatorSettings
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
     clock: Callable[[], float] = time.time
 
 
@@ -67,22 +70,26 @@ class JobRunner:
         account = shared.telling.secrets.holder_account(key.uid)
         self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
         conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
-        self.reconciler: Reconciler | None = None
-        parts = Parts(self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock)
+        parts = Parts(
+            self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock, shared.turns
+        )
         self._conversation = conversation
-        self.reconciler = Reconciler(parts)
+        self._reconciler = Reconciler(parts)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Agents of the job are heard, and it is reconciled from now on."""
-        assert self.reconciler is not None
         self._shared.server.serve(self.key.uid, self._conversation)
-        self._task = asyncio.create_task(self.reconciler.run(), name=f"reconcile {self.key}")
+        self._task = asyncio.create_task(self._reconciler.run(), name=f"reconcile {self.key}")
         log.info("job %s (%s) is looked after", self.key, self.key.uid)
 
+    @property
+    def round_seconds(self) -> float:
+        """How long the round under way takes already; 0 between two."""
+        return self._reconciler.round_seconds
+
     def wake(self, urgent: bool = True) -> None:
-        if self.reconciler is not None:
-            self.reconciler.wake(urgent)
+        self._reconciler.wake(urgent)
 
     async def stop(self, gone: bool) -> None:
         """Ends it. `gone`: the job is no more, so its agents and what holders have of it go too."""

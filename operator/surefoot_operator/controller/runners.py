@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ class JobRunners:
     def running(self) -> frozenset[JobKey]:
         return frozenset(self._runners)
 
+    def round_seconds(self) -> dict[str, float]:
+        """How long each job's round under way takes already."""
+        return {str(key): runner.round_seconds for key, runner in self._runners.items()}
+
     def start(self) -> None:
         """From now on this operator leads: every job that is there is looked after when this returns."""
         self._leading = True
@@ -56,6 +61,7 @@ class JobRunners:
         for key in sorted(wanted - self._runners.keys(), key=str):
             runner = self._runners[key] = JobRunner(key, self._shared)
             runner.start()
+        figures.jobs.set(len(self._runners))
 
     async def close(self) -> None:
         """Lets go of every job; each stays as it is."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import get_args
@@ -55,9 +56,12 @@ def tokens(expected: Callable[[str, int, int], str]) -> Authenticator:
 class AgentServer:
     """Listens for agents and hands them to their job's conversation."""
 
-    def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, authenticate: Authenticator, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._settings = settings
         self._authenticate = authenticate
+        self._tls = tls
         self._jobs: dict[str, Conversation] = {}
         self._leading = False
         self._open: set[Line] = set()
@@ -67,7 +71,7 @@ class AgentServer:
     @property
     def url(self) -> str:
         """Where agents connect."""
-        return f"ws://{self._settings.host}:{self._port}{PATH}"
+        return f"ws{'s' if self._tls else ''}://{self._settings.host}:{self._port}{PATH}"
 
     @property
     def port(self) -> int:
@@ -98,7 +102,9 @@ class AgentServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
         await self._runner.setup()
         # reuse_address: an operator that was killed comes back to the port that its agents know
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, reuse_address=True)
+        site = web.TCPSite(
+            self._runner, self._settings.host, self._settings.port, reuse_address=True, ssl_context=self._tls
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
 

@@ -54,6 +54,12 @@ class Reconciler:
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
         self._said = self._errands = self._refusal = ""
+        self._began: float | None = None
+
+    @property
+    def round_seconds(self) -> float:
+        """How long the round under way takes already; 0 between two."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def wake(self, urgent: bool = True) -> None:
         """Something changed. What is not urgent waits for the next progress write, with whatever else comes till then."""
@@ -73,9 +79,8 @@ class Reconciler:
                 if self._later is not None:
                     self._later.cancel()
                     self._later = None
-                began = time.perf_counter()
                 try:
-                    pause = await self.once()
+                    pause = await self._in_turn()
                     failures = 0
                 except WorldMoved as moved:
                     log.info("%s", moved)
@@ -86,8 +91,6 @@ class Reconciler:
                     pause = self._backoff(failures)
                     await asyncio.sleep(pause)
                     continue
-                finally:
-                    metrics.reconcile_seconds.observe(time.perf_counter() - began)
                 await self._sleep(pause)
         finally:
             watching.cancel()
@@ -96,6 +99,16 @@ class Reconciler:
                 self._later.cancel()
             await self._background.close()
             self._figures.forget()
+
+    async def _in_turn(self) -> float:
+        """One round, measured; not while too many other jobs have theirs."""
+        async with self._parts.turns:
+            began = self._began = time.perf_counter()
+            try:
+                return await self.once()
+            finally:
+                self._began = None
+                metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
     async def once(self) -> float:
         """One round; returns after how many seconds the next is due even if nothing changes."""

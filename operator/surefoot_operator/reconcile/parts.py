@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
@@ -29,6 +30,8 @@ class Parts:
     settings: OperatorSettings
     clock: Callable[[], float]
     """Unix seconds."""
+    turns: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
+    """How many jobs reconcile at one moment; all that share an event loop share it."""
 
 
 async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Observed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,26 @@ class ApiSilent(FabricError):
 class Api:
     """One API server and one identity. For one event loop; `close` lets go of the connections."""
 
-    def __init__(self, client: Any, call_seconds: float = CALL_SECONDS) -> None:
-        self._client = client
+    def __init__(
+        self, client: Any, call_seconds: float = CALL_SECONDS, may_write: Callable[[], None] | None = None
+    ) -> None:
+        self._client, self._call_seconds = client, call_seconds
+        self._may_write = may_write
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
+
+    def guarded(self, may_write: Callable[[], None]) -> Api:
+        """The same server and connections; `may_write` is asked before each write and raises FabricError to refuse it."""
+        return Api(self._client, self._call_seconds, may_write)
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("GET", path, query=query)
 
     async def post(self, path: str, body: Body) -> Body:
         return await self._call("POST", path, body)
+
+    async def put(self, path: str, body: Body) -> Body:
+        """Replaces the whole object, if it still is of the version that `body` says."""
+        return await self._call("PUT", path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
         """A JSON Patch: its `test` operations are what makes it a compare-and-swap."""
@@ -90,6 +101,8 @@ class Api:
         kind: str = "application/json",
     ) -> Body:
         asked = f"{method} {path}"
+        if method != "GET" and self._may_write is not None:
+            self._may_write()
         try:
             response = await self._send(method, path, body, query or {}, kind, self._timeout)
             async with response:
@@ -136,6 +149,15 @@ def _mapping(asked: str, text: str) -> Body:
 
 async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
     """The API server of a kubeconfig, or of the pod that this runs in. Raises FabricError if neither is there."""
+    configuration = await loaded(kubeconfig)
+    try:
+        return Api(await asyncio.to_thread(ApiClient, configuration), call_seconds)
+    except (OSError, ValueError) as error:
+        raise FabricError(f"the API server of {kubeconfig or 'the pod'} cannot be spoken to: {error}") from error
+
+
+async def loaded(kubeconfig: Path | None) -> Any:
+    """The client's Configuration for that server, read now. Raises FabricError."""
     configuration: Any = Configuration()
     load: Any = load_kube_config  # neither loader has types
     load_in_pod: Any = load_incluster_config
@@ -144,7 +166,6 @@ async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SEC
             load_in_pod(client_configuration=configuration)
         else:
             await load(config_file=str(kubeconfig), client_configuration=configuration)
-        client = await asyncio.to_thread(ApiClient, configuration)
     except Exception as error:  # the loaders raise whatever their parsers do; all of it means the same
         raise FabricError(f"no API server can be named from {kubeconfig or 'the pod'}: {error}") from error
-    return Api(client, call_seconds)
+    return configuration

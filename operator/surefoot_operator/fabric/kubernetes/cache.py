@@ -74,7 +74,7 @@ class ClusterCache:
     async def close(self) -> None:
         """Ends the watches; the connections are the API's."""
         for kind in self._named:
-            metrics.watch_age_seconds.remove(kind)
+            metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,6 +94,10 @@ class ClusterCache:
                 raise FabricError(
                     f"{feed.path} was not heard of for too long: the API server is away; nothing is planned"
                 )
+
+    def ages(self) -> dict[str, float]:
+        """Kind -> seconds since the API server was last heard of it."""
+        return {kind: feed.age_seconds() for kind, feed in self._named.items()}
 
     def silent_nodes(self) -> frozenset[str]:
         """Nodes whose kubelet was not heard of for too long, by our own clock and only as far as the leases' watch lives."""

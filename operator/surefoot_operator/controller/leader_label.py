@@ -1,0 +1,79 @@
+"""The label by which the agents' Service finds the leader's pod: put on one's own, taken off all others.
+
+Touches the API server. Run by the cluster's composition root while it leads. Level-triggered: a label that somebody
+puts elsewhere is taken off at the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+from surefoot_operator.api.spec import GROUP
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.labels import core_path
+
+log = logging.getLogger(__name__)
+
+LEADER = f"{GROUP}/leader"
+OPERATORS = f"{GROUP}/part=operator"
+LOOK_SECONDS = 30.0
+AGAIN_SECONDS = 1.0
+_POINTER = "/metadata/labels/" + LEADER.replace("/", "~1")
+
+
+class LeaderLabel:
+    """`hold` while leading; `drop` when that ends in peace."""
+
+    def __init__(self, api: Api, namespace: str, pod_name: str) -> None:
+        self._api, self._namespace, self._pod_name = api, namespace, pod_name
+        self._said = ""
+
+    async def hold(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.once()
+                pause = LOOK_SECONDS
+            except FabricError as error:
+                log.warning("the leader's label: %s", error)
+                pause = AGAIN_SECONDS
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))
+
+    async def once(self) -> None:
+        """Own label first: for a moment two bear it, and the one that does not lead sends agents on."""
+        query: dict[str, str | int] = {"labelSelector": OPERATORS, "limit": 100}
+        pods = (await self._api.get(core_path(self._namespace, "pods"), query))["items"]
+        names = {pod["metadata"]["name"] for pod in pods}
+        if self._pod_name not in names and not self._said:
+            self._said = (
+                f"there is no pod {self._namespace}/{self._pod_name}: agents must know this operator's own address"
+            )
+            log.warning("%s", self._said)
+        for pod in sorted(pods, key=lambda found: found["metadata"]["name"] != self._pod_name):
+            await self._settle(pod)
+
+    async def drop(self) -> None:
+        """Takes the own label off. Raises FabricError."""
+        try:
+            await self._patch(self._pod_name, [{"op": "remove", "path": _POINTER}])
+        except ApiRefused as error:
+            if error.code not in (404, 422):  # no such pod, no such label
+                raise
+
+    async def _settle(self, pod: dict[str, Any]) -> None:
+        name, marked = pod["metadata"]["name"], pod["metadata"].get("labels", {}).get(LEADER) == "true"
+        if name == self._pod_name and not marked:
+            await self._patch(name, [{"op": "add", "path": _POINTER, "value": "true"}])
+        elif name != self._pod_name and marked:
+            try:
+                await self._patch(name, [{"op": "remove", "path": _POINTER}])
+            except ApiRefused as error:
+                if error.code not in (404, 422):
+                    raise
+
+    async def _patch(self, name: str, operations: list[dict[str, Any]]) -> None:
+        await self._api.patch(core_path(self._namespace, "pods", name), operations)

@@ -1,0 +1,81 @@
+"""Plain HTTP for kubelet and Prometheus: /healthz, /readyz, /metrics. And the loop's own lateness, which it measures.
+
+Touches the network. Run by the cluster's composition root from its first moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from surefoot_operator import metrics
+
+TICK_SECONDS = 0.25
+KEPT_SECONDS = 30.0
+"""How long a late moment is remembered: longer than the time between two probes."""
+
+Sentences = Callable[[], Sequence[str]]
+
+
+class LoopLag:
+    """How late the event loop is. `run` until cancelled."""
+
+    def __init__(self) -> None:
+        self._late: deque[tuple[float, float]] = deque(maxlen=round(KEPT_SECONDS / TICK_SECONDS))
+
+    @property
+    def worst_seconds(self) -> float:
+        since = time.monotonic() - KEPT_SECONDS
+        return max((late for at, late in self._late if at >= since), default=0.0)
+
+    async def run(self) -> None:
+        while True:
+            begin = time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            late = max(0.0, now - begin - TICK_SECONDS)
+            self._late.append((now, late))
+            metrics.loop_lag_seconds.observe(late)
+
+
+class Probes:
+    """`start`, then `close`. `unwell` and `unready`: sentences that say why; none means all is well."""
+
+    def __init__(self, port: int, unwell: Sentences, unready: Sentences) -> None:
+        self._wanted, self._unwell, self._unready = port, unwell, unready
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Raises OSError if the port is taken."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "", self._wanted, reuse_address=True).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _answer(self._unwell())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _answer(self._unready())
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = await asyncio.to_thread(generate_latest)  # thousands of series take a while
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _answer(problems: Sequence[str]) -> web.Response:
+    return web.Response(status=503 if problems else 200, text="\n".join(problems) + "\n" if problems else "ok\n")

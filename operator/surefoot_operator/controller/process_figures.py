@@ -1,0 +1,9 @@
+"""Prometheus metrics of a cluster's operator process: base units, no labels that grow."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+jobs = Gauge("surefoot_operator_jobs", "Jobs that this replica looks after.")
+token_reviews = Counter("surefoot_token_reviews_total", "Tokens of agents that the API server was asked about.")
+kopf_ended = Counter("surefoot_kopf_ended_total", "How often the embedded kopf ended by itself and was begun anew.")

@@ -1,0 +1,57 @@
+"""Whether this process is still worth keeping: what was measured -> why it should be restarted. Pure; called by `probes`.
+
+A restart helps against what is stuck in here. It does not help against an API server that is away, and must not
+begin then: a watch that is stale for that reason is no fault of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    watch_seconds: float = 120.0
+    """A watch renews itself every half minute; one that has not for so long, while the server answers, is stuck."""
+    round_seconds: float = 180.0
+    """A reconcile is bounded by its calls' own limits; one that takes longer is stuck."""
+    lag_seconds: float = 5.0
+    """How late the event loop may be. Agents count as silent after three."""
+    answered_seconds: float = 10.0
+    """So lately must the API server have answered for a stale watch to be our own fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    watches: Mapping[str, float]
+    """Kind -> seconds since the API server was last heard of it."""
+    rounds: Mapping[str, float]
+    """Job -> seconds that its reconcile under way has taken."""
+    lag_seconds: float
+    """The worst of late."""
+    api_seconds: float
+    """Since the API server last answered anything."""
+    watchers_end: str = ""
+    """Why the thread that wakes us is gone for good; empty: it is not."""
+
+
+def complaints(vitals: Vitals, limits: Limits) -> tuple[str, ...]:
+    """Sentences; none means well."""
+    found = []
+    if vitals.api_seconds <= limits.answered_seconds:
+        found += [
+            f"the watch of {kind} was not heard of for {age:.0f} s, though the API server answers"
+            for kind, age in sorted(vitals.watches.items())
+            if age > limits.watch_seconds
+        ]
+    found += [
+        f"the reconcile of job {job} has taken {age:.0f} s"
+        for job, age in sorted(vitals.rounds.items())
+        if age > limits.round_seconds
+    ]
+    if vitals.lag_seconds > limits.lag_seconds:
+        found.append(f"the event loop was {vitals.lag_seconds:.1f} s late")
+    if vitals.watchers_end:
+        found.append(vitals.watchers_end)
+    return tuple(found)
