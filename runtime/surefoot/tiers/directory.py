@@ -82,6 +82,8 @@ class DirectoryStore:
         with self._explained("removing", folder):
             if place.exists():
                 shutil.rmtree(place)
+            if place.parent == self._root:
+                return  # that is the tier's own folder, often a mount
             try:
                 place.parent.rmdir()  # the last rank of a checkpoint takes its folder along
             except OSError as error:

@@ -117,6 +117,10 @@ class PersistentTier:
             self._store.make_durable(self._folder(save))
         self._store.remove_folder(self._of_checkpoint(checkpoint))
 
+    def remove_all(self) -> None:
+        """Everything of the job, whatever it is. For a job that is gone; checkpoints should be dropped first."""
+        self._store.remove_folder(self._job)
+
     def claim_epoch(self) -> int:
         """Takes the next epoch: newer than every claim and every save here, and nobody else gets the same."""
         names = self._store.sizes(f"{self._job}/epochs")
