@@ -23,6 +23,14 @@ class TierUnavailable(TierError):
     """The tier did not answer in time or its line broke. It is unknown, never empty."""
 
 
+class BeingFilled(TierUnavailable):
+    """A holder that has just started is having its memory touched: it holds nothing yet. Ask again in a moment."""
+
+    def __init__(self, text: str, instance: str) -> None:
+        super().__init__(text)
+        self.instance = instance
+
+
 class TierFull(TierError):
     """The tier has no room left. Saving resumes when it has."""
 

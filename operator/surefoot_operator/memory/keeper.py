@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from surefoot.errors import Fenced, SurefootError, TierUnavailable
+from surefoot.errors import BeingFilled, Fenced, SurefootError, TierUnavailable
 from surefoot.holder import Credentials
 from surefoot_operator import metrics
 from surefoot_operator.api.status import World
@@ -131,6 +131,8 @@ class Keeper:
         except Fenced as error:
             # a newer leader's epoch rules there: our next write of status will fail, and says so
             self._unwell("fenced", error)
+        except BeingFilled as error:
+            self._replaced_by(error.instance)
         except TierUnavailable as error:
             self._unwell("away", error)
         except SurefootError as error:
@@ -142,10 +144,8 @@ class Keeper:
             self._well(errand, report)
 
     def _well(self, errand: Errand, report: Report) -> None:
+        self._replaced_by(report.endpoint.holder.instance)
         now, old = self._clock(), self.seen
-        if old is not None and old.endpoint.holder != report.endpoint.holder:
-            self.replaced.append(replace(old, state="Gone", since_seconds=now))
-            old = None
         if old is None or old.state != "Ready":
             log.info("%s answers: fence %d", report.endpoint.holder, report.fence)
         since = old.since_seconds if old is not None and old.state == "Ready" else now
@@ -161,6 +161,13 @@ class Keeper:
             urgent = self.seen is None or fresh != replace(self.seen, entries=fresh.entries)
             self.seen = fresh
             self._changed(urgent)
+
+    def _replaced_by(self, instance: str) -> None:
+        """Another instance answers here than the one of before: that one is gone, and what it held."""
+        if self.seen is not None and self.seen.endpoint.holder.instance != instance:
+            self.replaced.append(replace(self.seen, state="Gone", since_seconds=self._clock()))
+            self.seen = None
+            self._changed(True)
 
     def _unwell(self, kind: str, error: Exception) -> None:
         metrics.holder_failures.labels(kind).inc()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from surefoot.errors import ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient, HolderIndex
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
@@ -137,6 +137,8 @@ class Visitor:
         drains: sealing it here, before its time, would refuse saves that may still arrive."""
         self._forget()
         place = self._place
+        if self._admin.is_being_filled():
+            raise BeingFilled(f"the holder on {place.node} is being filled: it is asked again", instance)
         endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain)
         client = HolderClient(endpoint, self._job, Credentials("", place.admin_password), self._call_seconds)
         known = -1

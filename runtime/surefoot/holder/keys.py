@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from surefoot.protocol.identities import RankSave
 
 PREFIX = "sf:"
+FILL = "surefoot-fill:"
+"""Values that only touch memory; gone when that is done."""
+FILLING = "surefoot-filling"
+"""There while a new server's memory is touched, for seconds: it is nobody's holder yet."""
 
 
 def of_job(job: str) -> str:

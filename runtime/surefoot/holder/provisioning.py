@@ -66,6 +66,11 @@ class HolderAdmin:
                 self._wire.call("ACL SETUSER", account.user, *_rules(job, account.password))
         return instance
 
+    def is_being_filled(self) -> bool:
+        """Whether this server's memory is being touched just now: whoever waits some seconds gets a faster holder."""
+        with explained(self._where, "asking whether it is being filled"):
+            return bool(self._wire.call("EXISTS", keys.FILLING))
+
     def remove_job(self, job: str, user: str) -> None:
         """Ends the job's account, then removes all its keys. Absent is success."""
         with explained(self._where, f"removing job {job}"):

