@@ -61,6 +61,10 @@ test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and t
 manifests: $(VENV)/.ready ## write what is made from the chart: manifests/install.yaml, its table of values, its copy of the CRD
 	PYTHONPATH=tests $(BIN)/python -m chart
 
+docker/operator.txt: pyproject.toml # versions in the operator's image; by hand, when dependencies change
+	echo "# Versions in the operator's image. Made anew by \`make -B docker/operator.txt\`." > $@
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --universal --extra operator --no-header --no-annotate $< >> $@
+
 CLUSTER = PYTHONPATH=tests $(BIN)/python -m cluster
 
 .PHONY: cluster-up cluster-down cluster-status
@@ -78,6 +82,21 @@ test-cluster-tool: $(VENV)/.ready ## that cluster comes up, every way to hurt it
 .PHONY: test-cluster
 test-cluster: $(VENV)/.ready ## the CRD and the Kubernetes fabric on that cluster (its own, not part of `make test` yet)
 	$(BIN)/pytest tests/cluster/test_crd.py tests/cluster/test_fabric_kubernetes.py
+
+BENCH_PEERS = build/bench/peers
+$(VENV)/.bench: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group bench
+	mkdir -p $(BENCH_PEERS)
+	@# the wheel leaves out the server that the client is tested with
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(BENCH_PEERS) amzn-sagemaker-checkpointing==1.1.3
+	tar -xzf $(BENCH_PEERS)/amzn_sagemaker_checkpointing-1.1.3.tar.gz -C $(BENCH_PEERS)
+	touch $@
+
+.PHONY: bench bench-quick
+bench: $(VENV)/.bench ## checkpoints beside seven peers on a quiet machine: build/bench/checkpoint.json (half an hour)
+	$(BIN)/python -m bench
+bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minutes
+	$(BIN)/python -m bench --quick
 
 SEEDS ?= 2000
 SEED ?=
