@@ -55,7 +55,7 @@ class ClusterOperator:
         self._elector = Elector(api, LeaseAt(settings.namespace, settings.lease_name), settings.identity)
         self._label = LeaderLabel(api, settings.namespace, settings.pod_name)
         # whatever a job's reconciler writes goes through this one, and stops with the lease
-        self._cache = ClusterCache(api.guarded(self._elector.may_act))
+        self._cache = ClusterCache(api.guarded(self._elector.may_act), holders_in=settings.namespace)
         self._wakening = Wakening(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)

@@ -28,14 +28,19 @@ Listener = Callable[[Object | None, Object | None], None]
 
 
 class ClusterCache:
-    """`start`, then look at the feeds; `close` ends them. One a process."""
+    """`start`, then look at the feeds; `close` ends them. One a process.
 
-    def __init__(self, api: Api) -> None:
+    `holders_in`: the only namespace whose pods are believed to be holders. A holder is shown the administrator's
+    password, so whoever may make pods elsewhere must not be able to make one. Empty: any namespace.
+    """
+
+    def __init__(self, api: Api, holders_in: str = "") -> None:
         self.api = api
         self._listeners: dict[str, list[Listener]] = {}
         self.jobs = self._feed(f"{labels.JOBS}/trainingjobs", "")
         self.workers = self._feed("/api/v1/pods", labels.JOB_UID)
-        self.holders = self._feed("/api/v1/pods", labels.HOLDER_SELECTOR, "holders")
+        pods = labels.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
+        self.holders = self._feed(pods, labels.HOLDER_SELECTOR, "holders")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         self.leases = Feed(api, leases, "", self._renewed)
