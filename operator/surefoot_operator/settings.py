@@ -33,6 +33,8 @@ class MemorySettings:
     """Holders are asked for their instance this often: how soon one that restarted empty is found."""
     read_seconds: float = 0.5
     """While Committed, indexes are read this often: how old a watermark may be."""
+    rest_seconds: float = 30.0
+    """A job at rest asks its holders this often: whether its checkpoint is still there is all that it wants to know."""
     janitor_seconds: float = 30.0
     threads: int = 16
     """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
@@ -50,5 +52,7 @@ class OperatorSettings:
     """Writes that only report progress are at least so far apart; observation of steps is no finer."""
     longest_sleep_seconds: float = 2.0
     """Planned again after so long even if nothing was heard: a missed change costs no more."""
+    rest_seconds: float = 60.0
+    """The same for a job at rest, suspended or over: hundreds of them must cost nearly nothing."""
     backoff_seconds: tuple[float, float] = (0.05, 5.0)
     """First and longest wait after a reconcile that failed."""

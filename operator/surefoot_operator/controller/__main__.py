@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from surefoot_operator.controller.cluster import ClusterOperator
 from surefoot_operator.controller.configuration import NAMESPACE_FILE, BadSetting, ClusterSettings, cluster_settings
+from surefoot_operator.controller.logs import begin_logs
 from surefoot_operator.errors import OperatorError
 from surefoot_operator.fabric.kubernetes.api import connect
 
@@ -42,14 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadSetting as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # else: that its thread hears no signals
+    begin_logs(settings.log_level)
     try:
         asyncio.run(run(settings))
     except (OperatorError, OSError) as error:

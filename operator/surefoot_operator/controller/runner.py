@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
+from surefoot_operator.controller import logs
 from surefoot_operator.controller.environment import WorkerTelling
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer
@@ -80,7 +81,7 @@ class JobRunner:
     def start(self) -> None:
         """Agents of the job are heard, and it is reconciled from now on."""
         self._shared.server.serve(self.key.uid, self._conversation)
-        self._task = asyncio.create_task(self._reconciler.run(), name=f"reconcile {self.key}")
+        self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
         log.info("job %s (%s) is looked after", self.key, self.key.uid)
 
     @property
@@ -106,6 +107,10 @@ class JobRunner:
         await self._memory.close()
         await self._fabric.close()
         log.info("job %s (%s) is %s", self.key, self.key.uid, "gone" if gone else "left as it is")
+
+    async def _run(self) -> None:
+        logs.job.set(str(self.key))
+        await self._reconciler.run()
 
     def _heartbeat_seconds(self) -> float:
         stored = self._shared.cache.jobs.items.get((self.key.namespace, self.key.name))

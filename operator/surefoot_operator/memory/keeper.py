@@ -50,17 +50,19 @@ class Keeper:
         self._visitor, self._pool, self._settings = visitor, pool, settings
         self._clock, self._changed = clock, changed
         self._world: World | None = None
+        self._resting = False
         self._sealing: int | None = None
         self._read_due = 0.0
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
 
-    def follow(self, world: World | None) -> None:
-        """The world as status has it. A new commit is a reason to look at once."""
-        if world != self._world:
+    def follow(self, world: World | None, resting: bool = False) -> None:
+        """The world as status has it. A new commit, and the end of a rest, are reasons to look at once."""
+        if world != self._world or (self._resting and not resting):
             self._world = world
             self._wake.set()
+        self._resting = resting
 
     def seal(self, epoch: int) -> bool:
         """Seal at this claimed epoch, then read: by the next visit, which begins now. Whether that is still to come."""
@@ -110,10 +112,15 @@ class Keeper:
             if errand is not None and self.place.running:
                 await self._once(errand)
             try:
-                async with asyncio.timeout(self._settings.probe_seconds):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
             except TimeoutError:
                 pass  # time for the next visit
+
+    def _pause(self) -> float | None:
+        if self._world is None:
+            return None  # nothing was ever begun: nothing is to be known here
+        return self._settings.rest_seconds if self._resting else self._settings.probe_seconds
 
     def _errand(self) -> Errand | None:
         world = self._world

@@ -54,8 +54,11 @@ class MemoryTier:
         self._found: dict[HolderId, dict[RankSave, tuple[str, ...]]] = {}
         self._cleaned = False
 
-    def follow(self, places: Sequence[HolderPlace], status: JobStatus) -> None:
-        """What the fabric and the status say now. A place whose process changed holds nothing of before."""
+    def follow(self, places: Sequence[HolderPlace], status: JobStatus, resting: bool = False) -> None:
+        """What the fabric and the status say now. A place whose process changed holds nothing of before.
+
+        `resting`: nobody reads or writes, so holders are asked seldom.
+        """
         self._status = status
         for place in places:
             kept = self._keepers.get(place.node)
@@ -67,7 +70,7 @@ class MemoryTier:
                     place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
                 )
         for kept in self._keepers.values():
-            kept.follow(status.world)
+            kept.follow(status.world, resting)
         self._remember(places)
 
     def seen(self) -> tuple[HolderSeen, ...]:

@@ -25,6 +25,7 @@ from surefoot_operator.policy.check import check
 from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.refusal import refused
+from surefoot_operator.policy.rest import at_rest
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
@@ -55,6 +56,7 @@ class Reconciler:
         self._written = self._swept = float("-inf")
         self._said = self._errands = self._refusal = ""
         self._began: float | None = None
+        self._longest = parts.settings.longest_sleep_seconds
 
     @property
     def round_seconds(self) -> float:
@@ -136,7 +138,7 @@ class Reconciler:
             self._upkeep(kept, replace(seen, status=status))
         await self._tell((*events, *self._notices()))
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
-        return min([w for w in wakes if w is not None], default=parts.settings.longest_sleep_seconds)
+        return min([w for w in wakes if w is not None], default=self._longest)
 
     async def _refuse(self, refusal: JobRefused) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
@@ -167,8 +169,9 @@ class Reconciler:
 
     def _stand(self, shown: FabricSeen, status: JobStatus) -> None:
         """What stands in the API now: the tier follows it, and agents hear what follows from it."""
-        parts = self._parts
-        parts.memory.follow(shown.holders, status)
+        parts, resting = self._parts, at_rest(shown.job, status, shown.workers)
+        self._longest = parts.settings.rest_seconds if resting else parts.settings.longest_sleep_seconds
+        parts.memory.follow(shown.holders, status, resting)
         epoch = status.world.epoch if status.world is not None else 0
         parts.conversation.rule(rule(status, parts.memory.ready(epoch), shown.job.spec.checkpoint.memory.replicas))
 
@@ -236,7 +239,7 @@ class Reconciler:
 
     async def _sleep(self, pause: float) -> None:
         try:
-            async with asyncio.timeout(min(pause, self._parts.settings.longest_sleep_seconds)):
+            async with asyncio.timeout(min(pause, self._longest)):
                 await self._wake.wait()
             await asyncio.sleep(GATHERING_SECONDS)
         except TimeoutError:

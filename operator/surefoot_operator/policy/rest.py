@@ -1,0 +1,17 @@
+"""Whether a job asks for nothing now, so that it need not be looked at every moment. Pure; called by `reconcile.loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import WorkerSeen
+
+
+def at_rest(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
+    """Suspended, or over, with nobody at work: until somebody edits it nothing changes but the memory it left."""
+    world = status.world
+    empty = world is None or (world.state == "Committed" and not world.members)
+    over = status.phase in ("Complete", "Failed")
+    return not workers and not job.deleted and (over or (job.spec.suspend and empty))
