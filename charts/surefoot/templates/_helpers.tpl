@@ -117,3 +117,20 @@ imagePullSecrets:
 {{- end }}
 {{- toYaml (dict "limits" $limits "requests" $requests) }}
 {{- end }}
+
+{{/* Redis' configuration but for the password. */}}
+{{- define "surefoot.redisConf" -}}
+port 6379
+bind * -::*
+protected-mode yes
+maxmemory {{ include "surefoot.bytes" .Values.memoryTier.maxMemory }}
+maxmemory-policy noeviction
+save ""
+appendonly no
+daemonize no
+loglevel warning
+logfile ""
+timeout 0
+tcp-keepalive 30
+dir /data
+{{- end }}
