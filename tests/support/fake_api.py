@@ -1,0 +1,93 @@
+"""An API server's objects in memory: versions, conflicts and refusals as the real one gives them, and outages at will.
+
+Stands in for `fabric.kubernetes.api.Api` where a test needs two callers to race; what a real server does with the same
+calls is tried in tests/cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+
+Body = dict[str, Any]
+
+
+class FakeApi:
+    """Objects by path. `before` is called with each verb and path, and may raise what the caller shall see."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Body] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.before: Callable[[str, str], None] = lambda verb, path: None
+        self.answers: dict[str, Callable[[Body], Body]] = {}
+        """Path -> what a POST there gives, where nothing is kept."""
+        self.reachable = asyncio.Event()
+        self.reachable.set()
+        self._version = 0
+
+    @property
+    def api(self) -> Api:
+        return cast(Api, self)
+
+    async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
+        await self._asked("GET", path)
+        if path in self.objects:
+            return copy.deepcopy(self.objects[path])
+        if query is not None:
+            items = [copy.deepcopy(o) for p, o in sorted(self.objects.items()) if p.startswith(f"{path}/")]
+            return {"items": items, "metadata": {"resourceVersion": str(self._version)}}
+        raise ApiRefused(f"GET {path}", 404, "NotFound", "not found")
+
+    async def post(self, path: str, body: Body) -> Body:
+        await self._asked("POST", path)
+        if path in self.answers:
+            return self.answers[path](body)
+        where = f"{path}/{body['metadata']['name']}"
+        if where in self.objects:
+            raise ApiRefused(f"POST {path}", 409, "AlreadyExists", "it exists")
+        return self.keep(where, body)
+
+    async def put(self, path: str, body: Body) -> Body:
+        await self._asked("PUT", path)
+        if path not in self.objects:
+            raise ApiRefused(f"PUT {path}", 404, "NotFound", "not found")
+        if body["metadata"].get("resourceVersion") != self.objects[path]["metadata"]["resourceVersion"]:
+            raise ApiRefused(f"PUT {path}", 409, "Conflict", "the object has been modified")
+        return self.keep(path, body)
+
+    async def patch(self, path: str, operations: list[Body]) -> Body:
+        """Labels alone."""
+        await self._asked("PATCH", path)
+        if path not in self.objects:
+            raise ApiRefused(f"PATCH {path}", 404, "NotFound", "not found")
+        labels = self.objects[path]["metadata"].setdefault("labels", {})
+        for operation in operations:
+            name = operation["path"].removeprefix("/metadata/labels/").replace("~1", "/")
+            if operation["op"] == "add":
+                labels[name] = operation["value"]
+            elif labels.pop(name, None) is None:
+                raise ApiRefused(f"PATCH {path}", 422, "Invalid", "no such label")
+        return self.keep(path, self.objects[path])
+
+    def keep(self, path: str, body: Body) -> Body:
+        """Stores it as a new version."""
+        self._version += 1
+        stored = copy.deepcopy(body)
+        stored["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[path] = stored
+        return copy.deepcopy(stored)
+
+    async def _asked(self, verb: str, path: str) -> None:
+        self.asked.append((verb, path))
+        await self.reachable.wait()
+        await asyncio.sleep(0)  # as a real call: others run meanwhile
+        self.before(verb, path)
+
+
+def silent(verb: str, path: str) -> None:
+    """For `before`: no answer comes."""
+    raise ApiSilent(f"{verb} {path}", ConnectionRefusedError("refused"))
