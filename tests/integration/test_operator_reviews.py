@@ -1,0 +1,151 @@
+"""Agents' tokens against an API server in memory: what is asked once, what is asked again, what is not asked at all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.fake_agent import hello
+from support.fake_api import FakeApi, silent
+from surefoot.protocol.messages import Hello
+from surefoot_operator.controller.reviews import REVIEWS, ReviewSettings, TokenReviews
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
+
+NOW = 1000.0
+POD = {
+    "metadata": {
+        "uid": "pod-uid",
+        "labels": {
+            "surefoot.dev/job-uid": "job-1",
+            "surefoot.dev/worker-index": "0",
+            "surefoot.dev/attempt": "1",
+        },
+    }
+}
+
+
+def token(expires: float = NOW + 3600, salt: str = "") -> str:
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": expires, "salt": salt}).encode()).decode().rstrip("=")
+    return f"head.{claims}.signature"
+
+
+class Stand:
+    """An authenticator, its server, its clock and its pods."""
+
+    def __init__(self, settings: ReviewSettings | None = None) -> None:
+        self.server, self.now = FakeApi(), NOW
+        self.pods: dict[tuple[str, str], Any] = {("team", "job-worker-0-1"): POD}
+        self.status: dict[str, Any] = {
+            "authenticated": True,
+            "audiences": ["surefoot"],
+            "user": {
+                "username": "system:serviceaccount:team:default",
+                "extra": {
+                    "authentication.kubernetes.io/pod-name": ["job-worker-0-1"],
+                    "authentication.kubernetes.io/pod-uid": ["pod-uid"],
+                },
+            },
+        }
+        self.server.answers[REVIEWS] = self._answer
+        self.bodies: list[dict[str, Any]] = []
+        pods = self.pods
+        self.reviews = TokenReviews(
+            self.server.api, lambda namespace, name: pods.get((namespace, name)), lambda: self.now, settings
+        )
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.bodies.append(body)
+        return {**body, "status": self.status}
+
+    async def refused(self, said: Hello) -> tuple[bool, str] | None:
+        found = await self.reviews.authenticate(said)
+        return None if found is None else (found.retry, found.reason)
+
+
+GOOD = replace(hello(0, 1), token=token())
+
+
+async def test_a_good_token_is_reviewed_once_until_it_expires() -> None:
+    stand = Stand()
+    assert await stand.refused(GOOD) is None
+    assert await stand.refused(GOOD) is None
+    assert len(stand.bodies) == 1
+    assert stand.bodies[0]["spec"] == {"token": GOOD.token, "audiences": ["surefoot"]}
+    stand.now = NOW + 3601
+    assert await stand.refused(GOOD) is None
+    assert len(stand.bodies) == 2
+
+
+async def test_a_remembered_token_is_no_pass_for_a_pod_that_is_gone() -> None:
+    stand = Stand()
+    assert await stand.refused(GOOD) is None
+    stand.pods.clear()
+    found = await stand.refused(GOOD)
+    assert found is not None
+    assert found[0] is True
+    assert "not known here yet" in found[1]
+
+
+async def test_a_remembered_token_is_no_pass_for_another_worker() -> None:
+    stand = Stand()
+    assert await stand.refused(GOOD) is None
+    found = await stand.refused(replace(GOOD, index=1))
+    assert found is not None
+    assert found[0] is False
+
+
+async def test_a_token_of_nobody_is_refused_and_not_asked_about_each_time() -> None:
+    stand = Stand()
+    stand.status = {"authenticated": False, "error": "invalid bearer token"}
+    bad = replace(GOOD, token=token(salt="bad"))
+    assert await stand.refused(bad) == (False, "the API server does not know the token: invalid bearer token")
+    assert await stand.refused(bad) is not None
+    assert len(stand.bodies) == 1
+    stand.now += 6
+    assert await stand.refused(bad) is not None
+    assert len(stand.bodies) == 2
+
+
+@pytest.mark.parametrize("code", [503, 500, 429, 403])
+async def test_what_cannot_be_found_out_is_asked_again_later(code: int) -> None:
+    stand = Stand()
+
+    def refuse(verb: str, path: str) -> None:
+        raise ApiRefused(f"{verb} {path}", code, "Reason", "not now")
+
+    stand.server.before = refuse
+    found = await stand.refused(GOOD)
+    assert found is not None
+    assert found[0] is True
+    stand.server.before = silent
+    found = await stand.refused(GOOD)
+    assert found is not None
+    assert found[0] is True
+    stand.server.before = lambda verb, path: None
+    assert await stand.refused(GOOD) is None
+
+
+async def test_reviews_are_bounded_in_rate_and_in_number_at_once() -> None:
+    stand = Stand(ReviewSettings(rate=1.0, burst=3.0, at_once=2))
+    stand.server.reachable.clear()
+    calls = [asyncio.create_task(stand.refused(replace(GOOD, token=token(salt=str(n))))) for n in range(5)]
+    await asyncio.sleep(0.05)  # nothing announces that no third call comes
+    assert len(stand.server.asked) == 2
+    stand.server.reachable.set()
+    found = await asyncio.gather(*calls)
+    assert found[:3] == [None, None, None]
+    assert found[3:] == [(True, "too many tokens are being reviewed: ask again")] * 2
+    stand.now += 1
+    assert await stand.refused(replace(GOOD, token=token(salt="later"))) is None
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    stand = Stand(ReviewSettings(remembered=2))
+    for salt in ("a", "b", "c", "a"):
+        assert await stand.refused(replace(GOOD, token=token(salt=salt))) is None
+    assert len(stand.bodies) == 4
