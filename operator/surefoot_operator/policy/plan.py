@@ -22,6 +22,7 @@ from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, 
 from surefoot_operator.policy.failures import Loss, judge
 from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
+from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.workers import Tending, tend
 
 SHORTEST_WAKE_SECONDS = 0.01
@@ -41,7 +42,7 @@ def plan(seen: Observed) -> Plan:
     facts = gather(seen)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason)
-    events = (*decision.events, *_stalled(seen.status, status), *_refused(seen.status, status))
+    events = (*decision.events, *told(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
@@ -62,11 +63,11 @@ def _decide(facts: Facts) -> _Decision:
     if status.world is None:
         if facts.spec.suspend:
             return _with_workers(facts, _Decision("the job is suspended and has not begun", status), 0)
-        return _Decision("the job begins", claimed(facts, "the job begins"), events=_claim_event("the job begins"))
+        return _Decision("the job begins", claimed(facts, "the job begins"))
     newest = newest_epoch_seen(facts)
     if newest > status.world.epoch:
         reason = f"epoch {newest} was seen, which status knows nothing of: beginning beyond it"
-        return _Decision(reason, claimed(facts, reason), events=_claim_event(reason))
+        return _Decision(reason, claimed(facts, reason))
     return _claimed(facts) if status.world.state == "Claimed" else _committed(facts)
 
 
@@ -111,8 +112,8 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
     last_step = _last_step(facts)
     allowed = allowance(facts, loss, last_step)
     bad = status.bad if loss.bad is None or loss.bad in status.bad else (*status.bad, loss.bad)
-    told = Event(names.TRAINER_FAILED if loss.kind == "trainer-failed" else names.WORKER_LOST, loss.reason, True)
-    events = (told, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
+    lost = Event(names.TRAINER_FAILED if loss.kind == "trainer-failed" else names.WORKER_LOST, loss.reason, True)
+    events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
     if allowed.refusal is not None:
         failed = _fail(facts, allowed.refusal)
         limit = Event(names.RESTART_LIMIT, allowed.refusal, True)
@@ -125,7 +126,7 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
         recent_restarts=remember(status.recent_restarts, allowed.restart),
         incidents=incidents.opened(facts, loss, last_step),
     )
-    return _Decision(loss.reason, status, events=(*events, *_claim_event(loss.reason)))
+    return _Decision(loss.reason, status, events=events)
 
 
 def _change(facts: Facts, reason: str) -> _Decision:
@@ -134,7 +135,7 @@ def _change(facts: Facts, reason: str) -> _Decision:
     if facts.world.members and not facts.spec.suspend:
         loss = Loss("planned", reason, facts.now)
         status = replace(status, incidents=incidents.opened(facts, loss, _last_step(facts)))
-    return _Decision(reason, status, events=_claim_event(reason))
+    return _Decision(reason, status)
 
 
 def _last_step(facts: Facts) -> int:
@@ -158,7 +159,10 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
     done = incident[0]
     seconds = (done.first_step_seconds or facts.now) - done.detected_seconds
     source = f" from {done.restored_from}" if done.restored_from else ""
-    text = f"training goes on {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
+    ranks = f" with {done.world_after} ranks" if done.world_after is not None else ""
+    text = (
+        f"training goes on{ranks} {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
+    )
     return (Event(names.RESTORED, text),)
 
 
@@ -237,26 +241,6 @@ def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
 def _fail(facts: Facts, reason: str) -> _Decision:
     status = ending.ended(facts.status, "Failed", reason, facts.now)
     return _Decision(reason, status, events=(ending.ended_event("Failed", reason),))
-
-
-def _claim_event(reason: str) -> tuple[Event, ...]:
-    return (Event(names.WORLD_CLAIMED, reason),)
-
-
-def _stalled(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Told when it begins, not as long as it lasts."""
-    was, now = (next((c for c in s.conditions if c.type == names.CHECKPOINT_PROTECTED), None) for s in (old, new))
-    if now is None or now.reason != "Stalled" or (was is not None and was.reason == "Stalled"):
-        return ()
-    return (Event(names.CHECKPOINT_STALLED, now.message, True),)
-
-
-def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Each sentence once."""
-    was, now = (next((c for c in s.conditions if c.type == names.SPEC_REFUSED), None) for s in (old, new))
-    if now is None or (was is not None and was.message == now.message):
-        return ()
-    return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:

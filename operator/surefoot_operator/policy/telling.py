@@ -1,0 +1,45 @@
+"""What people are told of the difference between two statuses: each change once, as an event. Pure; called by `plan`."""
+
+from __future__ import annotations
+
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.policy.actions import Event
+
+
+def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """A claim, a checkpoint that came into safety or left it, saving that stalls, a spec that is refused."""
+    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new))
+
+
+def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    world = new.world
+    if world is None or world.state != "Claimed" or (old.world is not None and old.world.epoch >= world.epoch):
+        return ()
+    return (Event(names.WORLD_CLAIMED, f"epoch {world.epoch} is claimed: {world.reason}"),)
+
+
+def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.CHECKPOINT_PROTECTED), _condition(new, names.CHECKPOINT_PROTECTED)
+    if now is None:
+        return ()
+    stalled = now.reason == "Stalled"
+    if stalled and (was is None or was.reason != "Stalled"):
+        return (Event(names.CHECKPOINT_STALLED, now.message, True),)
+    if was is not None and was.status != "True" and now.status == "True":
+        newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
+        return (Event(names.PROTECTED, f"{now.message}{newest}"),)
+    if was is not None and was.status == "True" and now.status == "False":
+        return (Event(names.UNPROTECTED, f"{now.message}; a failure now would cost more steps than it should", True),)
+    return ()
+
+
+def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.SPEC_REFUSED), _condition(new, names.SPEC_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
+
+
+def _condition(status: JobStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)
