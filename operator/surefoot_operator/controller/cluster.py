@@ -23,6 +23,7 @@ from surefoot_operator.controller.keys import admin_password, root_key
 from surefoot_operator.controller.leader_label import LeaderLabel
 from surefoot_operator.controller.lease import Elector, LeaseAt, LeaseLost
 from surefoot_operator.controller.lease import clock as lease_clock
+from surefoot_operator.controller.memory_upkeep import MemoryUpkeep
 from surefoot_operator.controller.probes import LoopLag, Probes
 from surefoot_operator.controller.reviews import TokenReviews
 from surefoot_operator.controller.runner import Shared
@@ -102,8 +103,13 @@ class ClusterOperator:
         shared.server.lead(True)
         metrics.leader.set(1)
         self._start(self._label.hold())
+        self._start(self._tier(shared, self._runners).run())
         log.info("leading %d jobs; agents are told %s", len(self._runners.running), self._settings.coordinator_url)
         await asyncio.Event().wait()
+
+    def _tier(self, shared: Shared, runners: JobRunners) -> MemoryUpkeep:
+        given = self._settings
+        return MemoryUpkeep(shared, given.namespace, given.memory_daemonset, runners.safeties)
 
     async def _shared(self) -> Shared:
         """Secrets, and the server that stands on them; it listens already, and sends agents on."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
@@ -22,6 +22,7 @@ from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.memory import MemoryTier
+from surefoot_operator.policy.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.parts import Parts
 from surefoot_operator.settings import OperatorSettings
@@ -88,6 +89,14 @@ class JobRunner:
     def round_seconds(self) -> float:
         """How long the round under way takes already; 0 between two."""
         return self._reconciler.round_seconds
+
+    @property
+    def safety(self) -> JobSafety:
+        """Whether the job could spare a holder, as of its last round."""
+        known = self._reconciler.safety
+        if known is None:
+            return JobSafety(str(self.key), False, "this operator has not looked at it yet", self._shared.clock())
+        return replace(known, job=str(self.key))
 
     def wake(self, urgent: bool = True) -> None:
         self._reconciler.wake(urgent)

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
+from surefoot_operator.policy.rollout import JobSafety
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ class JobRunners:
     def round_seconds(self) -> dict[str, float]:
         """How long each job's round under way takes already."""
         return {str(key): runner.round_seconds for key, runner in self._runners.items()}
+
+    def safeties(self) -> tuple[JobSafety, ...]:
+        """What each job says to the restart of a holder."""
+        return tuple(runner.safety for runner in self._runners.values())
 
     def start(self) -> None:
         """From now on this operator leads: every job that is there is looked after when this returns."""

@@ -26,6 +26,7 @@ from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.refusal import refused
 from surefoot_operator.policy.rest import at_rest
+from surefoot_operator.policy.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
@@ -56,6 +57,8 @@ class Reconciler:
         self._written = self._swept = float("-inf")
         self._said = self._errands = self._refusal = ""
         self._began: float | None = None
+        self.safety: JobSafety | None = None
+        """Whether the job could spare a holder, as of the last round."""
         self._longest = parts.settings.longest_sleep_seconds
 
     @property
@@ -131,6 +134,7 @@ class Reconciler:
         later = await self._write(seen, status, bool(events))
         if not later:
             self._stand(shown, status)
+        self.safety = safety(seen, status, kept)
         self._figures.show(seen, status, kept)
         self._say(decided, kept, seen)
         await carry_out(parts, decided.actions, replace(seen, status=status))
@@ -143,6 +147,7 @@ class Reconciler:
     async def _refuse(self, refusal: JobRefused) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
         parts, old = self._parts, refusal.status
+        self.safety = refused_safety(old, parts.clock())
         if old is not None:
             status = refused(old, refusal.reason, refusal.generation, parts.clock())
             if status != old:

@@ -18,7 +18,7 @@ from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import apply, labels, pods, seen, status
+from surefoot_operator.fabric.kubernetes import apply, holders, labels, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.observed import NodeSeen, WorkerSeen
@@ -197,18 +197,10 @@ class KubernetesFabric:
         return tuple(sorted(found, key=lambda node: node.name))
 
     def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
-        """One a node: of several pods there, one that runs, else the newest."""
         domains = {node.name: node.domain for node in nodes}
-        known = [(pod, True) for pod in self._cache.gone_holders.values()]
-        known += [(pod, False) for pod in self._cache.holders.items.values()]
-        known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
-        places: dict[str, HolderPlace] = {}
-        for pod, gone in known:
-            where = seen.node_of(pod) or ""
-            place = seen.holder(pod, gone, domains.get(where, where), self._admin)
-            if place is not None and (place.running or not (where in places and places[where].running)):
-                places[where] = place
-        return tuple(places[where] for where in sorted(places))
+        return holders.places(
+            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._admin
+        )
 
     # ---- hearing ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""The memory tier as Kubernetes runs it: where holders answer, which revision of their DaemonSet each pod is of.
+
+`places` and `pods` are pure looks at the cache; `newest` and `restart` touch the network. Called by each job's fabric
+and by the leader's upkeep of the tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot_operator.fabric.fabric import HolderPlace
+from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.observed import NodeSeen
+from surefoot_operator.policy.rollout import HolderPod
+
+Object = dict[str, Any]
+
+_REVISION = "controller-revision-hash"
+_APPS = "/apis/apps/v1/namespaces"
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """What the DaemonSet wants: `wanted` pods, all of `revision`."""
+
+    uid: str
+    revision: str
+    wanted: int
+
+
+def places(
+    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], admin: tuple[str, str]
+) -> tuple[HolderPlace, ...]:
+    """One a node: of several pods there, one that runs, else the newest. `gone`: pods that are no more."""
+    known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
+    known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
+    chosen: dict[str, HolderPlace] = {}
+    for pod, is_gone in known:
+        where = seen.node_of(pod) or ""
+        place = seen.holder(pod, is_gone, domains.get(where, where), admin)
+        if place is not None and (place.running or not (where in chosen and chosen[where].running)):
+            chosen[where] = place
+    return tuple(chosen[where] for where in sorted(chosen))
+
+
+def pods(
+    found: Iterable[Object], owner_uid: str, nodes: Collection[Object], topology_key: str
+) -> tuple[HolderPod, ...]:
+    """The pods of one DaemonSet, as a rollout sees them."""
+    known = {node["metadata"]["name"]: seen.node(node, frozenset(), topology_key) for node in nodes}
+    return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
+
+
+def _pod(pod: Object, nodes: Mapping[str, NodeSeen]) -> HolderPod:
+    metadata = pod["metadata"]
+    where = seen.node_of(pod) or ""
+    node = nodes.get(where)
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
+    return HolderPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=where,
+        domain=node.domain if node is not None else where,
+        revision=str((metadata.get("labels") or {}).get(_REVISION, "")),
+        ready=ready,
+        deleting=metadata.get("deletionTimestamp") is not None,
+        node_ready=node is None or node.ready,
+    )
+
+
+async def newest(api: Api, namespace: str, name: str) -> Newest | None:
+    """None where there is no such DaemonSet, or its controller has not looked at its newest template yet."""
+    try:
+        found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
+    except ApiRefused as error:
+        if error.code == 404:
+            return None
+        raise
+    status = found.get("status", {})
+    if status.get("observedGeneration") != found["metadata"]["generation"]:
+        return None
+    uid = found["metadata"]["uid"]
+    wanted = ",".join(f"{key}={value}" for key, value in found["spec"]["selector"].get("matchLabels", {}).items())
+    listed = await api.get(f"{_APPS}/{namespace}/controllerrevisions", {"labelSelector": wanted})
+    revisions = [one for one in listed["items"] if _is_owned(one, uid)]
+    if not revisions:
+        return None
+    last = max(revisions, key=lambda one: int(one["revision"]))
+    return Newest(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
+
+
+async def restart(api: Api, namespace: str, pod: HolderPod) -> None:
+    """Deletes exactly this pod; its DaemonSet makes another. Gone already is success."""
+    options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
+    try:
+        await api.delete(labels.core_path(namespace, "pods", pod.name), options)
+    except ApiRefused as error:
+        if error.code not in (404, 409):
+            raise
+
+
+def _is_owned(found: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", ()))

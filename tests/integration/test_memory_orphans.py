@@ -1,0 +1,41 @@
+"""Jobs that exist no more go from real holders; those that live, and holders that are away, are left as they are."""
+
+from pathlib import Path
+
+from support.redis_server import ADMIN_PASSWORD, running
+from surefoot.holder import Credentials
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import HolderServer
+from surefoot_operator.memory import HolderPlace
+from surefoot_operator.memory.orphans import PATIENCE_SECONDS, OrphanSweep
+
+
+def place(server: HolderServer, node: str) -> HolderPlace:
+    where = server.settings
+    return HolderPlace(node, node, where.host, where.port, str(server.process.pid), True, "default", ADMIN_PASSWORD)
+
+
+async def test_what_a_gone_job_left_is_removed_whole_and_nothing_else(tmp_path: Path) -> None:
+    with running(tmp_path / "a") as first, running(tmp_path / "b") as second:
+        admins = [HolderAdmin("127.0.0.1", s.settings.port, ADMIN_PASSWORD) for s in (first, second)]
+        for admin in admins:
+            for job in ("gone", "live"):
+                admin.provision(job, Credentials(f"job-{job}", "secret"), 1)
+        away = HolderPlace("c", "c", "127.0.0.1", 1, "x", True, "default", ADMIN_PASSWORD)
+        places = [place(first, "a"), place(second, "b"), away]
+        sweep = OrphanSweep(lambda job: f"job-{job}", call_seconds=1.0)
+        try:
+            now = 0.0
+            while now < PATIENCE_SECONDS:
+                await sweep.observe({"live"}, places, now)
+                assert all(admin.jobs() == {"gone", "live"} for admin in admins)
+                now += 60.0
+            await sweep.observe({"live"}, places, now)
+            assert all(admin.jobs() == {"live"} for admin in admins)
+            for admin in admins:
+                users = admin._wire.call("ACL USERS")
+                assert sorted(users) == [b"default", b"job-live"]
+        finally:
+            await sweep.close()
+            for admin in admins:
+                admin.close()

@@ -1,0 +1,113 @@
+"""The memory tier's DaemonSet: which revision is the newest, which pods are of it, and deleting exactly one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from surefoot_operator.fabric.kubernetes import holders
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.policy.rollout import HolderPod
+
+OWNED = [{"uid": "ds-1"}]
+
+
+class Server:
+    """An API server that knows one DaemonSet."""
+
+    def __init__(self, generation: int = 3, observed: int = 3) -> None:
+        self.deleted: list[tuple[str, dict[str, Any]]] = []
+        self.refusal: ApiRefused | None = None
+        self.daemon_set = {
+            "metadata": {"uid": "ds-1", "generation": generation},
+            "spec": {"selector": {"matchLabels": {"app": "memory", "part": "tier"}}},
+            "status": {"observedGeneration": observed, "desiredNumberScheduled": 2},
+        }
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        if path.endswith("/daemonsets/surefoot-memory"):
+            return self.daemon_set
+        assert query == {"labelSelector": "app=memory,part=tier"}
+        return {"items": [revision("aaa", 9), revision("bbb", 10), revision("zzz", 99, owner="somebody else's")]}
+
+    async def delete(self, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        self.deleted.append((path, options))
+        if self.refusal is not None:
+            raise self.refusal
+        return {}
+
+
+def revision(name: str, number: int, owner: str = "ds-1") -> dict[str, Any]:
+    labels = {"controller-revision-hash": name}
+    return {"metadata": {"labels": labels, "ownerReferences": [{"uid": owner}]}, "revision": number}
+
+
+def newest(server: Server) -> holders.Newest | None:
+    api: Any = server
+    return asyncio.run(holders.newest(api, "surefoot-system", "surefoot-memory"))
+
+
+def test_the_newest_revision_is_the_highest_of_its_own() -> None:
+    assert newest(Server()) == holders.Newest("ds-1", "bbb", 2)
+
+
+def test_a_template_that_nobody_looked_at_yet_has_no_revision() -> None:
+    assert newest(Server(generation=4)) is None
+
+
+def test_no_daemon_set_is_no_error_and_a_refusal_is_one() -> None:
+    server = Server()
+    server.refusal = ApiRefused("GET x", 404, "NotFound", "")
+    assert newest(server) is None
+    server.refusal = ApiRefused("GET x", 403, "Forbidden", "")
+    with pytest.raises(ApiRefused):
+        newest(server)
+
+
+def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
+    def pod(name: str, node: str | None, owner: str = "ds-1", **status: Any) -> dict[str, Any]:
+        labels = {"controller-revision-hash": "bbb"}
+        metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "ownerReferences": [{"uid": owner}]}
+        return {"metadata": metadata, "spec": {"nodeName": node}, "status": status}
+
+    def node(name: str, zone: str, ready: str) -> dict[str, Any]:
+        condition = {"type": "Ready", "status": ready}
+        return {"metadata": {"name": name, "labels": {"zone": zone}}, "spec": {}, "status": {"conditions": [condition]}}
+
+    ready = [{"type": "Ready", "status": "True"}]
+    found = holders.pods(
+        [
+            pod("a", "n1", conditions=ready),
+            pod("b", "n2"),
+            pod("c", None),
+            pod("d", "n1", owner="another"),
+        ],
+        "ds-1",
+        [node("n1", "z1", "True"), node("n2", "z2", "Unknown")],
+        "zone",
+    )
+    assert found == (
+        HolderPod("a", "u-a", "n1", "z1", "bbb", ready=True),
+        HolderPod("b", "u-b", "n2", "z2", "bbb", ready=False, node_ready=False),
+        HolderPod("c", "u-c", "", "", "bbb", ready=False),
+    )
+
+
+@pytest.mark.parametrize("code", [None, 404, 409])
+def test_exactly_this_pod_is_deleted_or_it_is_gone_already(code: int | None) -> None:
+    server = Server()
+    server.refusal = None if code is None else ApiRefused("DELETE x", code, "", "")
+    api: Any = server
+    asyncio.run(holders.restart(api, "surefoot-system", HolderPod("a", "u-a", "n1", "z1", "old", ready=True)))
+    ((path, options),) = server.deleted
+    assert path == "/api/v1/namespaces/surefoot-system/pods/a"
+    assert options["preconditions"] == {"uid": "u-a"}
+
+
+def test_the_api_has_these_calls() -> None:
+    assert all(hasattr(Api, name) for name in ("get", "delete"))

@@ -1,0 +1,168 @@
+"""When holders may be restarted for a new revision: one failure domain at a time, and no checkpoint at risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.policy.rollout import STALE_SECONDS, HolderPod, JobSafety, Rollout, refused_safety, rollout
+
+NOW = 1000.0
+
+
+def pod(name: str, revision: str = "old", ready: bool = True, **changes: object) -> HolderPod:
+    made = HolderPod(name, f"uid-{name}", f"node-{name}", f"domain-{name}", revision, ready)
+    return replace(made, **changes)  # type: ignore[arg-type]  # tests name real fields
+
+
+def job(safe: bool = True, nodes: str | None = "abc", at_seconds: float = NOW) -> JobSafety:
+    read = None if nodes is None else frozenset(f"node-{name}" for name in nodes)
+    return JobSafety("ns/gpt", safe, "of a reason", at_seconds, nodes=read)
+
+
+def decide(*pods: HolderPod, wanted: int | None = None, jobs: tuple[JobSafety, ...] = (job(),)) -> Rollout:
+    return rollout(pods, len(pods) if wanted is None else wanted, "new", jobs, NOW)
+
+
+def names(decided: Rollout) -> list[str]:
+    return [pod.name for pod in decided.delete]
+
+
+def test_the_first_domain_goes_first_and_whole() -> None:
+    pods = pod("a", domain="z1"), pod("b", domain="z1"), pod("c", domain="z2")
+    decided = decide(*pods)
+    assert (names(decided), decided.outdated) == (["a", "b"], 3)
+    assert "2 of 3 holders of an older revision, in z1" in decided.reason
+
+
+def test_nothing_goes_once_all_are_new() -> None:
+    decided = decide(pod("a", "new"), pod("b", "new", ready=False))
+    assert (decided.delete, decided.outdated) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("pods", "wanted", "jobs", "why"),
+    [
+        ((pod("a"), pod("b")), 3, (job(),), "1 holders are still to be made"),
+        ((pod("a"), pod("b", deleting=True)), 2, (job(),), "b is ending"),
+        ((pod("a"), pod("b", "new", ready=False)), 2, (job(),), "b on node-b is not ready"),
+        ((pod("a"), pod("b")), 2, (job(safe=False),), "job ns/gpt cannot spare a holder: of a reason"),
+        ((pod("a"), pod("b")), 2, (job(nodes="a"),), "job ns/gpt has not read the holder on node-b yet"),
+        ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not looked at for 16 s"),
+        (
+            (pod("a", node_ready=False), pod("b", "new")),
+            2,
+            (job(),),
+            "1 holders of an older revision are on nodes that",
+        ),
+    ],
+)
+def test_what_a_restart_waits_for(
+    pods: tuple[HolderPod, ...], wanted: int, jobs: tuple[JobSafety, ...], why: str
+) -> None:
+    decided = decide(*pods, wanted=wanted, jobs=jobs)
+    assert decided.delete == ()
+    assert decided.reason.startswith(why)
+
+
+def test_jobs_that_need_no_memory_hold_nothing_up() -> None:
+    assert names(decide(pod("a"), jobs=())) == ["a"]
+    assert names(decide(pod("a"), jobs=(job(nodes=None, at_seconds=0.0),))) == ["a"]
+
+
+def test_a_holder_that_never_gets_ready_is_replaced_by_a_revision_that_does() -> None:
+    broken = pod("b", "broken", ready=False)
+    decided = decide(pod("a"), broken, pod("c", "new"), jobs=(job(nodes="ac"),))
+    assert names(decided) == ["b"], "the others wait until it is ready"
+
+
+def test_a_node_that_is_away_holds_nobody_up() -> None:
+    away = pod("a", ready=False, node_ready=False)
+    assert names(decide(away, pod("b"), pod("c"), jobs=(job(nodes="bc"),))) == ["b"]
+
+
+def test_a_job_that_cannot_be_read_is_unsafe_unless_it_never_began() -> None:
+    assert refused_safety(JobStatus(), NOW).safe
+    assert not refused_safety(JobStatus(world=World(1, "Committed")), NOW).safe
+    assert not refused_safety(None, NOW).safe
+
+
+# ---- a tier under way ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tier:
+    """Holders of some domains, a job with two copies that heal with time, and whatever goes wrong meanwhile."""
+
+    pods: list[HolderPod]
+    copies: frozenset[str]
+    """Nodes that hold the newest checkpoint."""
+    read: set[str] = field(default_factory=set)
+    made: int = 0
+
+    def safety(self) -> JobSafety:
+        live = {p.node for p in self.pods if p.ready and not p.deleting}
+        domains = {p.domain for p in self.pods if p.node in live}
+        holding = {p.domain for p in self.pods if p.node in self.copies}
+        enough = min(2, len(domains))
+        safe = enough == 2 and len(holding) >= enough
+        return JobSafety("ns/gpt", safe, "too few copies", NOW, nodes=frozenset(self.read))
+
+    def step(self, what: str, place: int) -> None:
+        chosen = self.pods[place % len(self.pods)]
+        match what:
+            case "restarted" if chosen.deleting:
+                self.made += 1
+                fresh = replace(chosen, name=f"{chosen.name}+", revision="new", ready=False, deleting=False)
+                self.pods[self.pods.index(chosen)] = fresh
+            case "ready" if not chosen.deleting:
+                self.pods[self.pods.index(chosen)] = replace(chosen, ready=True)
+            case "unready":
+                self.pods[self.pods.index(chosen)] = replace(chosen, ready=False)
+            case "read" if chosen.ready and not chosen.deleting:
+                self.read.add(chosen.node)
+            case "copied" if chosen.node in self.read and self.copies:
+                self.copies |= {chosen.node}
+            case "decided":
+                self.decided()
+
+    def decided(self) -> None:
+        decided = rollout(self.pods, len(self.pods), "new", (self.safety(),), NOW)
+        gone = {pod.name for pod in decided.delete}
+        assert len({pod.domain for pod in decided.delete}) <= 1, "never two domains at once"
+        down = {p.domain for p in self.pods if p.deleting}
+        assert not (decided.delete and down), "never while another one is on its way"
+        if any(pod.ready for pod in decided.delete):
+            assert all(p.ready for p in self.pods), "a holder that serves goes only while all others do"
+        for i, one in enumerate(self.pods):
+            if one.name in gone:
+                self.pods[i] = replace(one, deleting=True, ready=False)
+                self.copies -= {one.node}
+                self.read -= {one.node}
+        assert self.copies, f"the last copy was taken: {decided.reason}"
+
+
+EVENTS = st.tuples(st.sampled_from(["restarted", "ready", "unready", "read", "copied", "decided"]), st.integers(0, 5))
+
+
+@settings(max_examples=300)
+@given(st.integers(2, 4), st.integers(1, 2), st.lists(EVENTS, max_size=80))
+def test_no_order_of_events_takes_two_domains_or_the_last_copy(
+    domains: int, each: int, events: list[tuple[str, int]]
+) -> None:
+    pods = [pod(f"{d}{i}", domain=f"domain-{d}") for d in range(domains) for i in range(each)]
+    tier = Tier(pods, frozenset({pods[0].node, pods[-1].node}), {p.node for p in pods})
+    for what, place in events:
+        tier.step(what, place)
+    # and left in peace it comes to an end
+    for _ in range(len(pods) * 4):
+        for what in ("restarted", "ready", "read", "copied"):
+            for place in range(len(pods)):
+                tier.step(what, place)
+        tier.decided()
+    assert all(p.revision == "new" for p in tier.pods)
+    assert tier.copies
