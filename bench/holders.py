@@ -1,0 +1,92 @@
+"""Two real Redis holders and the agent's end of the trainers' line, for the systems that save to the memory tier.
+
+The holders are started as the processes fabric starts them, their pages filled. Made by `__main__`, used by workers
+through the environment that `environment()` gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.holder import server
+from surefoot.holder.connection import Credentials
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import ServerSettings
+
+JOB = "bench"
+NODES = ("node-a", "node-b")
+PASSWORD = "of the benchmark"
+ACCOUNT = Credentials("bench-user", "of the benchmark's job")
+ROOM = 3.3
+"""Checkpoints of room in each holder: two that are kept, one that is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What runs; `folder` has the keeper's socket and its diary of acknowledged saves."""
+
+    folder: Path
+    pids: tuple[int, ...]
+    holders: tuple[int, ...]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "SUREFOOT_AGENT_SOCKET": str(self.folder / "agent.sock"),
+            "SUREFOOT_JOB_UID": JOB,
+            "SUREFOOT_HOLDER_USER": ACCOUNT.user,
+            "SUREFOOT_HOLDER_PASSWORD": ACCOUNT.password,
+            "SUREFOOT_HOLDER_CALL_SECONDS": "10",
+            "RANK": "0",
+            "BENCH_DIARY": str(self.folder / "diary.jsonl"),
+            "BENCH_COMPANIONS": " ".join(map(str, self.pids)),
+        }
+
+
+@contextmanager
+def running(state_bytes: int) -> Iterator[Tier]:
+    """The tier, filled and provisioned; everything ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as name:
+        folder = Path(name)
+        program, room = server.find_program(), int(ROOM * state_bytes) + (64 << 20)
+        started = []
+        keeper: subprocess.Popen[bytes] | None = None
+        try:
+            endpoints = []
+            for node in NODES:
+                port = _free_port()
+                settings = ServerSettings(port, room, folder / node, password=PASSWORD, fill_bytes=room * 9 // 10)
+                one = server.start(settings, program)
+                started.append(one)
+                HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
+                endpoints.append([node, one.instance, "127.0.0.1", port])
+            tier = Tier(folder, (), tuple(one.process.pid for one in started))
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "bench.keeper", json.dumps(endpoints)],
+                env={**os.environ, **tier.environment()},
+                stdout=subprocess.PIPE,
+            )
+            assert keeper.stdout is not None  # PIPE above
+            if keeper.stdout.readline() != b"ready\n":
+                raise RuntimeError("the keeper of the staging memory did not start; its error stands above")
+            yield Tier(folder, (keeper.pid, *tier.holders), tier.holders)
+        finally:
+            if keeper is not None:
+                keeper.kill()
+                keeper.wait()
+            for one in started:
+                one.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

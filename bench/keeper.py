@@ -1,0 +1,126 @@
+"""An agent, as far as saving goes: staging memory and drains of `surefoot.agent`, without trainers of its own.
+
+A worker attaches to it as a trainer would (`SUREFOOT_EPOCH=1` to save; `2` to restore the newest save). Older saves
+are dropped as the leader would drop them. Each acknowledged copy becomes a line of the diary, with the monotonic
+clock that all processes share. Started by `holders`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from surefoot.agent import line
+from surefoot.agent.arena import SLOTS
+from surefoot.agent.staging import Staging, StagingWatcher
+from surefoot.agent.trainer_line import Trainer, TrainerLine
+from surefoot.holder.client import HolderClient
+from surefoot.holder.connection import Credentials
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.messages import Holders
+from surefoot.settings import JobSettings, job_settings
+
+KEPT = 2
+INCARNATION = "bench"
+
+
+class Keeper:
+    def __init__(self, endpoints: tuple[HolderEndpoint, ...], job: JobSettings, diary: TextIO) -> None:
+        self._endpoints, self._job, self._diary = endpoints, job, diary
+        self._staging = Staging(INCARNATION, job, StagingWatcher(self._freed, lambda: None, self._note))
+        self._whole: list[RankSave] = []
+        self._trainer: Trainer | None = None
+        self._line = TrainerLine(Path(os.environ["SUREFOOT_AGENT_SOCKET"]), self._admit, self._hear)
+        self._chunks: dict[RankSave, int] = {}
+        self._dropping = threading.Lock()
+
+    def start(self) -> None:
+        targets = tuple(e.holder for e in self._endpoints)
+        self._staging.retarget(Holders(1, self._endpoints, targets, len(targets)))
+        self._line.start()
+
+    def _admit(self, attach: line.Attach) -> line.Attached:
+        parent = self._whole[-1].checkpoint if attach.epoch > 1 and self._whole else None
+        targets = tuple(e.holder for e in self._endpoints)
+        lineage: tuple[tuple[int, Checkpoint | None, int], ...] = ((1, None, 1),)
+        if attach.epoch > 1:
+            lineage = (*lineage, (attach.epoch, parent, 1))
+        return line.Attached(
+            job=self._job.job,
+            epoch=attach.epoch,
+            world=1,
+            rank=0,
+            incarnation=INCARNATION,
+            parent=parent,
+            lineage=lineage,
+            holders=self._endpoints,
+            targets=targets,
+            replicas=len(targets),
+            interval_steps=1,
+            persistent_interval_steps=None,
+            level=0,
+        )
+
+    def _hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
+        self._trainer = trainer
+        match message:
+            case line.Staged():
+                self._staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
+            case line.NeedArena(slot_bytes=slot_bytes):
+                self._task = asyncio.create_task(self._give(trainer, slot_bytes))
+            case line.Say(reason=reason, text=text):
+                self._note(reason, text)
+
+    async def _give(self, trainer: Trainer, slot_bytes: int) -> None:
+        given = await self._staging.give(0, slot_bytes)
+        self._write({"arena_seconds": given.seconds})
+        trainer.tell(line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)
+
+    def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
+        copies = max((n for s, n in self._staging.book.committed.items() if s.step == step), default=0)
+        self._write({"step": step, "copies": copies, "at": time.monotonic()})
+        if self._trainer is not None:
+            self._trainer.tell(line.SlotFreed(slot, step, ok))
+        if copies == len(self._endpoints):
+            self._whole.append(next(s for s in self._staging.book.committed if s.step == step))
+            old, self._whole = self._whole[:-KEPT], self._whole[-KEPT:]
+            if old:
+                threading.Thread(target=self._drop, args=(old,), daemon=True).start()
+
+    def _drop(self, saves: list[RankSave]) -> None:
+        with self._dropping:
+            for endpoint in self._endpoints:
+                account = Credentials(self._job.holder_user, self._job.holder_password)
+                client = HolderClient(endpoint, self._job.job, account, 10.0)
+                for manifest in client.index().manifests:
+                    if manifest.save in saves:
+                        client.drop(manifest.save, manifest.save.epoch, manifest.chunks)
+                client.close()
+
+    def _note(self, reason: str, text: str) -> None:
+        self._write({"notice": reason, "text": text})
+
+    def _write(self, entry: dict[str, object]) -> None:
+        self._diary.write(json.dumps(entry) + "\n")
+        self._diary.flush()
+
+
+async def main(diary: TextIO) -> None:
+    endpoints = tuple(
+        HolderEndpoint(HolderId(node, instance), host, port, node)
+        for node, instance, host, port in json.loads(sys.argv[1])
+    )
+    Keeper(endpoints, job_settings(), diary).start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with open(os.environ["BENCH_DIARY"], "a") as opened:
+        asyncio.run(main(opened))

@@ -1,0 +1,153 @@
+"""What planning a save costs at many ranks, and how many bytes a reshard reads; both for Surefoot and for DCP.
+
+`python -m bench.planning TASK OUT`. No world is started: Surefoot's part runs on real DTensors under torch's fake
+process group, on one rank, as it would on each; DCP's is what its rank 0 does with the plans of all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from surefoot.checkpointer.saving import Saver
+from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.geometry import Box
+from surefoot.geometry.shares import shard_box
+from surefoot.restore.plan import Wanted, plan
+from surefoot.state import Program
+
+RANKS = 256
+ROWS, WIDTH = 1024, 16
+PAIRS = ((2, 3), (2, 4), (4, 3), (1, 8), (8, 1))
+RESHARDED = ((1024, 1024), (4096, 1024), (1024, 4096), (2052, 1024), (1024,), (4096,))
+"""Shapes of the model that is resharded: width 1,024, and one of uneven rows."""
+
+
+def surefoot_plan(tensors: int) -> dict[str, float]:
+    """Milliseconds of the plan on one of 256 ranks: the first, and that of each later save."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    model = torch.nn.ParameterList(
+        torch.nn.Parameter(DTensor.from_local(torch.zeros(ROWS // RANKS, WIDTH), mesh, [Shard(0)], run_check=False))
+        for _ in range(tensors)
+    )
+    program = Program({"model": model}, 0, RANKS, (), 0)
+    silent: Any = None
+    saver = Saver(program, silent, 0, compare_all=False)
+
+    def planned() -> float:
+        began = time.perf_counter()
+        entries = program.entries()
+        saver._sources(saver._planned(entries), entries)
+        return (time.perf_counter() - began) * 1e3
+
+    first = planned()
+    found = {"first": first, "each": statistics.median(planned() for _ in range(9))}
+    saver.close()
+    dist.destroy_process_group()
+    return found
+
+
+def dcp_plan(tensors: int, ranks: int = RANKS) -> dict[str, float]:
+    """Milliseconds of DCP's rank 0: duplicates, global plan, checks, pickled metadata; without and with its cache."""
+    paths = {f"model.{n}": (f"model.{n}",) for n in range(tensors)}
+    plans = [SavePlan([_write_item(n, rank, ranks) for n in paths], planner_data=paths) for rank in range(ranks)]
+
+    def planned(planner: DefaultSavePlanner, given: list[SavePlan]) -> tuple[float, int]:
+        planner.set_up_planner({}, None, True)
+        began = time.perf_counter()
+        _, metadata = planner.create_global_plan(given)
+        pickled = pickle.dumps(metadata)
+        return (time.perf_counter() - began) * 1e3, len(pickled)
+
+    each, size = planned(DefaultSavePlanner(), plans)
+    caching = DefaultSavePlanner(enable_plan_caching=True)
+    planned(caching, plans)
+    cached, _ = planned(caching, [SavePlan([], usable=False) for _ in plans])
+    return {"each": each, "each_with_its_cache": cached, "metadata_bytes": size}
+
+
+def _write_item(name: str, rank: int, ranks: int) -> WriteItem:
+    rows = ROWS // ranks
+    offsets, sizes = torch.Size([rank * rows, 0]), torch.Size([rows, WIDTH])
+    data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), TensorProperties(), torch.Size([ROWS, WIDTH]))
+    return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def amplification(dimension: int) -> dict[str, dict[str, float]]:
+    """Bytes read over bytes needed, summed over the ranks that read, by `N→M`. Saved along dimension 0.
+
+    DCP's reader fetches each stored chunk that has anything of what it wants whole (`FileSystemReader.read_data`).
+    """
+    found: dict[str, dict[str, float]] = {}
+    for before, after in PAIRS:
+        ours = theirs = needed = 0
+        streams = {rank: Stream(build_layout(_parts(before, rank))) for rank in range(before)}
+        for rank in range(after):
+            boxes = [_box(shape, min(dimension, len(shape) - 1), after, rank) for shape in RESHARDED]
+            wanted = [Wanted(_name(n), "float32", s, boxes[n], 4) for n, s in enumerate(RESHARDED) if boxes[n].volume]
+            planned = plan(wanted, streams)
+            ours += planned.read_bytes
+            needed += planned.wanted_bytes
+            theirs += sum(_dcp_bytes(w, before) for w in wanted)
+        found[f"{before}→{after}"] = {"surefoot": ours / needed, "dcp": theirs / needed}
+    return found
+
+
+def _dcp_bytes(wanted: Wanted, before: int) -> int:
+    boxes = [_box(wanted.shape, 0, before, rank) for rank in range(before)]
+    chunks = [ChunkStorageMetadata(torch.Size(b.offsets), torch.Size(b.lengths)) for b in boxes]
+    stored = TensorStorageMetadata(TensorProperties(), torch.Size(wanted.shape), chunks)
+    local = ChunkStorageMetadata(torch.Size(wanted.box.offsets), torch.Size(wanted.box.lengths))
+    items = create_read_items_for_chunk_list(wanted.name, stored, [local])
+    touched = {tuple(item.storage_index.offset or ()) for item in items}
+    return sum(box.volume * 4 for box in boxes if box.offsets in touched)
+
+
+def _parts(ranks: int, rank: int) -> list[TensorParts]:
+    return [TensorParts(_name(n), "float32", s, (_box(s, 0, ranks, rank),)) for n, s in enumerate(RESHARDED)]
+
+
+def _box(shape: tuple[int, ...], dimension: int, parts: int, index: int) -> Box:
+    return shard_box(shape, dimension, parts, index)
+
+
+def _name(number: int) -> str:
+    return f"model/{number}"
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    tensors = task["plan_tensors"]
+    found = {
+        "ranks": RANKS,
+        "tensors": tensors,
+        "surefoot": surefoot_plan(tensors),
+        "dcp": dcp_plan(tensors),
+        "amplification": {"same_dimension": amplification(0), "other_dimension": amplification(1)},
+    }
+    Path(sys.argv[2]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""One system's turn, in a process of its own: `python -m bench.worker SYSTEM TASK OUT`. Writes one JSON object to OUT.
+
+The turn: plain steps and steps with saves, with a core to spare; the same with none (where asked); saves with nothing
+else running; a load. Times are of the monotonic clock; nothing is left out of a stall.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cores import Cores, Mode, cpu_seconds, descendants, resident_bytes
+from bench.program import Program
+from bench.systems.system import System
+
+SYSTEMS = {
+    "surefoot": "surefoot:Surefoot",
+    "torch.save": "torch_save:TorchSave",
+    "dcp.save": "dcp:DcpSave",
+    "dcp.async_save": "dcp:DcpThread",
+    "dcp.async_save stager": "dcp:DcpStager",
+    "dcp.async_save process": "dcp:DcpProcess",
+    "torchsnapshot": "torchsnapshot:TorchSnapshot",
+    "torch_checkpointing": "torch_checkpointing:TorchCheckpointing",
+    "sagemaker": "sagemaker:SageMaker",
+}
+INTERVAL = 10
+
+
+@dataclass
+class Steps:
+    """A stretch of training: seconds of each step, and the stall of each save in it."""
+
+    seconds: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+
+
+class Turn:
+    def __init__(self, name: str, task: dict[str, Any], folder: Path) -> None:
+        module, _, kind = SYSTEMS[name].partition(":")
+        self.task = task
+        self.program = Program(task["width"], task["layers"], task["sequences"])
+        self.cores = Cores(map(int, os.environ.get("BENCH_COMPANIONS", "").split()))
+        self.cores.enter("spare")
+        self.program.train()
+        self.cores.enter("free")
+        found: type[System] = getattr(importlib.import_module(f"bench.systems.{module}"), kind)
+        self.system = found(self.program, folder)
+        self.step = 0
+        self.advances: list[float] = []
+
+    def measured(self) -> dict[str, Any]:
+        task, size = self.task, self.program.size_bytes
+        me = os.getpid()
+        found: dict[str, Any] = {"state_bytes": size, "warm_copy_seconds": warm_copy(self.program)}
+        plain = resident_bytes([me], "VmRSS")
+        began = time.monotonic()
+        self.system.prepare()
+        found["prepare_seconds"] = time.monotonic() - began
+        found["spare"] = self.trained("spare", task["pairs"], task["steps_every_1"])
+        if task["none_pairs"]:
+            found["none"] = self.trained("none", task["none_pairs"], task["none_every_1"])
+        found["idle"] = self.idle(task["idle_saves"])
+        found["peak_extra_bytes"] = resident_bytes([me, *descendants(me)]) - plain
+        found["incomplete"] = self.system.incomplete()
+        if task["loads"]:
+            found["load_seconds"] = [timed(self.system.load) for _ in range(task["loads"])]
+        found["warm_copy_seconds_after"] = warm_copy(self.program)
+        found["advance_seconds"] = statistics.median(self.advances)
+        found["drains"] = self.system.drains()
+        self.system.close()
+        return found
+
+    def trained(self, mode: Mode, pairs: int, every_1: int) -> dict[str, Any]:
+        self.cores.enter(mode)
+        self.train(1, 0)  # warms this way of running
+        dense = self.train(every_1, 1)
+        self.system.finish()
+        plain, sparse = Steps(), Steps()
+        for _ in range(pairs):
+            base, saved = self.train(INTERVAL, 0), self.train(INTERVAL, INTERVAL)
+            self.system.finish()
+            plain.seconds += base.seconds
+            sparse.seconds += saved.seconds
+            sparse.stalls += saved.stalls
+        self.cores.enter("free")
+        return {
+            "plain_steps": plain.seconds,
+            "steps_every_1": dense.seconds,
+            "stalls_every_1": dense.stalls,
+            "steps_every_10": sparse.seconds,
+            "stalls_every_10": sparse.stalls,
+        }
+
+    def train(self, steps: int, interval: int) -> Steps:
+        """`steps` steps; each `interval`-th begins with a save of what the one before it left (0: no saves)."""
+        found = Steps()
+        for number in range(steps):
+            begun = time.monotonic()
+            saving = interval > 0 and number % interval == 0
+            stall = 0.0
+            if saving:
+                self.step += 1
+                self.cores.open()
+                before = time.monotonic()
+                self.system.begin(self.step)
+                stall += time.monotonic() - before
+                self.cores.settle()
+            self.program.train()
+            if interval:
+                before = time.monotonic()
+                self.system.before_step()
+                stall += time.monotonic() - before
+            before = time.monotonic()
+            self.program.advance()
+            self.advances.append(time.monotonic() - before)
+            found.seconds.append(time.monotonic() - begun)
+            if saving:
+                found.stalls.append(stall)
+        return found
+
+    def idle(self, saves: int) -> dict[str, Any]:
+        """Saves one after the other, each waited for, with every core free."""
+        self.cores.enter("free")
+        pids = [os.getpid(), *self.cores.companions]
+        seconds, cpu = [], []
+        for _ in range(saves):
+            self.step += 1
+            spent = cpu_seconds([*pids, *descendants(os.getpid())])
+            began = time.monotonic()
+            self.system.begin(self.step)
+            self.system.before_step()
+            self.system.finish()
+            seconds.append(time.monotonic() - began)
+            cpu.append(cpu_seconds([*pids, *descendants(os.getpid())]) - spent)
+        return {"seconds": seconds, "cpu_seconds": cpu}
+
+
+def timed(call: Any) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def warm_copy(program: Program) -> float:
+    """One copy of the whole state into memory that was written before, by one thread: the floor of a stall."""
+    tensors = program.tensors()
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    copies = [torch.empty_like(t).zero_() for t in tensors]
+
+    def once() -> None:
+        for target, tensor in zip(copies, tensors, strict=True):
+            target.copy_(tensor)
+
+    found = [timed(once) for _ in range(6)][1:]
+    torch.set_num_threads(kept)
+    return statistics.median(found)
+
+
+def main() -> None:
+    name, task, out = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    with tempfile.TemporaryDirectory(prefix="surefoot-bench-", dir=task["folder"]) as folder:
+        found = Turn(name, task, Path(folder)).measured()
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
