@@ -219,3 +219,11 @@ def test_the_password_of_the_memory_tier_is_in_no_object_and_no_environment() ->
     for _, template in templates(helm.objects()):
         for container in containers(template):
             assert all("secretKeyRef" not in entry.get("valueFrom", {}) for entry in container.get("env", []))
+
+
+def test_the_notes_name_three_commands_for_this_release() -> None:
+    options = ("--dry-run=client", "--kubeconfig", "/nowhere", "--namespace", "training")
+    notes = helm.helm("install", "other", str(helm.CHART), *options).partition("NOTES:")[2]
+    assert [line.split()[0] for line in notes.splitlines() if line.startswith("  ")] == ["kubectl", "helm", "kubectl"]
+    assert "helm test other --namespace training" in notes
+    assert "deployment/other-surefoot-operator" in notes
