@@ -34,8 +34,10 @@ class FabricError(OperatorError):
 class JobRefused(FabricError):
     """The job as it is stored cannot be carried: its spec, or a status that somebody edited. Only an edit helps."""
 
-    def __init__(self, reason: str, generation: int, status: JobStatus | None) -> None:
+    def __init__(self, reason: str, generation: int, status: JobStatus | None, leaving: bool = False) -> None:
         super().__init__(reason)
+        self.leaving = leaving
+        """It is being deleted, and waits for this operator."""
         self.reason = reason
         self.generation = generation
         self.status = status

@@ -36,6 +36,16 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PurgeSeen:
+    """One try at deleting what a deleted job has in its persistent tier."""
+
+    attempt: int
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+    message: str = ""
+    created_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSeen:
     name: str
     domain: str
@@ -146,6 +156,9 @@ class Observed:
     hold: HoldSeen | None = None
     covers: Covers = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    memory_cleaned: bool = False
+    """This operator has removed the job from every holder that answers."""
+    purges: tuple[PurgeSeen, ...] = ()
     refusal: str = ""
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None

@@ -49,7 +49,9 @@ class OperatorSettings:
     metrics_port: int | None = None
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
     progress_seconds: float = 0.5
-    """Writes that only report progress are at least so far apart; observation of steps is no finer."""
+    """Writes that only report progress are at least so far apart. Seconds on a cluster: each is a call to its server."""
+    notice_seconds: float = 0.5
+    """News that change no decision (steps, saves) are answered together after so long."""
     longest_sleep_seconds: float = 2.0
     """Planned again after so long even if nothing was heard: a missed change costs no more."""
     rest_seconds: float = 60.0

@@ -126,9 +126,7 @@ def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
     "path",
     [
         "spec.spares",
-        "spec.managedBy",
         "spec.elasticPolicy.gracefulShutdownTimeoutSeconds",
-        "spec.runPolicy.cleanPodPolicy",
         "spec.runPolicy.schedulingPolicy",
         "spec.failurePolicy.maxNumRepeatOffendersToAvoid",
         "spec.healthPolicy.nodeSignals",

@@ -7,12 +7,17 @@ from dataclasses import replace
 from support.builders import BEGAN, running, with_worker
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.refusal import accepted, refused
 
 
 def condition(status: JobStatus, kind: str) -> Condition | None:
     return next((c for c in status.conditions if c.type == kind), None)
+
+
+def told(made: Plan) -> list[str]:
+    return [e.message for e in made.events if e.reason == "JobRefused"]
 
 
 def after(seen: Observed, kind: str) -> Condition | None:
@@ -33,13 +38,13 @@ def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
 def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
     seen = replace(running(), refusal="spec.x: 3 is not allowed")
     first = plan(seen)
-    assert [e.reason for e in first.events] == ["JobRefused"]
+    assert told(first) == ["spec.x: 3 is not allowed; the job goes on as it was asked for before"]
     assert condition(first.status, "SpecRefused") is not None
     assert first.status.phase == "Running"
     again = replace(seen, status=first.status)
-    assert plan(again).events == ()
+    assert told(plan(again)) == []
     other = plan(replace(again, refusal="spec.y: 4 is not allowed"))
-    assert [e.reason for e in other.events] == ["JobRefused"]
+    assert told(other) == ["spec.y: 4 is not allowed; the job goes on as it was asked for before"]
     assert condition(plan(replace(again, refusal="")).status, "SpecRefused") is None
 
 

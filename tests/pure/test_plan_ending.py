@@ -11,8 +11,9 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import DeleteWorker
-from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS, LEAVING_SECONDS
+from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.tidying import LEAVING_SECONDS
 from surefoot_operator.policy.upkeep import upkeep
 
 NOW = BEGAN + 100

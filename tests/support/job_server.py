@@ -24,6 +24,7 @@ class JobServer:
         self.stored = copy.deepcopy(JOB)
         self.calls: list[str] = []
         self.loses_answer = self.loses_request = False
+        self.deleted: list[tuple[str, str]] = []
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
 
@@ -34,6 +35,10 @@ class JobServer:
     def edit(self, spec: dict[str, Any]) -> None:
         self.stored["spec"] |= spec
         self.stored["metadata"]["generation"] += 1
+        self._stamp(self.stored)
+
+    def finalize(self, names: list[str]) -> None:
+        self.stored["metadata"]["finalizers"] = names
         self._stamp(self.stored)
 
     async def get(self, path: str, query: object = None) -> dict[str, Any]:
@@ -57,11 +62,19 @@ class JobServer:
         for operation in operations:
             if operation["op"] == "test" and self._at(operation["path"]) != operation["value"]:
                 raise ApiRefused("patch", 422, "Invalid", "the test failed")
-        self.stored["status"] = copy.deepcopy(operations[-1]["value"])
+        where: Any = self.stored
+        *parents, last = operations[-1]["path"].strip("/").split("/")
+        for part in parents:
+            where = where[part]
+        where[last] = copy.deepcopy(operations[-1]["value"])
         self._stamp(self.stored)
         if self.loses_answer:
             raise ApiSilent("patch", TimeoutError())
         return copy.deepcopy(self.stored)
+
+    async def delete(self, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        self.deleted.append((path, options["preconditions"]["uid"]))
+        return {"kind": "Status"}
 
     def _stamp(self, body: dict[str, Any]) -> None:
         self._version += 1

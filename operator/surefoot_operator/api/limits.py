@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from surefoot_operator.api.spec import CheckpointPolicy, ElasticPolicy, PersistentTier, RestoreFrom, TrainingJobSpec
@@ -26,6 +27,8 @@ class Limit:
         low = f"above {self.above:g}" if self.above is not None else f"of at least {self.least:g}"
         return low if self.most is None else f"{low} and at most {self.most:g}"
 
+
+_MANAGER = re.compile(r"(?=.{3,63}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 _COUNT = Limit(least=1, most=100_000)
 _POSITIVE = Limit(above=0)
@@ -73,6 +76,9 @@ def check_spec(spec: TrainingJobSpec) -> None:
     """Refuses what no world could satisfy, and numbers that contradict each other."""
     if spec.elastic_policy is not None:
         _check_sizes(spec, spec.elastic_policy)
+    if not _MANAGER.fullmatch(spec.managed_by):
+        sentence = "the name of a controller, domain/name of at most 63 characters, is allowed"
+        raise SpecError("spec.managedBy", spec.managed_by, sentence)
     health = spec.health_policy
     if health.heartbeat_timeout_seconds < 2 * health.heartbeat_seconds:
         raise SpecError(

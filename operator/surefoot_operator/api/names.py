@@ -21,12 +21,10 @@ RENAMED = {
 NOT_YET: dict[str, dict[str, str]] = {
     "TrainingJobSpec": {
         "spares": "the world shrinks and grows without them",
-        "managedBy": "only this operator manages jobs",
         "nodeSelector": "put it into template.spec",
     },
     "ElasticPolicy": {"gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"},
     "RunPolicy": {
-        "cleanPodPolicy": "workers leave when the job ends",
         "schedulingPolicy": "put queue and priority into template",
         "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
     },

@@ -16,7 +16,15 @@ import yaml
 from surefoot_operator.api.limits import LIMITS, Limit, check_spec
 from surefoot_operator.api.names import API_VERSION, yaml_fields
 from surefoot_operator.api.reading import Hidden, check_names, mapping, number, read, text
-from surefoot_operator.api.spec import KIND, FailurePolicy, FailureRule, Template, TrainingJob, TrainingJobSpec
+from surefoot_operator.api.spec import (
+    FINALIZER,
+    KIND,
+    FailurePolicy,
+    FailureRule,
+    Template,
+    TrainingJob,
+    TrainingJobSpec,
+)
 from surefoot_operator.errors import SpecError
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
@@ -106,6 +114,7 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
         generation=int(number(metadata.get("generation", 1), "metadata.generation", Limit(), whole=True)),
         spec=parse_spec(body.get("spec")),
         deleted=metadata.get("deletionTimestamp") is not None,
+        held=FINALIZER in (metadata.get("finalizers") or ()),
     )
 
 

@@ -11,6 +11,9 @@ from typing import Any, Literal
 GROUP = "surefoot.dev"
 VERSION = "v1alpha1"
 KIND = "TrainingJob"
+MANAGER = "surefoot.dev/operator"
+FINALIZER = f"{GROUP}/persistent-data"
+"""On a job whose persistent data shall go with it; nothing else ever holds a job back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ class RunPolicy:
     startup_deadline_seconds: float = 600.0
     """From an epoch's commit to its first step."""
     ttl_seconds_after_finished: float | None = None
+    """The job is deleted so long after its end."""
+    clean_pod_policy: Literal["Running", "All"] = "Running"
+    """Which pods are deleted at the end: those that still run, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class PersistentTier:
     """Name of a secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; None: the pod's own identity."""
     ca_bundle: str | None = None
     sse: str | None = None
+    on_job_deletion: Literal["Keep", "Delete"] = "Keep"
+    """What becomes of what lies there when the job is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,8 @@ class TrainingJobSpec:
     replicas: int = 1
     nproc_per_node: int = 1
     suspend: bool = False
+    managed_by: str = MANAGER
+    """Another name: that controller looks after the job, and this one leaves it alone."""
     elastic_policy: ElasticPolicy | None = None
     run_policy: RunPolicy = field(default_factory=RunPolicy)
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
@@ -147,3 +157,5 @@ class TrainingJob:
     generation: int
     spec: TrainingJobSpec
     deleted: bool = False
+    held: bool = False
+    """Its deletion waits for this operator, which has something to delete first."""

@@ -130,6 +130,8 @@ class JobStatus:
     completion_seconds: float | None = None
     step: int = 0
     progress_seconds: float | None = None
+    tidied: bool = False
+    """After the end: workers have left, and nothing of the job is in memory any more."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
 from surefoot_operator.policy.rollout import JobSafety
@@ -20,8 +21,9 @@ Object = Mapping[str, Any]
 
 
 def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
-    """The jobs that this operator is asked to carry."""
-    return frozenset(key for key in map(_key, jobs) if only_namespace in ("", key.namespace))
+    """The jobs that this operator is asked to carry: not those that name another manager."""
+    ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
+    return frozenset(key for key in map(_key, ours) if only_namespace in ("", key.namespace))
 
 
 def _key(job: Object) -> JobKey:

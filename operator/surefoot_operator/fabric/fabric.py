@@ -13,7 +13,7 @@ from typing import Protocol
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory.place import HolderPlace as HolderPlace
-from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 
 
@@ -27,6 +27,8 @@ class FabricSeen:
     """Every worker that exists, finished ones included until they are deleted."""
     nodes: tuple[NodeSeen, ...] = ()
     holders: tuple[HolderPlace, ...] = ()
+    purges: tuple[PurgeSeen, ...] = ()
+    """Tries at deleting what a deleted job has in its persistent tier."""
     refusal: str = ""
     """Why a newer spec than `job` cannot be acted upon: then `job` is the last one that could."""
     free_nodes: int | None = None
@@ -79,6 +81,21 @@ class Fabric(Protocol):
         written. Every write tests, also those that leave the world alone: a status is written whole, and of two
         leaders of one world neither may undo what the other counted.
         """
+        ...
+
+    async def hold_job(self, held: bool) -> None:
+        """Lets the job's deletion wait until it is let go again; what is so already is success. Raises FabricError."""
+        ...
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        """Begins to delete what the job has in its persistent tier, with the job's own identity. Raises FabricError.
+
+        An attempt that was begun already is success; how it goes is seen.
+        """
+        ...
+
+    async def delete_job(self) -> None:
+        """Deletes the job itself, as a person would; one that is gone is success. Raises FabricError."""
         ...
 
     async def record(self, events: Sequence[Event]) -> None:

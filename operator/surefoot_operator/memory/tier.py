@@ -54,6 +54,19 @@ class MemoryTier:
         self._found: dict[HolderId, dict[RankSave, tuple[str, ...]]] = {}
         self._cleaned = False
 
+    @property
+    def cleaned(self) -> bool:
+        """Whether `clean` was called: from then on nothing is kept any more."""
+        return self._cleaned
+
+    def rest(self, status: JobStatus) -> None:
+        """Lets go of every holder until `follow` names them again: the job needs nothing of them now."""
+        self._status = status
+        for kept in tuple(self._keepers.values()):
+            del self._keepers[kept.place.node]
+            self._begin_letting_go(kept)
+        self._gone.clear()
+
     def follow(self, places: Sequence[HolderPlace], status: JobStatus, resting: bool = False) -> None:
         """What the fabric and the status say now. A place whose process changed holds nothing of before.
 
@@ -163,7 +176,6 @@ class MemoryTier:
 
     async def clean(self) -> None:
         """Removes the job from every holder that answers, and keeps none any more."""
-        self._cleaned = True
         kept = tuple(self._keepers.values())
         for one in kept:
             await one.stop()
@@ -172,6 +184,7 @@ class MemoryTier:
             await one.close()
         self._keepers.clear()
         self._gone.clear()
+        self._cleaned = True
         self._changed(True)
 
     async def close(self) -> None:
@@ -212,6 +225,9 @@ class MemoryTier:
         if kept.seen is not None:
             self._gone[kept.seen.endpoint.holder] = replace(kept.seen, state="Gone", since_seconds=self._clock())
         self._collect(kept)
+        self._begin_letting_go(kept)
+
+    def _begin_letting_go(self, kept: Keeper) -> None:
         task = asyncio.create_task(self._let_go(kept))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -96,7 +96,48 @@ class CleanMemory:
         return f"clean the memory tier: {self.reason}"
 
 
-Action = CreateWorker | DeleteWorker | RetireWorkers | SealHolder | ListPersistentTier | ProposeHold | CleanMemory
+@dataclass(frozen=True, slots=True)
+class HoldJob:
+    """Let the job's deletion wait for what has to be deleted with it, or not any more."""
+
+    held: bool
+
+    def __str__(self) -> str:
+        return "hold the job's deletion back until its persistent data is deleted" if self.held else "let the job go"
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePersistent:
+    """Have a pod with the job's identity delete what the job has in its persistent tier; one that exists is success."""
+
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"delete the job's persistent data (attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Its time after the end is up."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"delete the job: {self.reason}"
+
+
+Action = (
+    CreateWorker
+    | DeleteWorker
+    | RetireWorkers
+    | SealHolder
+    | ListPersistentTier
+    | ProposeHold
+    | CleanMemory
+    | HoldJob
+    | PurgePersistent
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, slots=True)

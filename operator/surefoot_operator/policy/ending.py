@@ -1,4 +1,4 @@
-"""How a job ends: when it is complete, when its time is up, and what is left to tidy after it. Pure."""
+"""How a job ends: when it is complete, what it waits for before it says so, and when its time is up. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
-from surefoot_operator.policy.actions import Action, CleanMemory, DeleteWorker, Event, RetireWorkers
+from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import (
     Facts,
     audible,
     bad_of,
     final_step,
     member_sessions,
-    node_lost,
     reading_at,
-    soonest,
     worker_id,
 )
 
@@ -29,12 +27,6 @@ LAST_PROMOTION_SECONDS = 600.0
 LAST_SAVE_SECONDS = 30.0
 """How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
 
-LEAVING_SECONDS = 60.0
-"""How long agents of an ended job have to flush and leave before they are deleted."""
-
-KEPT_AFTER_FAILURE_SECONDS = 600.0
-"""How long the memory of a failed job is kept, so that somebody can still look, or take it up."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -42,13 +34,6 @@ class Verdict:
 
     phase: Literal["Complete", "Failed"]
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tidying:
-    actions: tuple[Action, ...]
-    reason: str
-    until_seconds: float | None = None
 
 
 def verdict(facts: Facts) -> Verdict | None:
@@ -121,51 +106,3 @@ def ended(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, 
 
 def ended_event(phase: str, reason: str) -> Event:
     return Event(JOB_COMPLETE if phase == "Complete" else JOB_FAILED, reason, warning=phase == "Failed")
-
-
-def tidy(facts: Facts) -> Tidying:
-    """After the end: agents leave, then their memory goes. A job that was deleted keeps nothing."""
-    phase = facts.status.phase
-    if facts.seen.job.deleted:
-        deletes = tuple(
-            DeleteWorker(w.name, w.uid, node_lost(facts, w.node), "the job was deleted")
-            for w in facts.seen.workers
-            if not w.deleting or node_lost(facts, w.node)
-        )
-        return Tidying((*deletes, *_clean(facts, "the job was deleted")), "the job was deleted")
-    since = facts.status.completion_seconds if facts.status.completion_seconds is not None else facts.now
-    alive = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
-    hearing = [w for w in alive if (s := facts.sessions.get(worker_id(w))) is not None and audible(facts, s)]
-    late = facts.now >= since + LEAVING_SECONDS
-    actions: list[Action] = []
-    if hearing and not late:
-        indexes = tuple(sorted({w.index for w in hearing}))
-        actions.append(RetireWorkers(indexes, 0 if phase == "Complete" else 1, facts.status.message))
-    for worker in alive:
-        if late or worker not in hearing:
-            actions.append(DeleteWorker(worker.name, worker.uid, node_lost(facts, worker.node), f"the job is {phase}"))
-    # a pod whose sidecars never end holds its node for ever; one that has ended keeps its logs for people
-    lingering = [w for w in facts.seen.workers if w.lingering and not w.deleting]
-    if late:
-        actions += [DeleteWorker(w.name, w.uid, node_lost(facts, w.node), f"the job is {phase}") for w in lingering]
-    due = since + _kept_seconds(facts)
-    if not alive and facts.now >= due:
-        actions += _clean(facts, f"the job is {phase}")
-    moments = (
-        since + LEAVING_SECONDS if (hearing or lingering) and not late else None,
-        due if facts.now < due else None,
-    )
-    return Tidying(tuple(actions), facts.status.message, soonest(moments))
-
-
-def _kept_seconds(facts: Facts) -> float:
-    if facts.status.phase == "Complete":
-        return 0.0
-    ttl = facts.spec.run_policy.ttl_seconds_after_finished
-    return KEPT_AFTER_FAILURE_SECONDS if ttl is None else min(ttl, KEPT_AFTER_FAILURE_SECONDS)
-
-
-def _clean(facts: Facts, reason: str) -> tuple[Action, ...]:
-    """While any holder still knows this job: a cleaned one has no fence of it any more."""
-    known = any(h.state == "Ready" and h.fence is not None for h in facts.seen.holders)
-    return (CleanMemory(reason),) if known else ()

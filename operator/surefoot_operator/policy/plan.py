@@ -20,9 +20,11 @@ from surefoot_operator.policy.claim import claimed, committed, muster, newest_ep
 from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import Loss, judge
+from surefoot_operator.policy.farewell import holding
 from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
+from surefoot_operator.policy.tidying import tidy
 from surefoot_operator.policy.workers import Tending, tend
 
 SHORTEST_WAKE_SECONDS = 0.01
@@ -48,14 +50,15 @@ def plan(seen: Observed) -> Plan:
         after: float | None = 0.0
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
-    return Plan(decision.actions, status, decision.reason, events, after)
+    return Plan((*holding(facts), *decision.actions), status, decision.reason, events, after)
 
 
 def _decide(facts: Facts) -> _Decision:
     status = facts.status
     if facts.seen.job.deleted or status.phase in ("Complete", "Failed"):
-        tidying = ending.tidy(facts)
-        return _Decision(tidying.reason, status, tidying.actions, wakes=(tidying.until_seconds,))
+        left = tidy(facts)
+        status = replace(status, tidied=status.tidied or left.done)
+        return _Decision(left.reason, status, left.actions, left.events, (left.until_seconds,))
     due = ending.deadline(facts)
     if due is not None and facts.now >= due:
         limit = facts.spec.run_policy.active_deadline_seconds

@@ -14,4 +14,7 @@ def at_rest(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) 
     world = status.world
     empty = world is None or (world.state == "Committed" and not world.members)
     over = status.phase in ("Complete", "Failed")
-    return not workers and not job.deleted and (over or (job.spec.suspend and empty))
+    if job.deleted:
+        return False
+    # pods that have ended stay for their logs
+    return status.tidied if over else job.spec.suspend and empty and not workers

@@ -21,9 +21,12 @@ from surefoot_operator.policy.actions import (
     Action,
     CleanMemory,
     CreateWorker,
+    DeleteJob,
     DeleteWorker,
+    HoldJob,
     ListPersistentTier,
     ProposeHold,
+    PurgePersistent,
     RetireWorkers,
     SealHolder,
 )
@@ -59,6 +62,12 @@ async def _one(parts: Parts, action: Action, seen: Observed) -> None:
         await parts.memory.clean()
     elif isinstance(action, SealHolder):
         _seal(parts, action)
+    elif isinstance(action, HoldJob):
+        await parts.fabric.hold_job(action.held)
+    elif isinstance(action, PurgePersistent):
+        await parts.fabric.purge(action.attempt, parts.environment(seen.job, CreateWorker(0, 0)))
+    elif isinstance(action, DeleteJob):
+        await parts.fabric.delete_job()
     elif not isinstance(action, CreateWorker | DeleteWorker):
         _ask(parts, action, seen)
 

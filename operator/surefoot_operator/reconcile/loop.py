@@ -67,12 +67,12 @@ class Reconciler:
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def wake(self, urgent: bool = True) -> None:
-        """Something changed. What is not urgent waits for the next progress write, with whatever else comes till then."""
+        """Something changed. What is not urgent waits a little, for whatever else comes till then."""
         if urgent:
             self._wake.set()
         elif self._later is None:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(self._parts.settings.progress_seconds, self._wake.set)
+            self._later = loop.call_later(self._parts.settings.notice_seconds, self._wake.set)
 
     async def run(self) -> None:
         """Goes on until cancelled."""
@@ -155,7 +155,10 @@ class Reconciler:
         if refusal.reason != self._refusal:
             self._refusal = refusal.reason
             await self._tell((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
-        return parts.settings.longest_sleep_seconds
+        if refusal.leaving:
+            # what it would have deleted cannot be known: nobody is stuck with it
+            await parts.fabric.hold_job(False)
+        return parts.settings.rest_seconds
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0."""
@@ -176,7 +179,10 @@ class Reconciler:
         """What stands in the API now: the tier follows it, and agents hear what follows from it."""
         parts, resting = self._parts, at_rest(shown.job, status, shown.workers)
         self._longest = parts.settings.rest_seconds if resting else parts.settings.longest_sleep_seconds
-        parts.memory.follow(shown.holders, status, resting)
+        if status.tidied:
+            parts.memory.rest(status)
+        else:
+            parts.memory.follow(shown.holders, status, resting)
         epoch = status.world.epoch if status.world is not None else 0
         parts.conversation.rule(rule(status, parts.memory.ready(epoch), shown.job.spec.checkpoint.memory.replicas))
 

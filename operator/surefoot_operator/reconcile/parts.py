@@ -55,6 +55,8 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         hold=hold.seen if hold is not None else None,
         covers=covers,
         promoted=sessions.orders.promoted,
+        memory_cleaned=parts.memory.cleaned,
+        purges=shown.purges,
         refusal=shown.refusal,
         free_nodes=shown.free_nodes,
     )

@@ -9,7 +9,7 @@ import hashlib
 from typing import Any
 
 from surefoot_operator.api.names import API_VERSION
-from surefoot_operator.api.spec import KIND
+from surefoot_operator.api.spec import FINALIZER, KIND
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
@@ -27,6 +27,8 @@ async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> 
     except ApiRefused as error:
         if error.code != 409:
             raise
+    if kind == "secrets":
+        return body  # named by a digest of its content, so it has that content; and we need no right to read secrets
     found = await api.get(labels.core_path(job.namespace, kind, name))
     if (found["metadata"].get("labels") or {}).get(labels.JOB_UID) != job.uid:
         raise FabricError(
@@ -47,6 +49,37 @@ async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object |
             return None
         raise
     return None if worker.force or found.get("kind") != "Pod" else found
+
+
+async def hold(api: Api, stored: Object, held: bool) -> Object:
+    """The job with or without our finalizer; `stored` as it was last seen. A race with somebody else's is an error."""
+    metadata = stored["metadata"]
+    there: list[str] = metadata.get("finalizers") or []
+    if (FINALIZER in there) == held:
+        return stored
+    path = "/metadata/finalizers"
+    operations = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": path, "value": there or None},
+    ]
+    left = [*there, FINALIZER] if held else [name for name in there if name != FINALIZER]
+    operations.append({"op": "add", "path": path, "value": left})
+    return await api.patch(labels.jobs_path(metadata["namespace"], metadata["name"]), operations)
+
+
+async def delete_job(api: Api, job: labels.JobIdentity) -> None:
+    """Exactly this job; what bears its name now may be another."""
+    options: Object = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": job.uid},
+        "propagationPolicy": "Background",
+    }
+    try:
+        await api.delete(labels.jobs_path(job.namespace, job.name), options)
+    except ApiRefused as error:
+        if error.code not in (404, 409):
+            raise
 
 
 async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, now: float) -> None:

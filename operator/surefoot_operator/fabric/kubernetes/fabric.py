@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec import FINALIZER, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
@@ -21,7 +21,8 @@ from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvir
 from surefoot_operator.fabric.kubernetes import apply, holders, labels, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
-from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.fabric.kubernetes.purging import purge_pod
+from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 
 Object = dict[str, Any]
@@ -69,6 +70,7 @@ class KubernetesFabric:
             job=job,
             status=self._status(stored),
             workers=self._workers(),
+            purges=self._purges(),
             nodes=nodes,
             holders=self._holders(nodes),
             refusal=refusal,
@@ -117,6 +119,24 @@ class KubernetesFabric:
         assert problem is not None
         raise problem
 
+    async def hold_job(self, held: bool) -> None:
+        try:
+            self._cache.jobs.learn(await apply.hold(self._api, self._stored(), held))
+        except ApiRefused as error:
+            if error.code == 404 and not held:
+                return
+            if error.code in (409, 422):  # somebody else changed the finalizers: the next try knows them
+                self._cache.jobs.learn(await self._api.get(self._path))
+            raise
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        job, _ = self._job(self._stored())
+        made = await apply.create(self._api, "pods", purge_pod(job, attempt, environment, self._settings), self._me)
+        self._cache.workers.learn(made)
+
+    async def delete_job(self) -> None:
+        await apply.delete_job(self._api, self._me)
+
     async def record(self, events: Sequence[Event]) -> None:
         if not events:
             return
@@ -164,7 +184,8 @@ class KubernetesFabric:
         """The newest spec that could be read, and why a newer one cannot."""
         metadata, good = stored["metadata"], self._good
         generation, deleted = metadata.get("generation", 1), metadata.get("deletionTimestamp") is not None
-        if good is not None and (good.generation, good.deleted) == (generation, deleted):
+        held = FINALIZER in (metadata.get("finalizers") or ())
+        if good is not None and (good.generation, good.deleted, good.held) == (generation, deleted, held):
             return good, ""
         try:
             self._good = parse_job(stored)
@@ -172,8 +193,9 @@ class KubernetesFabric:
         except SpecError as error:
             refusal = f"the job cannot be run as it is asked for: {error}"
             if good is None:
-                raise JobRefused(refusal, generation, self._status(stored)) from error
-            return replace(good, deleted=deleted), refusal
+                leaving = deleted and held
+                raise JobRefused(refusal, generation, self._status(stored), leaving) from error
+            return replace(good, deleted=deleted, held=held), refusal
 
     def _status(self, stored: Object) -> JobStatus:
         try:
@@ -183,10 +205,19 @@ class KubernetesFabric:
                 f"the job's status was edited and cannot be read: {error}. Nothing of it is written over;"
                 " put back what stood there, or make the job anew with checkpoint.restoreFrom"
             )
-            raise JobRefused(sentence, stored["metadata"].get("generation", 1), None) from error
+            metadata = stored["metadata"]
+            leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
+            raise JobRefused(sentence, metadata.get("generation", 1), None, leaving) from error
 
     def _workers(self) -> tuple[WorkerSeen, ...]:
-        return tuple(seen.worker(pod) for pod in self._cache.workers.items.values() if self._is_ours(pod))
+        return tuple(seen.worker(pod) for pod in self._pods() if labels.part_of(pod) != labels.PURGE)
+
+    def _purges(self) -> tuple[PurgeSeen, ...]:
+        found = (seen.purge(pod) for pod in self._pods() if labels.part_of(pod) == labels.PURGE)
+        return tuple(one for one in found if one is not None)
+
+    def _pods(self) -> list[Object]:
+        return [pod for pod in self._cache.workers.items.values() if self._is_ours(pod)]
 
     def _is_ours(self, pod: Object) -> bool:
         return bool(pod["metadata"].get("labels", {}).get(labels.JOB_UID) == self._me.uid)
@@ -229,4 +260,4 @@ class KubernetesFabric:
 
 def _asked(job: Object) -> tuple[Any, ...]:
     metadata = job["metadata"]
-    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp")
+    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("finalizers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from surefoot_operator.api.spec import GROUP, VERSION
 
@@ -11,7 +12,7 @@ JOB_UID = f"{GROUP}/job-uid"
 WORKER_INDEX = f"{GROUP}/worker-index"
 ATTEMPT = f"{GROUP}/attempt"
 PART = f"{GROUP}/part"
-WORKER = "worker"
+WORKER, PURGE = "worker", "purge"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OPERATOR = "surefoot-operator"
 HOLDER_SELECTOR = f"{PART}=memory-tier"
@@ -45,8 +46,18 @@ def core_path(namespace: str, kind: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
+def part_of(pod: dict[str, Any]) -> str:
+    """What a pod of a job is for; one without a word of it is a worker of an older operator."""
+    found = pod["metadata"].get("labels", {}).get(PART, WORKER)
+    return str(found)
+
+
 def pod_name(job: str, index: int, attempt: int) -> str:
     return f"{job}-worker-{index}-{attempt}"
+
+
+def purge_name(job: str, attempt: int) -> str:
+    return f"{job}-delete-{attempt}"
 
 
 def host_name(index: int) -> str:

@@ -23,7 +23,7 @@ Object = dict[str, Any]
 RUN_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-token"
 METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
-_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _GRACE_SECONDS = 30
 
 
@@ -34,6 +34,8 @@ class PodSettings:
     agent: tuple[str, ...] = ("surefoot-agent", "--")
     """Found on the image's PATH."""
     run_folder: str = "/run/surefoot"
+    purge_image: str = ""
+    """For the pod that deletes a job's persistent data; empty: the trainer's own image."""
     token_audience: str = "surefoot"
     token_seconds: int = 3600
     """How long a token is valid; the kubelet renews it earlier."""
@@ -169,9 +171,9 @@ def _environment(
     }
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
-        added |= {name: _from_secret(persistent.secret_ref, name) for name in _CREDENTIALS}
+        added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
     added |= {name: {"value": value} for name, value in environment.plain.items()}
-    added |= {name: _from_secret(told, name) for name in environment.secret}
+    added |= {name: from_secret(told, name) for name in environment.secret}
     named = {entry["name"] for entry in given}
     return [*given, *({"name": name, **value} for name, value in added.items() if name not in named)]
 
@@ -180,7 +182,7 @@ def _field(path: str) -> Object:
     return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _from_secret(name: str, key: str) -> Object:
+def from_secret(name: str, key: str) -> Object:
     return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 

@@ -8,12 +8,14 @@ from typing import Any, Literal
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import HolderPlace
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.observed import NodeSeen, WorkerSeen
+from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 
 Object = dict[str, Any]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 _PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
+_SAID = 400
+"""Characters of a pod's last words that people are told."""
 _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service")
 
 
@@ -51,6 +53,20 @@ def worker(pod: Object) -> WorkerSeen:
         deleting=metadata.get("deletionTimestamp") is not None,
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
     )
+
+
+def purge(pod: Object) -> PurgeSeen | None:
+    """A pod that deletes persistent data; None for one whose labels are not ours."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    attempt = metadata["labels"].get(labels.ATTEMPT, "")
+    if not attempt.isdecimal():
+        return None
+    phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
+    state: Object = next((c.get("state", {}) for c in status.get("containerStatuses", ())), {})
+    ended = state.get("terminated") or {}
+    said = status.get("message") or ended.get("message") or _waiting(status, state)
+    created = seconds(metadata.get("creationTimestamp"))
+    return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created)
 
 
 def _trainer(pod: Object) -> tuple[Phase, int | None, str]:

@@ -66,6 +66,15 @@ class ProcessesFabric:
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
         return await asyncio.to_thread(self._store.patch_status, new, old)
 
+    async def hold_job(self, held: bool) -> None:
+        """Nobody deletes a job here: its folder goes when a person removes it."""
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        raise FabricError("a run folder is removed by hand, and what lies in its persistent tier with it")
+
+    async def delete_job(self) -> None:
+        """As above."""
+
     async def record(self, events: Sequence[Event]) -> None:
         if events:
             await asyncio.to_thread(self._store.record, events)

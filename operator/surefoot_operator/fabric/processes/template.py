@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec import MANAGER, TrainingJobSpec
 
 _POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
 _CONTAINER = ("name", "command", "args", "env", "workingDir")
@@ -38,4 +38,10 @@ def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
     persistent = spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
         found.append("checkpoint.persistent.secretRef (credentials are taken from this environment)")
+    if persistent is not None and persistent.on_job_deletion != "Keep":
+        found.append("checkpoint.persistent.onJobDeletion (a run folder is removed by hand)")
+    if spec.managed_by != MANAGER:
+        found.append("managedBy (whoever starts it here looks after it)")
+    if spec.run_policy.ttl_seconds_after_finished is not None:
+        found.append("runPolicy.ttlSecondsAfterFinished (a run folder is removed by hand)")
     return tuple(found)

@@ -1,0 +1,78 @@
+"""The pod that deletes what a job has in its persistent tier: the job's identity and image, nothing of its training. Pure.
+
+Called by `fabric`. It stands once per attempt, never restarts, and goes with the job.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.pods import CREDENTIALS, PodSettings, from_secret, owner
+
+Object = dict[str, Any]
+
+COMMAND = ("python", "-m", "surefoot.tools.delete")
+ACTIVE_SECONDS = 590
+_OF_POD = (
+    "serviceAccountName",
+    "imagePullSecrets",
+    "securityContext",
+    "tolerations",
+    "volumes",
+    "hostNetwork",
+    "dnsPolicy",
+    "dnsConfig",
+    "hostAliases",
+    "automountServiceAccountToken",
+)
+"""Who it is and how it reaches the store. Not where it runs: the training's nodes may be gone or dear."""
+_OF_TRAINER = ("env", "envFrom", "volumeMounts", "securityContext", "imagePullPolicy", "workingDir")
+_TOLD = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
+
+
+def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
+    """The pod of one attempt."""
+    template = copy.deepcopy(job.spec.template.raw)
+    given = template["spec"]
+    trainer = next(c for c in given["containers"] if c["name"] == labels.TRAINER)
+    container = {name: trainer[name] for name in _OF_TRAINER if trainer.get(name) is not None}
+    container |= {
+        "name": "delete",
+        "command": list(COMMAND),
+        "env": _environment(container.get("env") or [], job, environment),
+        # the end of its output stands in the pod's status: why it failed is told where people look
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    image = settings.purge_image or trainer.get("image")
+    if image:
+        container["image"] = image
+    spec = {name: given[name] for name in _OF_POD if given.get(name) is not None}
+    spec |= {"restartPolicy": "Never", "activeDeadlineSeconds": ACTIVE_SECONDS, "containers": [container]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": labels.purge_name(job.name, attempt),
+            "namespace": job.namespace,
+            "labels": {
+                **labels.job_labels(job.name, job.uid),
+                labels.PART: labels.PURGE,
+                labels.ATTEMPT: str(attempt),
+            },
+            "ownerReferences": [owner(job)],
+        },
+        "spec": spec,
+    }
+
+
+def _environment(given: list[Object], job: TrainingJob, environment: WorkerEnvironment) -> list[Object]:
+    told = {n: {"value": v} for n, v in environment.plain.items() if n.startswith(_TOLD)}
+    persistent = job.spec.checkpoint.persistent
+    if persistent is not None and persistent.secret_ref is not None:
+        told |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
+    named = {entry["name"] for entry in given}
+    return [*given, *({"name": name, **value} for name, value in told.items() if name not in named)]

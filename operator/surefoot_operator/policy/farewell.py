@@ -1,0 +1,77 @@
+"""What a job that is deleted takes along: its workers, its memory and, if it says so, its persistent data. Pure.
+
+Only for the last the job is held back (a finalizer), and never for long: what cannot be deleted is said and left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot_operator.names import PERSISTENT_DELETED, PERSISTENT_LEFT
+from surefoot_operator.observed import PurgeSeen
+from surefoot_operator.policy.actions import Action, Event, HoldJob, PurgePersistent
+from surefoot_operator.policy.facts import Facts
+
+PURGE_SECONDS = 600.0
+"""After this an attempt counts as failed, whatever it still does: also one that no node was found for."""
+
+PURGE_ATTEMPTS = 3
+AGAIN_SECONDS = 10.0
+"""Between the beginnings of two attempts, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    reason: str
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    until_seconds: float | None = None
+
+
+def holding(facts: Facts) -> tuple[Action, ...]:
+    """Keeps the finalizer as the spec has it, as long as the job is not being deleted."""
+    job = facts.seen.job
+    if job.deleted or job.held == _wanted(facts):
+        return ()
+    return (HoldJob(not job.held),)
+
+
+def purge(facts: Facts) -> Farewell | None:
+    """The next thing that a deleted job's persistent data needs; None: nothing holds the job back."""
+    if not facts.seen.job.held:
+        return None
+    if not _wanted(facts):
+        return Farewell("the job was deleted; its persistent data is kept", (HoldJob(False),))
+    if facts.seen.workers:
+        return Farewell("the job was deleted; its workers may still write, so its persistent data waits for their end")
+    place = f"{_uri(facts)}/{facts.seen.job.uid}"
+    last = max(facts.seen.purges, key=lambda p: p.attempt, default=None)
+    if last is None:
+        return Farewell(f"the job was deleted, and {place} with it", (PurgePersistent(1),))
+    if last.phase == "Succeeded":
+        reason = f"{place} was deleted"
+        return Farewell(reason, (HoldJob(False),), (Event(PERSISTENT_DELETED, reason),))
+    due = last.created_seconds + PURGE_SECONDS
+    if last.phase != "Failed" and facts.now < due:
+        return Farewell(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
+    if last.attempt < PURGE_ATTEMPTS:
+        again = last.created_seconds + AGAIN_SECONDS
+        if facts.now < again:
+            return Farewell(f"{place} could not be deleted; trying again", until_seconds=again)
+        return Farewell(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
+    reason = f"{place} was not deleted in {last.attempt} attempts ({_why(last)}); delete it by hand"
+    return Farewell(reason, (HoldJob(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
+
+
+def _wanted(facts: Facts) -> bool:
+    persistent = facts.spec.checkpoint.persistent
+    return persistent is not None and persistent.on_job_deletion == "Delete"
+
+
+def _uri(facts: Facts) -> str:
+    persistent = facts.spec.checkpoint.persistent
+    return persistent.uri.rstrip("/") if persistent is not None else ""
+
+
+def _why(last: PurgeSeen) -> str:
+    return last.message or ("it ended with an error" if last.phase == "Failed" else f"it is {last.phase}")

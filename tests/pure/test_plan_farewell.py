@@ -1,0 +1,158 @@
+"""What becomes of a job that is over or deleted: its pods, its memory, its persistent data, and at last itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.builders import BEGAN, running, with_node
+from surefoot_operator.api.spec import CheckpointPolicy, PersistentTier, RunPolicy
+from surefoot_operator.observed import Observed, PurgeSeen
+from surefoot_operator.policy.actions import CleanMemory, DeleteJob, DeleteWorker, HoldJob, PurgePersistent
+from surefoot_operator.policy.farewell import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.rest import at_rest
+from surefoot_operator.policy.tidying import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
+
+NOW = BEGAN + 100
+DELETE = CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix", on_job_deletion="Delete"))
+
+
+def kinds(seen: Observed, *wanted: type[Any]) -> list[Any]:
+    return [a for a in plan(seen).actions if isinstance(a, wanted)]
+
+
+# ---- over ----------------------------------------------------------------------------------------------------------
+
+
+def over(phase: Any = "Complete", cleaned: bool = True, **policy: Any) -> Observed:
+    """Ended just now; its workers have left."""
+    seen = running(run_policy=RunPolicy(**policy))
+    status = replace(seen.status, phase=phase, completion_seconds=NOW, message="every trainer finished")
+    workers = tuple(replace(w, phase="Succeeded", exit_code=0) for w in seen.workers)
+    holders = () if cleaned else seen.holders
+    return replace(seen, now=NOW, status=status, workers=workers, sessions=(), holders=holders, memory_cleaned=cleaned)
+
+
+def test_an_ended_job_is_tidied_once_its_memory_is_clean_and_rests() -> None:
+    seen = over(cleaned=False)
+    made = plan(seen)
+    assert [a for a in made.actions if isinstance(a, CleanMemory)]
+    assert not made.status.tidied
+    assert not at_rest(seen.job, made.status, seen.workers)
+    made = plan(over())
+    assert made.status.tidied
+    assert made.actions == ()  # its pods have ended and stay for their logs
+    assert at_rest(seen.job, made.status, seen.workers)
+
+
+def test_a_tidied_job_is_cleaned_no_second_time_by_another_operator() -> None:
+    seen = over(cleaned=False)
+    assert kinds(replace(seen, status=replace(seen.status, tidied=True)), CleanMemory) == []
+
+
+def test_a_memory_tier_that_never_answers_holds_no_job_up() -> None:
+    seen = replace(over(), memory_cleaned=False)
+    assert not plan(seen).status.tidied
+    assert plan(replace(seen, now=NOW + UNHEARD_SECONDS)).status.tidied
+
+
+def test_all_pods_go_where_that_is_asked_for() -> None:
+    seen = over(clean_pod_policy="All")
+    assert len(kinds(seen, DeleteWorker)) == 3
+    assert kinds(over(), DeleteWorker) == []
+
+
+def test_a_pod_that_was_ending_when_its_node_died_is_forgotten_by_force() -> None:
+    seen = over()
+    ending = replace(seen.workers[0], phase="Running", exit_code=None, deleting=True)
+    seen = replace(seen, workers=(ending, *seen.workers[1:]))
+    assert kinds(seen, DeleteWorker) == []
+    (delete,) = kinds(with_node(seen, "n0", ready=False), DeleteWorker)
+    assert delete.force
+
+
+def test_a_job_is_deleted_when_its_time_after_the_end_is_up_and_not_before() -> None:
+    seen = over(ttl_seconds_after_finished=30.0)
+    made = plan(seen)
+    assert not any(isinstance(a, DeleteJob) for a in made.actions)
+    assert made.wake_after_seconds == pytest.approx(30.0)
+    assert kinds(replace(seen, now=NOW + 30), DeleteJob)
+    assert kinds(over(), DeleteJob) == []
+    assert not kinds(replace(over(cleaned=False, ttl_seconds_after_finished=0.0), now=NOW + 1), DeleteJob)
+
+
+def test_a_failed_jobs_memory_is_kept_for_a_while_but_no_longer_than_the_job() -> None:
+    seen = over("Failed", cleaned=False)
+    assert kinds(seen, CleanMemory) == []
+    assert kinds(replace(seen, now=NOW + KEPT_AFTER_FAILURE_SECONDS), CleanMemory)
+    assert kinds(replace(over("Failed", cleaned=False, ttl_seconds_after_finished=5.0), now=NOW + 5), CleanMemory)
+
+
+# ---- deleted -------------------------------------------------------------------------------------------------------
+
+
+def deleted(*purges: PurgeSeen, workers: bool = False, held: bool = True, **spec: Any) -> Observed:
+    seen = running(**{"checkpoint": DELETE, **spec})
+    seen = replace(seen, now=NOW, job=replace(seen.job, deleted=True, held=held), purges=purges, sessions=())
+    return seen if workers else replace(seen, workers=())
+
+
+def test_only_a_job_whose_persistent_data_shall_go_with_it_is_held_back() -> None:
+    seen = running(checkpoint=DELETE)
+    assert kinds(seen, HoldJob) == [HoldJob(True)]
+    held = replace(seen, job=replace(seen.job, held=True))
+    assert kinds(held, HoldJob) == []
+    assert kinds(running(), HoldJob) == []
+    kept = replace(DELETE, persistent=replace(DELETE.persistent, on_job_deletion="Keep"))  # type: ignore[type-var]
+    changed = replace(held, job=replace(held.job, spec=replace(held.job.spec, checkpoint=kept)))
+    assert kinds(changed, HoldJob) == [HoldJob(False)]
+
+
+def test_a_deleted_job_that_nothing_holds_takes_pods_and_memory_along() -> None:
+    made = plan(deleted(workers=True, held=False))
+    assert len([a for a in made.actions if isinstance(a, DeleteWorker)]) == 3
+    assert [a for a in made.actions if isinstance(a, CleanMemory)]
+    assert not any(isinstance(a, PurgePersistent | HoldJob) for a in made.actions)
+
+
+def test_its_persistent_data_waits_for_workers_that_may_still_write() -> None:
+    assert kinds(deleted(workers=True), PurgePersistent, HoldJob) == []
+    assert kinds(deleted(), PurgePersistent) == [PurgePersistent(1)]
+
+
+def test_it_is_let_go_once_its_data_is_gone() -> None:
+    assert kinds(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), PurgePersistent, HoldJob) == []
+    made = plan(deleted(PurgeSeen(1, "Succeeded", created_seconds=NOW)))
+    assert [a for a in made.actions if isinstance(a, HoldJob)] == [HoldJob(False)]
+    assert [e.message for e in made.events] == ["s3://bucket/prefix/uid-1 was deleted"]
+
+
+def test_a_deletion_that_failed_is_tried_again_after_a_while() -> None:
+    failed = PurgeSeen(1, "Failed", "AccessDenied", NOW - 1)
+    made = plan(deleted(failed))
+    assert not any(isinstance(a, PurgePersistent | HoldJob) for a in made.actions)
+    assert made.wake_after_seconds == pytest.approx(AGAIN_SECONDS - 1)
+    late = replace(failed, created_seconds=NOW - AGAIN_SECONDS)
+    assert kinds(deleted(late), PurgePersistent) == [PurgePersistent(2)]
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown"])
+def test_one_that_never_ends_counts_as_failed(phase: Any) -> None:
+    stuck = PurgeSeen(1, phase, created_seconds=NOW - PURGE_SECONDS)
+    assert kinds(deleted(stuck), PurgePersistent) == [PurgePersistent(2)]
+
+
+def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
+    made = plan(deleted(PurgeSeen(PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
+    assert [a for a in made.actions if isinstance(a, HoldJob)] == [HoldJob(False)]
+    (event,) = made.events
+    assert event.warning
+    assert event.message == "s3://bucket/prefix/uid-1 was not deleted in 3 attempts (AccessDenied); delete it by hand"
+
+
+def test_a_job_that_no_longer_wants_it_is_let_go_with_its_data_kept() -> None:
+    seen = deleted(checkpoint=CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix")))
+    assert kinds(seen, PurgePersistent, HoldJob) == [HoldJob(False)]
