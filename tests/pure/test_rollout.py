@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.policy.rollout import STALE_SECONDS, HolderPod, JobSafety, Rollout, refused_safety, rollout
+from support.builders import running, with_holder
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Incident, JobStatus, World
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.rollout import (
+    STALE_SECONDS,
+    HolderPod,
+    JobSafety,
+    Rollout,
+    refused_safety,
+    rollout,
+    safety,
+)
+from surefoot_operator.policy.upkeep import upkeep
 
 NOW = 1000.0
 
@@ -166,3 +179,81 @@ def test_no_order_of_events_takes_two_domains_or_the_last_copy(
         tier.decided()
     assert all(p.revision == "new" for p in tier.pods)
     assert tier.copies
+
+
+# ---- what a job says ----------------------------------------------------------------------------------------------
+
+
+def said(seen: Observed) -> JobSafety:
+    return safety(seen, seen.status, upkeep(seen))
+
+
+def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
+    seen = running()
+    answer = said(seen)
+    assert answer.safe, answer.reason
+    assert answer.nodes == {h.endpoint.holder.node for h in seen.holders}
+    assert "2 copies" in answer.reason
+
+
+def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
+    seen = running()
+    silent = seen.holders[0].endpoint.holder.node
+    answer = said(with_holder(seen, silent, state="Silent"))
+    assert answer.nodes is None or silent not in answer.nodes
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"phase": "Complete"}, "it is over"),
+        ({"world": None, "recorded": False, "last_complete": None}, "memory holds nothing"),
+        (
+            {"world": World(1, "Committed"), "floor": Checkpoint(1, 40), "last_complete": Checkpoint(1, 40)},
+            "nowhere else",
+        ),
+    ],
+)
+def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
+    seen = running()
+    status = replace(seen.status, **change)
+    answer = safety(replace(seen, status=status), status, None)
+    assert (answer.safe, answer.nodes) == (True, None)
+    assert why in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"world": World(1, "Committed"), "recorded": True, "last_complete": Checkpoint(1, 40)}, "in memory alone"),
+        ({"world": World(2, "Claimed"), "recorded": True}, "its world is changing"),
+    ],
+)
+def test_who_could_lose_its_newest_checkpoint_is_not(change: dict[str, Any], why: str) -> None:
+    seen = running()
+    status = replace(seen.status, **change)
+    answer = safety(replace(seen, status=status), status, None)
+    assert not answer.safe
+    assert why in answer.reason
+
+
+def test_one_copy_alone_is_never_restarted_away() -> None:
+    seen = running()
+    kept = replace(upkeep(seen), replicas=1)
+    assert not safety(seen, seen.status, kept).safe
+    status = replace(seen.status, floor=Checkpoint(1, 30))
+    assert safety(seen, status, kept).safe, "its persistent tier has one"
+    assert not safety(seen, replace(status, bad=(Checkpoint(1, 30),)), kept).safe
+
+
+def test_without_a_checkpoint_at_full_replication_nothing_is_spared() -> None:
+    seen = running()
+    answer = safety(seen, seen.status, replace(upkeep(seen), watermark=None))
+    assert (answer.safe, answer.reason) == (False, "none of its complete checkpoints has all its copies")
+
+
+def test_a_recovering_job_spares_nothing() -> None:
+    seen = running()
+    incident = Incident("trainer-failed", "x", 0, "a", 1, detected_seconds=1.0)
+    status = replace(seen.status, incidents=(incident,))
+    assert safety(seen, status, upkeep(seen)).reason == "it is recovering"
