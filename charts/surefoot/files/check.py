@@ -54,7 +54,9 @@ def operator():
             pass
     if len(pods) != wanted:
         return f"{len(pods)} of {wanted} operator pods are there"
-    leaders = [pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"].get("surefoot.dev/leader") == "true"]
+    leaders = [
+        pod["metadata"]["name"] for pod in pods if pod["metadata"]["labels"].get("surefoot.dev/leader") == "true"
+    ]
     return "" if len(leaders) == 1 else f"of the operator's pods {len(leaders)} lead: {leaders}"
 
 
@@ -88,7 +90,8 @@ def main():
             time.sleep(AGAIN_SECONDS)  # between two questions; the condition is the answer
             problem = said(check)
         failed += bool(problem)
-        print(f"{name}: {problem or 'well'}", flush=True)
+        sys.stdout.write(f"{name}: {problem or 'well'}\n")
+        sys.stdout.flush()
     return 1 if failed else 0
 
 
