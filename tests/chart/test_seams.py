@@ -1,0 +1,85 @@
+"""The chart and the programs it starts mean the same: settings, labels, ports, names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from chart import helm
+from chart.objects import Object, ports
+from chart.test_rendering import EVERYTHING
+from surefoot.holder.companion.settings import CompanionSettings, companion_settings
+from surefoot_operator.controller.configuration import ClusterSettings, cluster_settings
+from surefoot_operator.fabric.kubernetes import labels
+
+
+def environment(rendered: list[Object], kind: str, name: str, container: str) -> dict[str, str]:
+    """The variables of a container; what comes from the pod is filled in."""
+    template = helm.one(rendered, kind, name)["spec"]["template"]
+    [found] = [one for one in template["spec"]["containers"] if one["name"] == container]
+    fields = {"metadata.namespace": helm.NAMESPACE, "metadata.name": "pod-1"}
+    return {e["name"]: e.get("value") or fields[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in found["env"]}
+
+
+def settings(values: Object, release: str = helm.RELEASE) -> ClusterSettings:
+    rendered = helm.objects(values, release)
+    name = "surefoot-operator" if release == helm.RELEASE else f"{release}-surefoot-operator"
+    return cluster_settings(environment(rendered, "Deployment", name, "operator"), [], helm.NAMESPACE)
+
+
+def test_the_default_release_says_what_the_operator_would_assume() -> None:
+    assumed = cluster_settings({"SUREFOOT_POD_NAME": "pod-1"}, [], helm.NAMESPACE)
+    assert settings({}) == assumed
+
+
+def test_another_releases_names_reach_its_operator() -> None:
+    found = settings({}, "other")
+    assert found.lease_name == "other-surefoot-operator"
+    assert found.coordinator_url == f"wss://other-surefoot-coordinator.{helm.NAMESPACE}.svc:8443/v1/agents"
+    assert found.tls_secret == "other-surefoot-coordinator-tls"
+    assert found.keys_secret == "other-surefoot-keys"
+    assert found.memory_admin_secret == "other-surefoot-memory-admin"
+    assert found.memory_daemonset == "other-surefoot-memory"
+
+
+def test_every_value_reaches_the_operator() -> None:
+    found = settings({**EVERYTHING, "operator": {**EVERYTHING["operator"], "logLevel": "DEBUG", "agentCommand": "a b"}})
+    assert found.only_namespace == "training"
+    assert found.runtime_image == "training:1"
+    assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")
+    assert found.log_level == "DEBUG"
+    assert found.agent_command == ("a", "b")
+
+
+def test_no_variable_is_for_nobody() -> None:
+    rendered = helm.objects(EVERYTHING)
+    known = {f"SUREFOOT_{field.name.upper()}" for field in dataclasses.fields(ClusterSettings)}
+    given = environment(rendered, "Deployment", "surefoot-operator", "operator").keys() - {"A"}
+    assert given <= known
+    assert known - given == {"SUREFOOT_KUBECONFIG", "SUREFOOT_IDENTITY"}  # of a desk, and made of the others
+
+
+def test_the_companion_finds_the_redis_beside_it() -> None:
+    rendered = helm.objects({})
+    found = companion_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion"))
+    template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
+    assert ports(template) == {"redis": found.redis_port, "metrics": found.port}
+    assert found == dataclasses.replace(CompanionSettings(), password_file="/var/run/secrets/surefoot-memory/password")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "selector"),
+    [
+        ("DaemonSet", "surefoot-memory", labels.HOLDER_SELECTOR),
+        ("Deployment", "surefoot-operator", f"{labels.PART}=operator"),
+    ],
+)
+def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, selector: str) -> None:
+    key, _, value = selector.partition("=")
+    assert helm.one(helm.objects({}), kind, name)["spec"]["template"]["metadata"]["labels"][key] == value
+
+
+def test_workers_are_let_in_by_the_label_that_they_bear() -> None:
+    policy = helm.one(helm.objects({}), "NetworkPolicy", "surefoot-operator")["spec"]
+    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {labels.PART: labels.WORKER}
