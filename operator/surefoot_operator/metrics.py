@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from surefoot.protocol.latency import BUCKETS_SECONDS
 
-disable_created_metrics()  # a second series beside each counter, which nothing here asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter: nobody asks for it
 
 _JOB = ["namespace", "job"]
 
@@ -94,6 +94,10 @@ def ended(namespace: str, job: str) -> None:
         family.remove_by_labels({"namespace": namespace, "job": job})
 
 
-# a rate sees a first failure only if the series was there before it
+# a rate sees the first of anything only if the series was there before it
 for _reason in ("not-leading", "foreign-job", "token", "timeout", "protocol", "worker"):
     agents_refused.labels(_reason)
+for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
+    holder_failures.labels(_call)
+for _error in ("FabricError", "InvariantBroken"):
+    reconcile_failures.labels(_error)

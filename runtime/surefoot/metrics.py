@@ -84,7 +84,14 @@ def reason_of(error: Exception) -> str:
             return "unexpected"
 
 
-# a rate sees a first failure only if the series was there before it
+# a rate sees the first of anything only if the series was there before it
+for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "promote")):
+    checkpoint_seconds.labels(_tier, _phase)
+    checkpoint_bytes.labels(_tier)
+for _source in ("memory", "persistent", "mixed"):
+    restore_seconds.labels(_source)
+for _source in ("memory", "persistent"):
+    restore_bytes.labels(_source)
 for _tier, _reasons in {
     "staging": ("memory", "copy", "changed"),
     "memory": ("fenced", "full", "missing", "unavailable"),

@@ -14,6 +14,7 @@ from surefoot_operator.policy.upkeep import Upkeep
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")
 _KINDS = ("node-lost", "agent-lost", "worker-silent", "trainer-failed", "unreadable", "startup", "hang", "planned")
+_RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 
 class Figures:
@@ -73,8 +74,12 @@ class Figures:
         if self._job is None:
             self._job = (job.namespace, job.name)
             metrics.lost_steps.labels(*self._job)
+            # a rate sees the first of anything only if the series was there before it
             for kind in _KINDS:
                 metrics.incidents.labels(*self._job, kind)
+                metrics.restarts.labels(*self._job, kind)
+            for phase in _RECOVERY:
+                metrics.recovery_seconds.labels(*self._job, phase)
         return self._job
 
     def _complete(self, where: tuple[str, str], tier: str, checkpoint: Checkpoint | None, now: float) -> None:
@@ -90,14 +95,14 @@ def _name(incident: Incident) -> tuple[int, float]:
 
 
 def _recovered(where: tuple[str, str], incident: Incident) -> None:
-    phases = {
-        "claimed": incident.claimed_seconds,
-        "stopped": incident.stopped_seconds,
-        "sealed": incident.sealed_seconds,
-        "assigned": incident.assigned_seconds,
-        "first-step": incident.first_step_seconds,
-    }
-    for phase, at_seconds in phases.items():
+    moments = (
+        incident.claimed_seconds,
+        incident.stopped_seconds,
+        incident.sealed_seconds,
+        incident.assigned_seconds,
+        incident.first_step_seconds,
+    )
+    for phase, at_seconds in zip(_RECOVERY, moments, strict=True):
         if at_seconds is not None:
             metrics.recovery_seconds.labels(*where, phase).observe(max(0.0, at_seconds - incident.detected_seconds))
     metrics.lost_steps.labels(*where).inc(incident.steps_lost or 0)

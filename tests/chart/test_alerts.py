@@ -1,0 +1,216 @@
+"""Each alert, judged by promtool over series that should and should not raise it; and the dashboards' files.
+
+Whether the expressions return data of a real job is tests/integration/test_dashboards.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.prometheus import program
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "charts" / "surefoot" / "files"
+ALERTS = FILES / "alerts.yaml"
+DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
+RUNBOOK = ROOT / "docs" / "operations.md"
+
+J = 'namespace="n",job="j"'
+RUNNING = (f'surefoot_job_phase{{{J},phase="Running"}}', "1x120")
+SUSPENDED = (f'surefoot_job_phase{{{J},phase="Running"}}', "0x120")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series, a value a minute, that raise the alert by `minutes`, and such that never do."""
+
+    raised: tuple[tuple[str, str], ...]
+    quiet: tuple[tuple[str, str], ...]
+    minutes: int = 60
+    labels: str = J
+
+
+def of_job(name: str, labels: str = "") -> str:
+    return f"{name}{{{J}{',' if labels else ''}{labels}}}"
+
+
+def one(series: str, raised: str, quiet: str, **more: Any) -> Case:
+    return Case(((series, raised),), ((series, quiet),), **more)
+
+
+FAILURES = "surefoot_checkpoint_failures_total"
+AGE = "surefoot_checkpoint_complete_timestamp_seconds"
+
+CASES = {
+    "SurefootJobUnprotected": Case(
+        ((of_job("surefoot_checkpoint_protected"), "0x120"), RUNNING),
+        ((of_job("surefoot_checkpoint_protected"), "0x120"), SUSPENDED),
+        15,
+    ),
+    # the tool's clock begins at 0: the checkpoint is of the second minute
+    "SurefootCheckpointOld": Case(
+        ((of_job(AGE, 'tier="memory"'), "120x120"), RUNNING),
+        ((of_job(AGE, 'tier="memory"'), "0+60x120"), RUNNING),
+        40,
+    ),
+    "SurefootJobRecovering": one(of_job("surefoot_job_phase", 'phase="Recovering"'), "1x120", "1x5 0x115", minutes=15),
+    "SurefootJobFailed": one(of_job("surefoot_job_phase", 'phase="Failed"'), "1x120", "0x120"),
+    "SurefootFailuresOften": one(of_job("surefoot_incidents_total", 'kind="hang"'), "0+1x120", "0x60 1x60"),
+    "SurefootAgentsMissing": Case(
+        ((of_job("surefoot_agents_connected"), "3x10 0x110"), RUNNING),
+        ((of_job("surefoot_agents_connected"), "3x10 0x1 3x109"), RUNNING),
+        30,
+    ),
+    "SurefootSavesSkipped": one(of_job("surefoot_checkpoint_skipped_total", 'worker="0"'), "0+1x120", "0x30 1x90"),
+    "SurefootSavesFailing": one(
+        of_job(FAILURES, 'tier="memory",reason="full",worker="0"'),
+        "0+1x120",
+        "0x120",
+        labels=f'{J},tier="memory",reason="full"',
+    ),
+    "SurefootPromotionFailing": one(
+        of_job(FAILURES, 'tier="persistent",reason="unavailable",worker="0"'),
+        "0+1x120",
+        "0x120",
+        labels=f'{J},reason="unavailable"',
+    ),
+    "SurefootStallHigh": Case(
+        (
+            (of_job("surefoot_checkpoint_stall_seconds_sum", 'worker="0"'), "0+12x120"),
+            (of_job("surefoot_step_duration_seconds_sum", 'worker="0"'), "0+60x120"),
+        ),
+        (
+            (of_job("surefoot_checkpoint_stall_seconds_sum", 'worker="0"'), "0+1x120"),
+            (of_job("surefoot_step_duration_seconds_sum", 'worker="0"'), "0+60x120"),
+        ),
+    ),
+    "SurefootCopiesDamaged": one(
+        of_job("surefoot_restore_fallbacks_total", 'reason="corrupt",worker="0"'), "0x50 1x70", "0x120"
+    ),
+    "SurefootMemoryTierNearlyFull": Case(
+        (
+            ('surefoot_holder_memory_used_bytes{node="a"}', "95x120"),
+            ('surefoot_holder_memory_max_bytes{node="a"}', "100x120"),
+        ),
+        (
+            ('surefoot_holder_memory_used_bytes{node="a"}', "95x120"),
+            ('surefoot_holder_memory_max_bytes{node="a"}', "0x120"),
+        ),
+        labels='node="a"',
+    ),
+    "SurefootMemoryTierEvicts": one(
+        'surefoot_holder_evicted_keys_total{node="a"}', "0x55 9x65", "0x120", labels='node="a"'
+    ),
+    "SurefootMemoryTierDown": one('surefoot_holder_up{node="a"}', "0x120", "1x120", labels='node="a"'),
+    "SurefootHolderSilent": one(of_job("surefoot_holders", 'state="Silent"'), "1x120", "0x120"),
+    "SurefootNoLeader": Case(
+        (('surefoot_operator_leader{instance="a"}', "0x120"), ('surefoot_operator_leader{instance="b"}', "0x120")),
+        (('surefoot_operator_leader{instance="a"}', "0x120"), ('surefoot_operator_leader{instance="b"}', "1x120")),
+        labels="",
+    ),
+    "SurefootWatchStale": one('surefoot_watch_age_seconds{kind="nodes"}', "0+60x120", "30x120", labels='kind="nodes"'),
+    "SurefootReconcileFailing": one(
+        'surefoot_reconcile_failures_total{error="FabricError"}', "0+5x120", "0x50 1x70", labels=""
+    ),
+    "SurefootAgentsRefused": one(
+        'surefoot_agents_refused_total{reason="token"}', "0+2x120", "0x50 1x70", labels='reason="token"'
+    ),
+}
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
+
+
+def test_promtool_reads_the_rules() -> None:
+    found = subprocess.run(
+        [program("promtool"), "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_alert_has_a_case() -> None:
+    assert sorted(CASES) == sorted(rules())
+
+
+@pytest.mark.parametrize("alert", sorted(CASES))
+def test_the_alert_is_raised_when_it_should_be_and_not_when_it_should_not(alert: str, tmp_path: Path) -> None:
+    case = CASES[alert]
+    expected = [{"labels": _raised(alert, case.labels), "value": 1}]
+    document = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [_test(alert, case.raised, case.minutes, expected), _test(alert, case.quiet, case.minutes, [])],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(document))
+    found = subprocess.run(
+        [program("promtool"), "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def _test(alert: str, series: tuple[tuple[str, str], ...], minutes: int, expected: list[Any]) -> dict[str, Any]:
+    firing = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [{"expr": firing, "eval_time": f"{minutes}m", "exp_samples": expected}],
+    }
+
+
+def _raised(alert: str, labels: str) -> str:
+    severity = rules()[alert]["labels"]["severity"]
+    own = [f'alertname="{alert}"', 'alertstate="firing"', f'severity="{severity}"', *filter(None, [labels])]
+    return f"ALERTS{{{','.join(own)}}}"
+
+
+def test_every_alert_says_what_why_and_where_to_read_on() -> None:
+    sections = {_anchor(line.lstrip("# ")) for line in RUNBOOK.read_text().splitlines() if line.startswith("#")}
+    for name, rule in rules().items():
+        assert rule["labels"]["severity"] in ("warning", "critical"), name
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert name.lower() in sections, f"docs/operations.md has no section {name}"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+
+
+def test_the_dashboards_are_what_their_code_makes_and_grafanas_types_read() -> None:
+    command = [sys.executable, "-m", "dashboards", "--check"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_places_and_names_of_their_own_and_say_what_they_show(path: Path) -> None:
+    body = json.loads(path.read_text())
+    panels = body["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) > 20
+    assert all(panel.get("description") for panel in panels if panel["type"] != "row")
+    assert {v["name"] for v in body["templating"]["list"]} == {"datasource", "namespace", "job"}
+
+
+def test_every_metric_that_is_asked_for_is_documented() -> None:
+    text = RUNBOOK.read_text()
+    asked = set(re.findall(r"surefoot_[a-z_]+", "".join(path.read_text() for path in (ALERTS, *DASHBOARDS))))
+    plain = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
+    assert {name for name in plain if f"`{name}`" not in text} == set()
+
+
+def test_every_metric_of_the_code_is_documented() -> None:
+    text = RUNBOOK.read_text()
+    sources = [path for room in ("operator", "runtime") for path in (ROOT / room).rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r'"(surefoot_[a-z_]+)"', path.read_text())}
+    assert {name for name in named if f"`{name}`" not in text} == set()

@@ -1,0 +1,104 @@
+"""A real Prometheus over targets named in files, asked by its own HTTP API. From PATH (`make system`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from surefoot_operator.fabric.processes.holder_process import free_port
+
+WAIT_SECONDS = 30.0
+SCRAPE_MILLISECONDS = 200
+"""A recovery lasts half a second: it must not fall between two scrapes."""
+
+
+class Prometheus:
+    """One server that answers. Every expression is evaluated over all that it scraped."""
+
+    def __init__(self, port: int) -> None:
+        self._base = f"http://127.0.0.1:{port}"
+        self.began = time.time()
+
+    def series(self, expression: str) -> list[dict[str, Any]]:
+        """What a panel over the whole run would show: each series with its values; it fails on what is no PromQL."""
+        span = {"start": self.began, "end": time.time(), "step": SCRAPE_MILLISECONDS / 1000}
+        found: list[dict[str, Any]] = self._get("query_range", {"query": expression, **span})["result"]
+        return found
+
+    def targets(self) -> dict[str, str]:
+        """Address -> health."""
+        active = self._get("targets", {})["activeTargets"]
+        return {target["labels"]["instance"]: target["health"] for target in active}
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every alert, as the server judges it: name, state, health, last error."""
+        return [rule for group in self._get("rules", {})["groups"] for rule in group["rules"]]
+
+    def _get(self, path: str, values: Mapping[str, Any]) -> Any:
+        url = f"{self._base}/api/v1/{path}?{urllib.parse.urlencode(values)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{values}: {error.read().decode()}") from error
+
+
+def program(name: str) -> str:
+    """`prometheus` or `promtool`; without it the test is skipped, with what to do."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH: `make system` installs it on Debian as root")
+    return found
+
+
+@contextmanager
+def scraping(folder: Path, targets: Sequence[str], rules: Path) -> Iterator[Prometheus]:
+    """The server, over `targets` (patterns of files in the form of file_sd) and the alerts in `rules`."""
+    server = program("prometheus")
+    found = {"files": list(targets), "refresh_interval": "1s"}
+    configuration = {
+        "global": {"scrape_interval": f"{SCRAPE_MILLISECONDS}ms", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": "surefoot", "honor_labels": True, "file_sd_configs": [found]}],
+    }
+    path = folder / "prometheus.yaml"
+    path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    port = free_port()
+    command = [server, f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _await_ready(port, process, folder / "prometheus.log")
+        yield Prometheus(port)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=2):
+                return
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, f"Prometheus does not become ready:\n{log.read_text()}"
+            time.sleep(0.1)
