@@ -86,6 +86,8 @@ class CoordinatorTls:
 
     def _use(self, content: Content) -> None:
         try:
+            # first into one that nobody uses: half of a bad pair must not replace what is shown
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
             _load(self.context, content[CERTIFICATE], content[KEY])
         except (KeyError, ssl.SSLError) as error:
             raise FabricError(

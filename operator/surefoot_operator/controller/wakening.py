@@ -105,6 +105,7 @@ class Wakening:
         @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
         async def heard(**_: Any) -> None:
             # `type` is None after each listing, and a deletion during a gap is never told: only that something is new counts
+            figures.kopf_events.inc()
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._woken)
 

@@ -1,0 +1,73 @@
+"""When a process should be restarted, when a job is at rest, and which jobs are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.builders import job, worker
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.controller.runners import looked_after
+from surefoot_operator.controller.vitals import Limits, Vitals, complaints
+from surefoot_operator.policy.rest import at_rest
+
+
+@pytest.mark.parametrize(
+    ("vitals", "said"),
+    [
+        (Vitals({"pods": 30.0}, {"a/b": 2.0}, 0.1, 1.0), ()),
+        (
+            Vitals({"pods": 121.0}, {}, 0.0, 1.0),
+            ("the watch of pods was not heard of for 121 s, though the API server answers",),
+        ),
+        # the server is away: a restart would help nobody
+        (Vitals({"pods": 1000.0}, {}, 0.0, 1000.0), ()),
+        (Vitals({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has taken 181 s",)),
+        (Vitals({}, {}, 5.1, 1.0), ("the event loop was 5.1 s late",)),
+        (Vitals({}, {}, 0.0, 1.0, "kopf has ended"), ("kopf has ended",)),
+    ],
+)
+def test_only_what_a_restart_helps_against_is_a_complaint(vitals: Vitals, said: tuple[str, ...]) -> None:
+    assert complaints(vitals, Limits()) == said
+
+
+MEMBERS = (Member(0, 1, "i", "n"),)
+COMMITTED = JobStatus(phase="Running", world=World(3, "Committed", members=MEMBERS, size=1))
+EMPTIED = JobStatus(phase="Suspended", world=World(4, "Committed"))
+
+
+@pytest.mark.parametrize(
+    ("suspend", "status", "workers", "rests"),
+    [
+        (True, JobStatus(), 0, True),
+        (True, EMPTIED, 0, True),
+        (True, EMPTIED, 1, False),
+        (True, COMMITTED, 0, False),
+        (True, JobStatus(world=World(4, "Claimed")), 0, False),
+        (False, JobStatus(), 0, False),
+        (False, EMPTIED, 0, False),
+        (False, JobStatus(phase="Complete", world=World(3, "Committed", members=MEMBERS), tidied=True), 0, True),
+        (False, JobStatus(phase="Failed", world=World(3, "Claimed"), tidied=True), 1, True),
+        (False, JobStatus(phase="Failed"), 0, False),
+    ],
+)
+def test_who_asks_for_nothing_rests(suspend: bool, status: JobStatus, workers: int, rests: bool) -> None:
+    there = [worker(index) for index in range(workers)]
+    assert at_rest(job(suspend=suspend), status, there) is rests
+
+
+def stored(name: str, namespace: str = "team", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"}, "spec": spec}
+
+
+def test_jobs_of_another_manager_or_namespace_are_left_alone() -> None:
+    jobs = [
+        stored("plain"),
+        stored("named", managedBy="surefoot.dev/operator"),
+        stored("queued", managedBy="kueue.x-k8s.io/multikueue"),
+        stored("elsewhere", "other"),
+        {"metadata": {"name": "bare", "namespace": "team", "uid": "u"}},
+    ]
+    assert {key.name for key in looked_after(jobs)} == {"plain", "named", "elsewhere", "bare"}
+    assert {key.name for key in looked_after(jobs, "team")} == {"plain", "named", "bare"}
