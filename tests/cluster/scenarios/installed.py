@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from typing import Any
 
 from cluster import layout
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import run, wait
-from cluster.values import Values, values
+from cluster.values import Values, merged, values
 
 NAMESPACE = "surefoot-system"
 RELEASE = "surefoot"
@@ -22,19 +24,26 @@ Object = dict[str, Any]
 class Installed:
     """The release. `up` may be called on one that stands: it is upgraded to what the checkout has."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, only_namespace: str = "") -> None:
         self.engine = engine
         self.facts = engine.facts()
         self.api = Api(self.facts.kubeconfig)
+        self._only_namespace = only_namespace
 
     def up(self, changes: Values | None = None) -> None:
         """Installs or upgrades, and waits until an operator leads and every node has a holder."""
         file = layout.RUNS / "values.json"
-        file.write_text(json.dumps(values(self.facts, changes)))
+        mine = {"operator": {"onlyNamespace": self._only_namespace}}
+        file.write_text(json.dumps(values(self.facts, merged(mine, changes or {}))))
+        if not self.is_there():
+            self.down()  # what an install that failed has left
         # other tests may have put the jobs' kind there by themselves
-        told = ["--create-namespace", "--take-ownership", "--values", str(file)]
+        told = ["--create-namespace", "--take-ownership", "--force-conflicts", "--values", str(file)]
         self.helm("upgrade", "--install", RELEASE, str(CHART), *told)
         self.wait_ready()
+
+    def is_there(self) -> bool:
+        return RELEASE in self.helm("list", "--deployed", "--short").split()
 
     def down(self) -> None:
         """The jobs' kind stays, as for any user."""
@@ -46,7 +55,7 @@ class Installed:
         def ready() -> bool:
             return self._count() == len(self.facts.node_names) and self.leader() is not None
 
-        if not wait(lambda: _answered(ready), seconds):
+        if not wait(lambda: answered(ready), seconds):
             raise AssertionError(
                 f"the chart is not ready after {seconds:g} s:\n{self.kubectl('get', 'pods', '-owide')}"
             )
@@ -77,7 +86,7 @@ class Installed:
             found[:] = [] if pod is None else [str(pod["spec"]["nodeName"])]
             return bool(found)
 
-        assert wait(lambda: _answered(led), READY_SECONDS), "no operator leads"
+        assert wait(lambda: answered(led), READY_SECONDS), "no operator leads"
         return found[0]
 
     def kill_leader(self) -> str:
@@ -99,7 +108,7 @@ class Installed:
     def take_memory_away(self) -> None:
         """No node may run a holder: the DaemonSet's controller deletes them all, and no kubelet starts them again."""
         self._select({"surefoot.test/no-such": "node"})
-        assert wait(lambda: _answered(lambda: not self.pods("memory-tier")), READY_SECONDS)
+        assert wait(lambda: answered(lambda: not self.pods("memory-tier")), READY_SECONDS)
 
     def bring_memory_back(self) -> None:
         """Every node may again; returns when each has one that is Ready."""
@@ -118,7 +127,10 @@ class Installed:
     def kubectl(self, *arguments: str, namespace: str = NAMESPACE) -> str:
         program = self.facts.programs[0] / "kubectl"
         told = ["--kubeconfig", str(self.facts.kubeconfig), "--namespace", namespace]
-        return run(str(program), *told, *arguments, check=False)
+        done = subprocess.run(
+            [str(program), *told, *arguments], check=False, capture_output=True, text=True, timeout=60.0
+        )
+        return done.stdout + done.stderr
 
     def log_of_operators(self) -> str:
         """What they said last, for a test that failed."""
@@ -130,7 +142,8 @@ def is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _answered(condition: Any) -> bool:
+def answered(condition: Callable[[], object]) -> bool:
+    """The condition, or False while the API server is away."""
     try:
         return bool(condition())
     except OSError:  # the server is away at this moment

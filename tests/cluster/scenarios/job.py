@@ -103,6 +103,10 @@ class Job:
         world = self.status.world
         return world.epoch if world is not None and world.state == "Committed" else 0
 
+    def last_heard(self) -> float:
+        """When the API server last said something about it."""
+        return self.space.jobs.heard(self.asked.name)[-1].at
+
     def is_claimed(self) -> bool:
         """Whether a new epoch is claimed and not committed yet."""
         world = self.status.world

@@ -22,7 +22,7 @@ class Shape:
 
     workers: int
     elastic: tuple[int, int] | None = None
-    steps: int = 2500
+    steps: int = 1500
 
 
 ELASTIC = Shape(3, (2, 3))
@@ -37,7 +37,7 @@ class Asked:
     shape: Shape
     folder: Path
     """On this machine, seen by every node."""
-    pace: float = 0.08
+    pace: float = 0.1
     trace: bool = False
     persistent_interval: int | None = 100
     spec: dict[str, Any] = field(default_factory=dict)

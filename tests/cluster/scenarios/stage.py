@@ -32,7 +32,8 @@ class Stage:
 
     def __init__(self, engine: Engine, name: str = "scenarios") -> None:
         self.engine = engine
-        self.installed = Installed(engine)
+        self.installed = Installed(engine, name)  # jobs of other tests are not ours
+        self._was_installed = True
         self.space = Namespace(self.installed.api, name)
         self._undisturbed: dict[Shape, Job] = {}
         self._running: dict[str, Job] = {}
@@ -41,6 +42,7 @@ class Stage:
 
     def open(self) -> Stage:
         layout.RUNS.mkdir(exist_ok=True)
+        self._was_installed = self.installed.is_there()
         self.installed.up()
         self.space.start()
         self.account_for(self.space.name)
@@ -169,7 +171,8 @@ class Stage:
     def adopt(self, job: Job) -> None:
         """Others are held against this one from now on."""
         job.ledger.look()
-        assert [entry.epoch for entry in job.lineage()] == [1], f"somebody hurt the undisturbed job\n{job.said()}"
+        # an elastic job may begin with the workers that are ready first, and grow
+        assert {i.kind for i in job.incidents()} <= {"planned"}, f"somebody hurt the undisturbed job\n{job.said()}"
         assert job.ledger.twice() == []
         self._undisturbed[job.asked.shape] = job
 
@@ -226,10 +229,15 @@ class Stage:
         self._rows.pop(job.asked.name, None)
         job.remove()
 
+    def kubectl(self, *arguments: str) -> str:
+        """In the namespace of the jobs; what it said, also when it failed."""
+        return self.installed.kubectl(*arguments, namespace=self.space.name)
+
     def close(self) -> None:
         """Ends what runs; fails if one of them came to something else than the undisturbed job."""
         problems = []
-        for job in list(self._running.values()):
+        straight = list(self._undisturbed.values())  # last: the others are held against them
+        for job in [*(job for job in self._running.values() if job not in straight), *straight]:
             try:
                 if job.asked.name in self._rows and job.status.phase != "Failed":
                     self.finish(job)
@@ -238,4 +246,6 @@ class Stage:
             except (AssertionError, OSError) as error:
                 problems.append(f"{job.asked.name}: {error}")
         self.space.end()
+        if not self._was_installed:
+            self.installed.down()
         assert not problems, "\n".join(problems)

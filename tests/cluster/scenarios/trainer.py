@@ -74,12 +74,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    double = {"dtype": torch.float64}
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, WIDTH, **double), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 4, **double)
-    )
-    inputs = torch.randn(SAMPLES, 8, **double)
-    wanted = torch.sin(inputs @ torch.randn(8, 4, **double)) + 0.1 * torch.randn(SAMPLES, 4, **double)
+    torch.set_default_dtype(torch.float64)
+    model = torch.nn.Sequential(torch.nn.Linear(8, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 4))
+    inputs = torch.randn(SAMPLES, 8)
+    wanted = torch.sin(inputs @ torch.randn(8, 4)) + 0.1 * torch.randn(SAMPLES, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
     loader = surefoot.ElasticLoader(torch.utils.data.TensorDataset(inputs, wanted), BATCH, seed=0)
     checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
@@ -107,9 +105,10 @@ def main() -> None:
         if given.trace and rank == 0:
             with (given.folder / TRACE).open("ab") as file:
                 file.write(parameters(model).numpy().tobytes())
-        checkpointer.step(mean)
         time.sleep(given.pace)  # a step takes as long as a small model's
+        # first: what a checkpoint has must be written down, and a held step ends inside the next call
         written.step(step, mean, (batch.start, batch.stop), time.perf_counter() - began)
+        checkpointer.step(mean)
         if step >= int(told):
             break
     if rank == 0:
