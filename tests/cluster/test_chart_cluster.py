@@ -248,6 +248,18 @@ def test_an_upgrade_replaces_the_operator_and_leaves_holders_to_it(api: Api, ins
     assert "Succeeded" in installed.test()
 
 
+def test_a_new_revision_of_the_memory_tier_is_rolled_out_by_the_operator(api: Api, installed: Release) -> None:
+    holders = set(pods(api, "memory-tier").values())
+    installed.up({"memoryTier": {"podAnnotations": {"again": "1"}}})
+
+    def rolled() -> bool:
+        uids = set(pods(api, "memory-tier").values())
+        return len(uids) == len(holders) and not uids & holders
+
+    assert wait(rolled, 3 * SECONDS), "there is no job: nothing speaks against replacing a holder"
+    assert "Succeeded" in installed.test()
+
+
 def test_uninstalling_leaves_the_crd_and_what_the_operator_made(api: Api, installed: Release) -> None:
     installed.down()
     assert api.answers(CRD)
