@@ -82,8 +82,8 @@ test-cluster-tool: $(VENV)/.ready ## that cluster comes up, every way to hurt it
 	$(BIN)/pytest tests/cluster/test_tool.py
 
 .PHONY: test-cluster
-test-cluster: $(VENV)/.ready ## the CRD and the Kubernetes fabric on that cluster (its own, not part of `make test` yet)
-	$(BIN)/pytest tests/cluster/test_crd.py tests/cluster/test_fabric_kubernetes.py
+test-cluster: $(VENV)/.ready ## the CRD, the Kubernetes fabric and the chart on that cluster (its own, not part of `make test` yet)
+	$(BIN)/pytest tests/cluster/test_crd.py tests/cluster/test_fabric_kubernetes.py tests/cluster/test_chart_cluster.py
 
 BENCH_PEERS = build/bench/peers
 $(VENV)/.bench: $(VENV)/.ready
