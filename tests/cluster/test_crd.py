@@ -48,8 +48,9 @@ spec:
   replicas: 4
   nprocPerNode: 2
   suspend: true
+  managedBy: example.org/nobody
   elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5, scaleUpSnoozeSeconds: 3}
-  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, ttlSecondsAfterFinished: 30}
+  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
   failurePolicy:
     maxRestarts: 5
     evalPeriodSeconds: 100
@@ -58,7 +59,7 @@ spec:
   healthPolicy: {heartbeatSeconds: 0.25, heartbeatTimeoutSeconds: 2, stepTimeoutSeconds: 30}
   checkpoint:
     memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname}
-    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256}
+    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, onJobDeletion: Delete}
     drainGraceSeconds: 0.5
     holderReturnSeconds: 5
     onTotalLoss: Restart
@@ -138,6 +139,16 @@ REFUSED = [
     ({"checkpoint": {"restoreFrom": {"uri": "s3://b/p/u", "step": "newest"}}}, "spec.checkpoint.restoreFrom.step"),
     ({"checkpoint": {"memory": {"sizeLimit": "lots"}}}, "spec.checkpoint.memory.sizeLimit"),
     ({"failurePolicy": {"rules": [{"name": "a", "action": "Ignore", "onExitCodes": {"values": [1]}}]}}, '"FailJob"'),
+    ({"managedBy": "nobody"}, "spec.managedBy"),
+    ({"runPolicy": {"cleanPodPolicy": "None"}}, 'supported values: "Running", "All"'),
+    (
+        {
+            "template": {
+                "spec": {"containers": [{"name": "trainer", "command": ["a"], "env": [{"name": "SUREFOOT_X"}]}]}
+            }
+        },
+        "names in the trainer's env that begin with SUREFOOT_ are the operator's to set",
+    ),
     ({"template": {"spec": {"containers": [{"name": "main"}]}}}, "one of the containers must be named trainer"),
     ({"template": {"spec": {"containers": [{"name": "trainer"}]}}}, "the container named trainer must state its comm"),
     (
@@ -173,6 +184,36 @@ def test_a_template_changes_only_while_the_job_is_suspended(
     found["spec"]["template"]["spec"]["nodeSelector"] = {"gpu": "yes"}
     found["spec"]["suspend"] = False
     assert api.call("PUT", f"{JOBS}/small", found)["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "yes"}
+
+
+def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(
+    api: Api, made: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    body = copy.deepcopy(SMALL)
+    body["spec"] |= {"checkpoint": {"persistent": {"uri": "s3://bucket/prefix"}}, "managedBy": "example.org/nobody"}
+    found = made(body)
+
+    def change(*path: str, value: Any) -> dict[str, Any]:
+        new = copy.deepcopy(found)
+        place = new["spec"]
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        return api.call("PUT", f"{JOBS}/small", new)  # type: ignore[no-any-return]
+
+    for path, value, words in (
+        (("checkpoint", "memory", "intervalSteps"), 5, "cannot be changed while the job runs, for workers are told"),
+        (("checkpoint", "persistent", "keep"), 9, "cannot be changed while the job runs, for workers are told"),
+        (("checkpoint", "persistent", "uri"), "s3://another", "checkpoint.persistent.uri cannot be changed: what a re"),
+        (("healthPolicy", "heartbeatSeconds"), 0.25, "heartbeatSeconds cannot be changed while the job runs"),
+        (("managedBy",), "a.b/c", "managedBy cannot be changed"),
+    ):
+        assert words in refusal(lambda: change(*path, value=value))  # noqa: B023 -- called before the loop moves on
+    found = change("checkpoint", "persistent", "onJobDeletion", value="Delete")
+    found = change("replicas", value=4)
+    found = change("suspend", value=True)
+    found = change("checkpoint", "memory", "intervalSteps", value=5)
+    assert "uri cannot be changed" in refusal(lambda: change("checkpoint", "persistent", "uri", value="s3://another"))
 
 
 def test_a_job_with_every_field_comes_back_as_it_was(made: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

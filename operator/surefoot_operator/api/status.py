@@ -96,8 +96,6 @@ class ExcludedNode:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    serial: int = 0
-    """How often a status of this job was written. Each write tests it: who decided from an older one decides anew."""
     phase: Phase = "Pending"
     observed_generation: int = 0
     world: World | None = None
@@ -130,6 +128,8 @@ class JobStatus:
     completion_seconds: float | None = None
     step: int = 0
     progress_seconds: float | None = None
+    serial: int = 0
+    """How often a status of this job was written. Each write tests it: who decided from an older one decides anew."""
     tidied: bool = False
     """After the end: workers have left, and nothing of the job is in memory any more."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
