@@ -20,6 +20,8 @@ class CoordinatorSettings:
     """Messages waiting for one agent; one that takes fewer is closed, and hears everything anew when it returns."""
     message_bytes: int = 64 * 1024 * 1024
     """Largest message of an agent: a listing of the persistent tier."""
+    foreign_retry: bool = False
+    """Whether agents of a job that is not served here shall ask again: on a cluster, word of a job may come after them."""
     lines: int = 4096
     """Open connections in all, those that have not said hello included."""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from surefoot_operator import metrics
 from surefoot_operator.controller.configuration import ClusterSettings
 from surefoot_operator.controller.coordinator_tls import CoordinatorTls, server_names
-from surefoot_operator.controller.environment import WorkerTelling
+from surefoot_operator.controller.environment import WORKER_METRICS_PORT, WorkerTelling
 from surefoot_operator.controller.kept import SecretAt
 from surefoot_operator.controller.keys import admin_password, root_key
 from surefoot_operator.controller.leader_label import LeaderLabel
@@ -103,6 +103,7 @@ class ClusterOperator:
         shared.server.lead(True)
         metrics.leader.set(1)
         self._start(self._label.hold())
+        self._start(self._runners.resync())
         self._start(self._tier(shared, self._runners).run())
         log.info("leading %d jobs; agents are told %s", len(self._runners.running), self._settings.coordinator_url)
         await asyncio.Event().wait()
@@ -122,7 +123,9 @@ class ClusterOperator:
             await tls.begin()
         secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
         password = await admin_password(self._api, self._at(given.memory_admin_secret))
-        settings = OperatorSettings(coordinator=CoordinatorSettings(host="", port=given.coordinator_port))
+        settings = OperatorSettings(
+            coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True)
+        )
         reviews = TokenReviews(self._api, self._pod, time.time)
         server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
         await server.start()
@@ -135,6 +138,7 @@ class ClusterOperator:
             secrets,
             own_token=False,
             coordinator_ca=lambda: tls.authority if tls is not None else "",
+            metrics_port=WORKER_METRICS_PORT,
         )
         pods = PodSettings(agent=given.agent_command)
         return Shared(self._cache, server, telling, pods, ("default", password), settings)
@@ -180,7 +184,7 @@ class ClusterOperator:
 
     def _woken(self) -> None:
         if self._runners is not None:
-            self._runners.wake()
+            self._runners.wake_soon()
 
     def _unready(self) -> list[str]:
         return [self._begun] if self._begun else []

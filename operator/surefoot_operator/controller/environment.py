@@ -11,6 +11,9 @@ from surefoot_operator.controller.secrets import Secrets
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.policy.actions import CreateWorker
 
+WORKER_METRICS_PORT = 9464
+"""Of each worker on a cluster, where every pod has an address of its own."""
+
 _SECRET = ("SUREFOOT_HOLDER_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 

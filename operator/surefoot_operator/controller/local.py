@@ -21,7 +21,8 @@ from typing import TypeVar
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.environment import WorkerTelling
-from surefoot_operator.controller.figures import measure_loop_lag, served
+from surefoot_operator.controller.figures import served
+from surefoot_operator.controller.probes import LoopLag
 from surefoot_operator.controller.secrets import Secrets, secrets_in
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer, tokens
@@ -114,7 +115,7 @@ async def run(folder: Path, port: int, with_metrics: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    lag = asyncio.create_task(measure_loop_lag(), name="loop lag")
+    lag = asyncio.create_task(LoopLag().run(), name="loop lag")
     try:
         with served(folder) if with_metrics else nullcontext():
             await operator.start()

@@ -17,7 +17,9 @@ from surefoot_operator.controller import logs
 from surefoot_operator.controller.environment import WorkerTelling
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer
-from surefoot_operator.errors import SpecError
+from surefoot_operator.errors import FabricError, SpecError
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
@@ -102,11 +104,12 @@ class JobRunner:
         self._reconciler.wake(urgent)
 
     async def stop(self, gone: bool) -> None:
-        """Ends it. `gone`: the job is no more, so its agents and what holders have of it go too."""
+        """Ends it. `gone`: nothing shows the job any more; then its agents and what holders have of it go too."""
         self._shared.server.forget(self.key.uid)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        gone = gone and await self._is_gone()
         if gone:
             try:
                 async with asyncio.timeout(CLEAN_SECONDS):
@@ -116,6 +119,18 @@ class JobRunner:
         await self._memory.close()
         await self._fabric.close()
         log.info("job %s (%s) is %s", self.key, self.key.uid, "gone" if gone else "left as it is")
+
+    async def _is_gone(self) -> bool:
+        """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
+        path = labels.jobs_path(self.key.namespace, self.key.name)
+        try:
+            found = await self._shared.cache.api.get(path)
+        except ApiRefused as error:
+            return error.code == 404
+        except FabricError as error:
+            log.warning("whether job %s is gone is not known, its memory is left to the janitor: %s", self.key, error)
+            return False
+        return bool(found["metadata"]["uid"] != self.key.uid)
 
     async def _run(self) -> None:
         logs.job.set(str(self.key))

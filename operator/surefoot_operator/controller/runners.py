@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
@@ -18,6 +20,8 @@ from surefoot_operator.policy.rollout import JobSafety
 log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
+RESYNC_SECONDS = 30.0
+GATHERING_SECONDS = 0.1
 
 
 def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
@@ -39,6 +43,7 @@ class JobRunners:
         self._runners: dict[JobKey, JobRunner] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._leading = False
+        self._soon: asyncio.TimerHandle | None = None
 
     @property
     def running(self) -> frozenset[JobKey]:
@@ -66,15 +71,31 @@ class JobRunners:
         for key in self._runners.keys() - wanted:
             self._end(self._runners.pop(key))
         for key in sorted(wanted - self._runners.keys(), key=str):
-            runner = self._runners[key] = JobRunner(key, self._shared)
-            runner.start()
+            self._begin(key)
         figures.jobs.set(len(self._runners))
+
+    def wake_soon(self) -> None:
+        """The same, once for many calls: every write of every job's status is such a call."""
+        if self._leading and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._woken)
+
+    def _woken(self) -> None:
+        self._soon = None
+        self.wake()
+
+    async def resync(self) -> None:
+        """Until cancelled: wakes now and then, whatever else did or did not."""
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.75, 1.0))
+            self.wake()
 
     async def close(self) -> None:
         """Lets go of every job; each stays as it is."""
         if self._leading:
             self._shared.cache.unlisten("trainingjobs", self._heard)
         self._leading = False
+        if self._soon is not None:
+            self._soon.cancel()
         await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
         self._runners.clear()
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -82,6 +103,17 @@ class JobRunners:
     def _heard(self, old: Object | None, new: Object | None) -> None:
         if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
             self.wake()
+
+    def _begin(self, key: JobKey) -> None:
+        try:
+            runner = JobRunner(key, self._shared)
+        except Exception:
+            # one job must not keep the others from being looked after; it is tried again at the next wake
+            metrics.reconcile_failures.labels("begin").inc()
+            log.exception("job %s is not looked after", key)
+            return
+        self._runners[key] = runner
+        runner.start()
 
     def _end(self, runner: JobRunner) -> None:
         task = asyncio.create_task(runner.stop(gone=True), name=f"end {runner.key}")

@@ -159,9 +159,8 @@ class AgentServer:
                     return _refused("not-leading", Refused("this operator does not lead: ask again", retry=True))
                 conversation = self._jobs.get(hello.job)
                 if conversation is None:
-                    here = ", ".join(sorted(self._jobs)) or "none"
-                    text = f"job {hello.job} is not served here (served: {here})"
-                    return _refused("foreign-job", Refused(text, retry=False))
+                    text = f"job {hello.job} is not served here ({len(self._jobs)} others are)"
+                    return _refused("foreign-job", Refused(text, retry=self._settings.foreign_retry))
                 bad = await self._authenticate(hello)
                 if bad is not None:
                     return _refused("token", bad)
