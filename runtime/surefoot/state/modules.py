@@ -16,7 +16,7 @@ from surefoot.errors import StateMismatch
 from surefoot.geometry.grids import Grid
 from surefoot.state.entries import Entry, Saved, is_dtensor
 from surefoot.state.flat import Flat, FlatHandle, flat_handle
-from surefoot.state.places import Owner, Places, grid_of_mesh
+from surefoot.state.places import Owner, Places, grid_of_dtensor
 from surefoot.state.replicas import Replicas
 from surefoot.state.trees import marked, put_together, taken_apart
 
@@ -101,7 +101,7 @@ class ModulePart:
         self._flat = list(flat_handles(module, rank))
         views = {id(p) for h in self._flat for p in (h.flat_parameter, *(view for view, _ in h.parameters))}
         self.parameters = {leaf: p for leaf, p in named_parameters(module) if id(p) not in views}
-        default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), world)
+        default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), where)
         self._places = Places(rank, default, replicas)
         self.everywhere = default.count == world and not self._flat
         self._incoming: dict[str, torch.Tensor] = {}
@@ -171,7 +171,7 @@ class ModulePart:
         return trees, tensors
 
 
-def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter], world: int) -> Grid:
+def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter], where: tuple[int, int]) -> Grid:
     """Ranks that hold a module's plain tensors: DDP's group, those of its sharded tensors' mesh, else all."""
     for _, owner in named(module):
         if isinstance(owner, torch.nn.parallel.DistributedDataParallel):
@@ -180,5 +180,5 @@ def _default_grid(module: torch.nn.Module, parameters: list[torch.nn.Parameter],
             return Grid.of(sorted(dist.get_process_group_ranks(owner.process_group)))
     for tensor in parameters:
         if is_dtensor(tensor):
-            return grid_of_mesh(tensor.device_mesh).only({})  # type: ignore[attr-defined]  # a DTensor's
-    return Grid.world(world)
+            return grid_of_dtensor(tensor, where[0]).only({})
+    return Grid.world(where[1])

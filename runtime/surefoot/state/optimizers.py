@@ -17,7 +17,7 @@ from surefoot.geometry.grids import Grid
 from surefoot.state.entries import Entry, Saved, dtype_named, is_dtensor, local_part
 from surefoot.state.flat import described
 from surefoot.state.modules import Held
-from surefoot.state.places import Places, says_itself
+from surefoot.state.places import Places, grid_of_dtensor, says_itself
 from surefoot.state.replicas import Replicas
 from surefoot.state.trees import put_together, taken_apart
 
@@ -46,8 +46,7 @@ class OptimizerPart:
         default = Grid.world(world) if mine is None else Grid.alone(rank)
         self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
         self._groups_places = Places(rank, Grid.world(world), replicas)
-        whole = mine is None and all(h.flat is None and not says_itself(h.parameter) for h in self._held)
-        self.everywhere = whole and all(_everywhere(h, replicas, world) for h in self._held)
+        self.everywhere = mine is None and all(_everywhere(h, replicas, where) for h in self._held)
 
     def entries(self) -> Iterator[Entry]:
         """Live state tensors; empty before the first step."""
@@ -111,7 +110,9 @@ class OptimizerPart:
         for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
             group.update(put_together(saved_group, tensors.__getitem__))
         for held in self._held:
-            self._inner.state[held.parameter].update(values["plain"].get(held.name, {}))
+            kept = values["plain"].get(held.name)
+            if kept:
+                self._inner.state[held.parameter].update(kept)
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
@@ -215,11 +216,13 @@ def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimize
     return inner, frozenset(id(p) for p, rank in owners.items() if rank == own_rank)
 
 
-def _everywhere(held: Held, replicas: Replicas, world: int) -> bool:
+def _everywhere(held: Held, replicas: Replicas, where: tuple[int, int]) -> bool:
+    if held.flat is not None or says_itself(held.parameter):
+        return False
+    if is_dtensor(held.parameter):
+        return grid_of_dtensor(held.parameter, where[0]).count == where[1]
     told = replicas.of(held.name)
-    if told is None and is_dtensor(held.parameter):
-        return bool(held.parameter.device_mesh.size() == world)  # type: ignore[attr-defined]  # a DTensor's
-    return told is None or told.count == world
+    return told is None or told.count == where[1]
 
 
 def _names(held: Held) -> list[str]:

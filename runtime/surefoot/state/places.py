@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+_STAGES = ("pp", "pipe", "stage")
+"""How names of mesh dimensions begin whose ranks hold different tensors."""
+
 Owner = tuple[str, torch.Tensor]
 """A parameter's full name, and itself."""
 
@@ -34,6 +37,12 @@ def says_itself(tensor: torch.Tensor) -> bool:
 def grid_of_mesh(mesh: DeviceMesh) -> Grid:
     """The ranks of a device mesh."""
     return Grid.of([int(rank) for rank in mesh.mesh.flatten().tolist()], tuple(mesh.mesh.shape))
+
+
+def grid_of_dtensor(tensor: torch.Tensor, rank: int) -> Grid:
+    """All ranks that hold part of a DTensor, those of the other dimensions of its mesh too."""
+    spread: Any = tensor
+    return _rule(spread.device_mesh, tuple(spread.placements), rank).grid
 
 
 class Places:
@@ -104,11 +113,16 @@ class Places:
                 f"{name} is a {part.layout} tensor on {part.device}: only dense tensors with memory can be saved"
             )
         told = self._replicas.of(owner[0])
-        if says_itself(owner[1]) and owner[1].shape == tensor.shape:
-            yield from _said(owner[1], told or Grid.alone(self.rank))
+        if says_itself(owner[1]):
+            told = told or Grid.alone(self.rank)
+            if owner[1].shape == tensor.shape:
+                yield from _said(owner[1], told)
+            else:  # a counter: saved with the tensor's first element
+                shape = tuple(part.shape)
+                yield Place(shape, Box.whole(shape), told if _has_first(owner[1]) else None), None
             return
         if told is None and is_dtensor(owner[1]):
-            told = grid_of_mesh(owner[1].device_mesh)  # type: ignore[attr-defined]  # a DTensor's
+            told = grid_of_dtensor(owner[1], self.rank)
         shape = tuple(part.shape)
         rule = Rule.replicated((told or self._default).only({}))
         yield Place(shape, Box.whole(shape), rule.grid, rule), None
@@ -116,7 +130,7 @@ class Places:
     def _of_dtensor(self, name: str, tensor: DTensor, part: torch.Tensor) -> Iterator[tuple[Place, Window | None]]:
         if any(p.is_partial() for p in tensor.placements):
             raise ConfigurationError(f"{name} is a partial sum over {tensor.device_mesh}: reduce it before saving it")
-        rule = _rule(tensor.device_mesh, tuple(tensor.placements))
+        rule = _rule(tensor.device_mesh, tuple(tensor.placements), self.rank)
         if rule.grid.coordinate(self.rank) is None:
             raise ConfigurationError(
                 f"{name} lives on a mesh that rank {self.rank} is not part of: do not give it to this rank"
@@ -135,13 +149,38 @@ class Places:
             yield Place(shape, one.box, same, rule), window
 
 
-@lru_cache(maxsize=256)
-def _rule(mesh: DeviceMesh, placements: tuple[Any, ...]) -> Rule:
+@lru_cache(maxsize=1024)
+def _rule(mesh: DeviceMesh, placements: tuple[Any, ...], rank: int) -> Rule:
+    """How such a DTensor is spread. One on part of a mesh (FSDP's dimension of an FSDP × TP mesh) is there again for
+    each coordinate of the other dimensions, except along those of pipeline stages, which hold other tensors.
+    """
     cuts: list[Cut | None] = []
     for placement in placements:
         factor = getattr(placement, "split_factor", 1)
         cuts.append(None if placement.is_replicate() else (int(placement.dim), int(factor)))
-    return Rule(grid_of_mesh(mesh), tuple(cuts))
+    grid = grid_of_mesh(mesh)
+    again = [] if grid.listed else _other_dimensions(mesh, grid, rank)
+    base = grid.base - sum(at * stride for _, stride, at in again)
+    sizes = (*(size for size, _, _ in again), *grid.sizes)
+    strides = (*(stride for _, stride, _ in again), *grid.strides)
+    return Rule(Grid(base, sizes, strides, grid.listed), (*(None for _ in again), *cuts))
+
+
+def _other_dimensions(mesh: DeviceMesh, grid: Grid, rank: int) -> list[tuple[int, int, int]]:
+    """(size, stride, this rank's coordinate) of the dimensions of the whole mesh that this part of it stands still in."""
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    whole = grid_of_mesh(root)
+    here = whole.coordinate(rank)
+    if here is None or whole.listed or grid.count == whole.count:
+        return []
+    found = []
+    names = root.mesh_dim_names or ("",) * len(whole.sizes)
+    for d, (size, stride, name) in enumerate(zip(whole.sizes, whole.strides, names, strict=True)):
+        line = [rank + (c - here[d]) * stride for c in range(size)]
+        alone = sum(grid.coordinate(r) is not None for r in line) == 1
+        if size > 1 and alone and not name.startswith(_STAGES):
+            found.append((size, stride, here[d]))
+    return found
 
 
 def _inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str | None]]:
@@ -175,6 +214,10 @@ def _shape_of_inner(name: str, tensor: DTensor, part: torch.Tensor, rule: Rule) 
         f"{name} holds {tuple(part.shape)} here where its placement {tensor.placements} says {local} of {shape}: it is"
         " not cut as its elements are, so it cannot be put together at another world size"
     )
+
+
+def _has_first(tensor: Any) -> bool:
+    return any(not any(start) for start in tensor.global_offsets)
 
 
 def _said(tensor: Any, same: Grid) -> Iterator[tuple[Place, Window | None]]:
