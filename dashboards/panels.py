@@ -13,9 +13,16 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-WIDTH = 24
+JOB = 'namespace=~"$namespace", job=~"$job"'
+"""The dashboard's choice, in every selector of a job's series."""
+
 HEIGHT = 8
 STAT_HEIGHT = 4
+
+
+def age(of: str) -> str:
+    """Seconds since the newest complete checkpoint was first seen to be complete; `of`: the selector's inside."""
+    return f"time() - max by (namespace, job, tier) (surefoot_checkpoint_complete_timestamp_seconds{{{of}}})"
 
 
 def query(expression: str, legend: str = "") -> prometheus.Dataquery:

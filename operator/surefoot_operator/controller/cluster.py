@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from surefoot.holder.connection import TLS_NAME
 from surefoot_operator import metrics
 from surefoot_operator.controller.configuration import ClusterSettings
 from surefoot_operator.controller.coordinator_tls import CoordinatorTls, server_names
@@ -36,6 +37,7 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.memory import TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -122,7 +124,7 @@ class ClusterOperator:
             )
             await tls.begin()
         secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
-        password = await admin_password(self._api, self._at(given.memory_admin_secret))
+        access = await self._tier_access()
         settings = OperatorSettings(
             coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True)
         )
@@ -138,10 +140,22 @@ class ClusterOperator:
             secrets,
             own_token=False,
             coordinator_ca=lambda: tls.authority if tls is not None else "",
+            holder_tls_ca=access.authority,
             metrics_port=WORKER_METRICS_PORT,
         )
         pods = PodSettings(agent=given.agent_command)
-        return Shared(self._cache, server, telling, pods, ("default", password), settings)
+        return Shared(self._cache, server, telling, pods, access, settings)
+
+    async def _tier_access(self) -> TierAccess:
+        """What the operator reaches holders with. Where they are to speak TLS, their certificate is kept too."""
+        given = self._settings
+        password = await admin_password(self._api, self._at(given.memory_admin_secret))
+        if not given.memory_tls:
+            return TierAccess(password=password)
+        tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
+        await tls.begin()
+        self._start(tls.follow())
+        return TierAccess(password=password, authority=tls.authority)
 
     def _at(self, name: str) -> SecretAt:
         return SecretAt(self._settings.namespace, name)

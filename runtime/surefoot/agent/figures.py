@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -35,10 +34,11 @@ class Growth:
     def taken(self) -> Grown:
         """What grew; nothing where nothing did."""
         with self._lock:
-            now = _values(self._families)
-            grown = [(key, value - self._said.get(key, 0.0)) for key, value in now.items()]
+            said, now = self._said, _values(self._families)
             self._said = now
-        return tuple((name, dict(labels), by) for (name, labels), by in grown if by > 0)
+        # a new histogram is told with its empty buckets: without them its first bound would be another
+        grown = [(key, value - said.get(key, 0.0)) for key, value in now.items() if value != said.get(key)]
+        return tuple((name, dict(labels), by) for (name, labels), by in grown)
 
 
 class Sums:
@@ -62,7 +62,7 @@ class Sums:
 
 
 def _merged(family: Metric, sums: dict[Key, float]) -> Metric:
-    merged = Family(family.name, family.documentation, family.type, family.unit)
+    merged = Metric(family.name, family.documentation, family.type, family.unit)
     own = [s for s in family.samples if not s.name.endswith("_created")]
     if family.type not in _ADDED:
         merged.samples = own

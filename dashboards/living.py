@@ -1,0 +1,185 @@
+"""Rows about what goes on beside saves: recoveries, training, the memory tier, the operator. Pure; part of `checkpoints`."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+
+from dashboards.panels import JOB, heat, lines, query
+
+
+def recovery(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("Failures and recovery"))
+    whole.with_panel(
+        lines(
+            "Recovery by phase",
+            "Mean time from the first sign of a failure to the end of each phase, over the recoveries of the last hour.",
+            "s",
+            query(
+                f"sum by (phase) (increase(surefoot_recovery_duration_seconds_sum{{{JOB}}}[1h]))"
+                f" / sum by (phase) (increase(surefoot_recovery_duration_seconds_count{{{JOB}}}[1h]))",
+                "{{phase}}",
+            ),
+        )
+    )
+    whole.with_panel(
+        heat(
+            "To the first new step",
+            "From the first sign of a failure until training goes on.",
+            f'surefoot_recovery_duration_seconds_bucket{{{JOB}, phase="first-step"}}',
+            width=8,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Incidents by kind",
+            "Failures, and planned changes of the world; counted once a new world answers them.",
+            "none",
+            query(f"sum by (kind) (surefoot_incidents_total{{{JOB}}}) > 0", "{{kind}}"),
+        )
+    )
+    whole.with_panel(
+        heat(
+            "Restore",
+            "How long one rank read and verified its state.",
+            f"surefoot_restore_duration_seconds_bucket{{{JOB}}}",
+            width=8,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Restored bytes by source",
+            "Where the bytes came from that trainers began with.",
+            "bytes",
+            query(f"sum by (source) (surefoot_restore_bytes_total{{{JOB}}})", "{{source}}"),
+            query(f"sum by (reason) (surefoot_restore_fallbacks_total{{{JOB}}})", "read again: {{reason}}"),
+            width=8,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Steps lost and restarts",
+            "Steps that had to be run again; changes of the world after a failure.",
+            "none",
+            query(f"sum by (namespace, job) (surefoot_lost_steps_total{{{JOB}}})", "{{job}} steps"),
+            query(f"sum by (namespace, job) (surefoot_restarts_total{{{JOB}}})", "{{job}} restarts"),
+        )
+    )
+
+
+def training(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("Training"))
+    whole.with_panel(
+        lines(
+            "World and agents",
+            "Ranks in the committed world, agents whose line is open, and the epoch.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_world_size{{{JOB}}})", "{{job}} ranks"),
+            query(f"max by (namespace, job) (surefoot_agents_connected{{{JOB}}})", "{{job}} agents"),
+            query(f"max by (namespace, job) (surefoot_job_epoch{{{JOB}}})", "{{job}} epoch"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Step",
+            "The job's, and the slowest worker's.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_job_step{{{JOB}}})", "{{job}}"),
+            query(f"min by (namespace, job) (surefoot_step{{{JOB}}} > 0)", "{{job}} slowest worker"),
+            width=6,
+        )
+    )
+    durations = f"surefoot_step_duration_seconds_bucket{{{JOB}}}[$__rate_interval]"
+    whole.with_panel(
+        lines(
+            "Step time",
+            "Median and 99th percentile over all workers.",
+            "s",
+            query(f"histogram_quantile(0.5, sum by (namespace, job, le) (rate({durations})))", "{{job}} median"),
+            query(f"histogram_quantile(0.99, sum by (namespace, job, le) (rate({durations})))", "{{job}} 99 %"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Loss",
+            "As the program tells it.",
+            "none",
+            query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}})", "{{job}}"),
+            width=6,
+        )
+    )
+
+
+def memory(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("Memory tier"))
+    whole.with_panel(
+        lines(
+            "Fill",
+            "Used memory of each node's Redis by its limit. At 1 saves fail, visibly, and training goes on.",
+            "percentunit",
+            query("surefoot_holder_memory_used_bytes / (surefoot_holder_memory_max_bytes > 0)", "{{node}}"),
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Holders as jobs find them",
+            "Instances that answer, are silent, or are known to be gone.",
+            "none",
+            query(f"max by (state) (surefoot_holders{{{JOB}}})", "{{state}}"),
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Evictions and failed calls",
+            "Keys that a Redis threw away (it must not), and calls of the operator that failed.",
+            "none",
+            query("sum(increase(surefoot_holder_evicted_keys_total[$__rate_interval]))", "evicted keys"),
+            query("sum by (call) (increase(surefoot_holder_call_failures_total[$__rate_interval]))", "{{call}}"),
+        )
+    )
+
+
+def operator(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("Operator"))
+    whole.with_panel(
+        lines(
+            "Watch age",
+            "Since the API server was last heard of, by what is watched. Beyond 45 s nothing is planned.",
+            "s",
+            query("max by (kind) (surefoot_watch_age_seconds)", "{{kind}}"),
+            width=6,
+        )
+    )
+    reconciles = "surefoot_reconcile_duration_seconds_bucket[$__rate_interval]"
+    lags = "surefoot_operator_loop_lag_seconds_bucket[$__rate_interval]"
+    whole.with_panel(
+        lines(
+            "Reconcile and loop lag",
+            "99th percentiles: one round of a job, and how late the operator's loop wakes up.",
+            "s",
+            query(f"histogram_quantile(0.99, sum by (le) (rate({reconciles})))", "reconcile"),
+            query(f"histogram_quantile(0.99, sum by (le) (rate({lags})))", "loop lag"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Leader",
+            "Operators that lead: one, and for a moment of fail-over none.",
+            "none",
+            query("sum(surefoot_operator_leader)", "leaders"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "What failed",
+            "Rounds that ended in an error, agents that were refused, watches that broke.",
+            "none",
+            query("sum(increase(surefoot_reconcile_failures_total[$__rate_interval]))", "reconciles"),
+            query("sum by (reason) (increase(surefoot_agents_refused_total[$__rate_interval]))", "refused: {{reason}}"),
+            query("sum(increase(surefoot_watch_failures_total[$__rate_interval]))", "watches"),
+            width=6,
+        )
+    )

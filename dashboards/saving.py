@@ -1,0 +1,121 @@
+"""Rows about saves: how long each phase takes, and what is safe because of them. Pure; part of `checkpoints`."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+
+from dashboards.panels import JOB, age, heat, lines, query
+
+
+def latency(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("Checkpoint latency"))
+    phases = {
+        ("staging", "stage"): ("Stage", "A rank's state into staging memory, most of it during the next step."),
+        ("memory", "replicate"): ("Replicate", "One rank save to one holder of the memory tier."),
+        ("memory", "commit"): ("Commit", "The index entry of one rank save on one holder."),
+        ("persistent", "promote"): ("Promote", "One rank save from memory to the persistent tier."),
+    }
+    for (tier, phase), (title, about) in phases.items():
+        buckets = f'surefoot_checkpoint_duration_seconds_bucket{{{JOB}, tier="{tier}", phase="{phase}"}}'
+        whole.with_panel(heat(f"{title} ({tier})", about, buckets))
+    whole.with_panel(
+        heat(
+            "Stall",
+            "How long one save held one rank's training up.",
+            f"surefoot_checkpoint_stall_seconds_bucket{{{JOB}}}",
+            width=8,
+        )
+    )
+    spread = f"surefoot_checkpoint_duration_seconds_bucket{{{JOB}}}[$__rate_interval]"
+    whole.with_panel(
+        lines(
+            "Latency by tier and phase",
+            "Median and 99th percentile of rank saves.",
+            "s",
+            query(f"histogram_quantile(0.5, sum by (tier, phase, le) (rate({spread})))", "{{tier}} {{phase}} median"),
+            query(f"histogram_quantile(0.99, sum by (tier, phase, le) (rate({spread})))", "{{tier}} {{phase}} 99 %"),
+        )
+    )
+    stalled, steps = "surefoot_checkpoint_stall_seconds_sum", "surefoot_step_duration_seconds_sum"
+    whole.with_panel(
+        lines(
+            "Share of training time spent stalled",
+            "Stall of all ranks by step time of all workers: with several ranks a worker, divide by their number.",
+            "percentunit",
+            query(
+                f"sum by (namespace, job) (rate({stalled}{{{JOB}}}[$__rate_interval]))"
+                f" / sum by (namespace, job) (rate({steps}{{{JOB}}}[$__rate_interval]))",
+                "{{job}}",
+            ),
+        )
+    )
+
+
+def safety(whole: dashboard.Dashboard) -> None:
+    whole.with_row(dashboard.Row("What is safe"))
+    whole.with_panel(
+        lines("Age of the newest complete checkpoint", "By tier.", "s", query(age(JOB), "{{job}} {{tier}}"), width=6)
+    )
+    whole.with_panel(
+        lines(
+            "Steps behind",
+            "Steps that would be run again if all trainers died now, by tier.",
+            "none",
+            query(
+                f"max by (namespace, job) (surefoot_job_step{{{JOB}}}) - on (namespace, job) group_right ()"
+                f" max by (namespace, job, tier) (surefoot_checkpoint_complete_step{{{JOB}}})",
+                "{{job}} {{tier}}",
+            ),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Copies and protection",
+            "Copies of the newest complete checkpoint in memory; whether a failure now would find one in safety.",
+            "none",
+            query(f"min by (namespace, job) (surefoot_checkpoint_copies{{{JOB}}})", "{{job}} copies"),
+            query(f"min by (namespace, job) (surefoot_checkpoint_protected{{{JOB}}})", "{{job}} protected"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Bytes written",
+            "By tier; the memory tier counts every copy.",
+            "Bps",
+            query(f"sum by (tier) (rate(surefoot_checkpoint_bytes_total{{{JOB}}}[$__rate_interval]))", "{{tier}}"),
+            width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Saves that failed",
+            "Rank saves that a tier did not take, by reason. `fenced` is what an old world tries after its end.",
+            "none",
+            query(
+                f"sum by (tier, reason) (increase(surefoot_checkpoint_failures_total{{{JOB}}}[$__rate_interval]))",
+                "{{tier}} {{reason}}",
+            ),
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Saves that were skipped",
+            "Due saves for which no slot was free, and how far saving has backed off (every 2^level-th due step).",
+            "none",
+            query(
+                f"sum by (namespace, job) (increase(surefoot_checkpoint_skipped_total{{{JOB}}}[$__rate_interval]))",
+                "{{job}} skipped",
+            ),
+            query(f"max by (namespace, job) (surefoot_checkpoint_backoff_level{{{JOB}}})", "{{job}} level"),
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Saves under way",
+            "Checkpoints staged on a worker and not yet on all their holders, the most of any worker.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_checkpoint_pending{{{JOB}}})", "{{job}}"),
+        )
+    )

@@ -1,0 +1,147 @@
+"""Trainers' counts beside their agent's, and a job's at the operator: added rightly, labelled boundedly, gone in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from support.builders import BEGAN, job, running
+from surefoot import metrics as runtime
+from surefoot.agent import line
+from surefoot.agent.figures import MOST_SERIES, Growth, Sums
+from surefoot_operator import metrics
+from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.policy.upkeep import upkeep
+from surefoot_operator.reconcile.measure import Figures
+
+
+class Process:
+    """What one process counts."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self.saves = Counter("saves", "", ["tier"], registry=registry)
+        self.times = Histogram("times", "", ["phase"], buckets=(0.1, 1.0), registry=registry)
+        self.step = Gauge("step", "", registry=registry)
+        self.families: tuple[Collector, ...] = (self.saves, self.times, self.step)
+
+
+def samples(families: list[Metric]) -> dict[str, float]:
+    return {f"{s.name}{sorted(s.labels.items())}": s.value for family in families for s in family.samples}
+
+
+def test_what_grew_is_said_once_and_gauges_are_not_added() -> None:
+    trainer = Process()
+    trainer.saves.labels("memory").inc(5)
+    growth = Growth(trainer.families)
+    assert growth.taken() == ()
+    trainer.saves.labels("memory").inc(2)
+    trainer.step.set(9)
+    assert growth.taken() == (("saves_total", {"tier": "memory"}, 2.0),)
+    assert growth.taken() == ()
+
+
+def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() -> None:
+    agent, sums = Process(), Sums()
+    agent.saves.labels("memory").inc(1)
+    agent.step.set(3)
+    for seconds in (0.05, 0.5, 50.0):
+        trainer = Process()
+        growth = Growth(trainer.families)
+        trainer.times.labels("stage").observe(seconds)
+        trainer.saves.labels("staging").inc()
+        said = line.decode(line.encode(line.Counted(growth.taken())))
+        assert isinstance(said, line.Counted)
+        sums.add(said.grown)
+    found = samples(list(sums.with_own(agent.families)))
+    assert found["saves_total[('tier', 'memory')]"] == 1
+    assert found["saves_total[('tier', 'staging')]"] == 3
+    buckets = [found[f"times_bucket[('le', '{le}'), ('phase', 'stage')]"] for le in ("0.1", "1.0", "+Inf")]
+    assert buckets == [1, 2, 3]
+    assert found["times_sum[('phase', 'stage')]"] == pytest.approx(50.55)
+    assert found["step[]"] == 3
+    assert not any("created" in name for name in found)
+
+
+def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
+    agent, sums, trainer = Process(), Sums(), Process()
+    growth = Growth(trainer.families)
+    trainer.times.labels("stage").observe(0.5)
+    sums.add(growth.taken())
+
+    class Shown(Collector):
+        def collect(self) -> list[Metric]:
+            return list(sums.with_own(agent.families))
+
+    text = generate_latest(Shown()).decode()  # type: ignore[arg-type]  # asks for nothing but collect()
+    (times,) = [f for f in text_string_to_metric_families(text) if f.name == "times"]
+    bounds = [s.labels["le"] for s in times.samples if s.name == "times_bucket"]
+    assert (times.type, bounds) == ("histogram", ["0.1", "1.0", "+Inf"])
+
+
+def test_a_trainer_that_names_ever_new_series_does_not_fill_the_agent() -> None:
+    sums = Sums()
+    for number in range(2 * MOST_SERIES):
+        sums.add((("saves_total", {"tier": str(number)}, 1.0),))
+    (saves, *_) = sums.with_own(Process().families)
+    assert len(saves.samples) == MOST_SERIES
+
+
+def test_every_family_of_the_runtime_is_exported() -> None:
+    ours = {name for name, value in vars(runtime).items() if isinstance(value, Counter | Gauge | Histogram)}
+    assert {id(getattr(runtime, name)) for name in ours} == {id(family) for family in runtime.FAMILIES}
+
+
+# ---- a job, at the operator ----------------------------------------------------------------------------------------
+
+
+def of_job() -> dict[str, float]:
+    found = samples([family for one in metrics.OF_JOBS for family in one.collect()])
+    return {name: value for name, value in found.items() if "'figured'" in name}
+
+
+def value(name: str, labels: str = "") -> float:
+    (found,) = [value for key, value in of_job().items() if key.startswith(f"{name}[") and labels in key]
+    return found
+
+
+def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
+    figures, seen = Figures(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    figures.show(seen, seen.status, upkeep(seen))
+    assert value("surefoot_world_size") == 3
+    assert value("surefoot_checkpoint_copies") == 2
+    assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now
+    assert value("surefoot_job_phase", "('phase', 'Running')") == 1
+    over = replace(seen, status=replace(seen.status, phase="Complete"))
+    figures.show(over, over.status, None)
+    assert not any(name.startswith("surefoot_checkpoint") for name in of_job())
+    assert value("surefoot_job_phase", "('phase', 'Complete')") == 1
+    assert value("surefoot_job_step") == 42
+    figures.forget()
+    assert of_job() == {}
+
+
+def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_over() -> None:
+    figures, named = Figures(), replace(job(), name="figured")
+    begun = Incident("agent-lost", "its line broke", 1, "a", 1, BEGAN, claimed_seconds=BEGAN + 0.1)
+    answered = replace(begun, kind="node-lost", assigned_seconds=BEGAN + 0.5, steps_lost=4)
+    over = replace(answered, first_step_seconds=BEGAN + 0.9)
+    history = [JobStatus(), *(JobStatus(incidents=(one,)) for one in (begun, answered, answered, over, over))]
+    try:
+        for old, new in pairwise(history):
+            figures.written(old, new, named)
+        found = of_job()
+    finally:
+        figures.forget()
+    counted = {name: value for name, value in found.items() if name.startswith("surefoot_incidents_total") and value}
+    assert [("node-lost" in name, value) for name, value in counted.items()] == [(True, 1)]
+    seconds = {name: value for name, value in found.items() if "duration_seconds_sum" in name and "first-step" in name}
+    assert list(seconds.values()) == [pytest.approx(0.9)]
+    assert [value for name, value in found.items() if name.startswith("surefoot_lost_steps_total")] == [4]
