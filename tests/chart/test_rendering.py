@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
+import yaml
 
 from chart import helm
 from chart.objects import Object, containers, ports, rules, selects, templates
@@ -49,6 +51,7 @@ EVERYTHING: Object = {
     "metrics": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True, "annotations": {"folder": "Training"}},
     },
 }
@@ -219,6 +222,21 @@ def test_the_password_of_the_memory_tier_is_in_no_object_and_no_environment() ->
     for _, template in templates(helm.objects()):
         for container in containers(template):
             assert all("secretKeyRef" not in entry.get("valueFrom", {}) for entry in container.get("env", []))
+
+
+def test_alerts_and_dashboards_are_the_files_as_they_are() -> None:
+    rendered, files = helm.objects(EVERYTHING), helm.CHART / "files"
+    rules = helm.one(rendered, "PrometheusRule", "surefoot")["spec"]
+    assert rules == yaml.safe_load((files / "alerts.yaml").read_text(encoding="utf-8"))
+    shown = helm.one(rendered, "ConfigMap", "surefoot-dashboards")["data"]
+    there = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files.glob("dashboards/*.json")}
+    assert there
+    assert {name: json.loads(text) for name, text in shown.items()} == there
+    assert sum(map(len, shown.values())) < 900_000, "a ConfigMap holds 1 MiB"
+
+
+def test_nothing_of_the_prometheus_operator_is_made_unasked() -> None:
+    assert not [one for one in helm.objects() if one["apiVersion"].startswith("monitoring.coreos.com/")]
 
 
 def test_the_notes_name_three_commands_for_this_release() -> None:
