@@ -23,6 +23,10 @@ from cluster.engine import Engine
 from cluster.processes import wait
 from cluster.values import values
 from support.kubernetes_cluster import a_cluster
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import pods as worker_pods
+from surefoot_operator.policy.actions import CreateWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -111,6 +115,16 @@ def test_every_pod_is_restricted(api: Api, restricted: str) -> None:
     for pod in pods:
         made = api.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All&fieldValidation=Strict", pod)
         assert made["metadata"]["name"] == pod["metadata"]["name"]
+
+
+def test_a_worker_is_restricted_where_its_template_is(api: Api, restricted: str) -> None:
+    """What the operator adds to a template takes nothing of that away."""
+    example = yaml.safe_load((helm.PROJECT / "examples" / "cluster" / "elastic.yaml").read_text(encoding="utf-8"))
+    example["metadata"] |= {"namespace": restricted, "uid": "0a1b"}
+    environment = WorkerEnvironment({"SUREFOOT_JOB_UID": "0a1b"}, {"SUREFOOT_HOLDER_PASSWORD": "secret"})
+    pod = worker_pods.pod(parse_job(example), CreateWorker(0, 1), environment, worker_pods.PodSettings())
+    pod["spec"]["serviceAccountName"] = "default"
+    api.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All&fieldValidation=Strict", pod)
 
 
 def test_a_pod_that_is_not_restricted_is_refused_there(api: Api, restricted: str) -> None:
