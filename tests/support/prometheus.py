@@ -1,4 +1,4 @@
-"""A real Prometheus over targets named in files, asked by its own HTTP API. From PATH (`make system`)."""
+"""A real Prometheus, asked by its own HTTP API. From PATH (`make system`)."""
 
 from __future__ import annotations
 
@@ -63,15 +63,31 @@ def program(name: str) -> str:
     return found
 
 
+def in_files(patterns: Sequence[str]) -> dict[str, Any]:
+    """A scrape of targets named in files."""
+    return {"file_sd_configs": [{"files": list(patterns), "refresh_interval": "1s"}]}
+
+
+def in_pods(kubeconfig: Path, namespaces: Sequence[str]) -> dict[str, Any]:
+    """A scrape of our parts on a cluster, as the chart's monitors have it: by the names of their ports."""
+    found = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": list(namespaces)}}
+    kept = {
+        "action": "keep",
+        "source_labels": ["__meta_kubernetes_pod_container_port_name"],
+        "regex": "metrics|sf-metrics",
+    }
+    node = {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"}
+    return {"kubernetes_sd_configs": [found], "relabel_configs": [kept, node]}
+
+
 @contextmanager
-def scraping(folder: Path, targets: Sequence[str], rules: Path) -> Iterator[Prometheus]:
-    """The server, over `targets` (patterns of files in the form of file_sd) and the alerts in `rules`."""
+def scraping(folder: Path, targets: Mapping[str, Any], rules: Path) -> Iterator[Prometheus]:
+    """The server, over `targets` (`in_files`, `in_pods`) and the alerts in `rules`."""
     server = program("prometheus")
-    found = {"files": list(targets), "refresh_interval": "1s"}
     configuration = {
         "global": {"scrape_interval": f"{SCRAPE_MILLISECONDS}ms", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "surefoot", "honor_labels": True, "file_sd_configs": [found]}],
+        "scrape_configs": [{"job_name": "surefoot", "honor_labels": True, **targets}],
     }
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
