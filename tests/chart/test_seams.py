@@ -40,6 +40,7 @@ def test_another_releases_names_reach_its_operator() -> None:
     assert found.tls_secret == "other-surefoot-coordinator-tls"
     assert found.keys_secret == "other-surefoot-keys"
     assert found.memory_admin_secret == "other-surefoot-memory-admin"
+    assert found.memory_tls_secret == "other-surefoot-memory-tls"
     assert found.memory_daemonset == "other-surefoot-memory"
 
 

@@ -39,6 +39,10 @@
 {{- default (printf "%s-memory-admin" (include "surefoot.fullname" .)) .Values.memoryTier.adminSecret }}
 {{- end }}
 
+{{- define "surefoot.memoryTlsSecret" -}}
+{{- default (printf "%s-memory-tls" (include "surefoot.fullname" .)) .Values.memoryTier.tls.secret }}
+{{- end }}
+
 {{/* Labels. `part` is what operator, agents and policies select by. */}}
 {{- define "surefoot.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
