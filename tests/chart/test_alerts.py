@@ -214,3 +214,12 @@ def test_every_metric_of_the_code_is_documented() -> None:
     sources = [path for room in ("operator", "runtime") for path in (ROOT / room).rglob("*.py")]
     named = {name for path in sources for name in re.findall(r'"(surefoot_[a-z_]+)"', path.read_text())}
     assert {name for name in named if f"`{name}`" not in text} == set()
+
+
+def test_every_event_is_documented() -> None:
+    text = RUNBOOK.read_text()
+    names = (ROOT / "operator" / "surefoot_operator" / "names.py").read_text().partition("# Event reasons")[2]
+    told = set(re.findall(r'"([A-Z][A-Za-z]+)"', names))
+    for path in (ROOT / "runtime").rglob("*.py"):
+        told |= set(re.findall(r'(?:say|notice|on_notice|Notice)\("([A-Z][A-Za-z]+)"', path.read_text()))
+    assert {name for name in told if f"`{name}`" not in text} == set()

@@ -65,7 +65,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         run.open_gate(20)
         _until(run, lambda: any("restored" in text for text in run.told("Restored")))
         yield Scene(run, prometheus)
-        assert run.finish().report["outcome"] == "Complete"
 
 
 @contextlib.contextmanager
@@ -147,3 +146,22 @@ def test_no_series_names_a_rank_or_a_pod(scene: Scene) -> None:
     found = {label for one in series for label in one["metric"]}
     assert found - allowed == set()
     assert {one["metric"]["worker"] for one in series if "worker" in one["metric"]} == {"0", "1", "2"}
+
+
+def test_what_happened_was_told_once_each_with_why(scene: Scene) -> None:
+    """The last one: it ends the run."""
+    done = scene.run.finish()
+    assert done.report["outcome"] == "Complete"
+    told = [(event.reason, event.message) for event in done.events]
+    assert len(set(told)) == len(told)
+    epochs = len(done.report["epochs"])
+    reasons = [reason for reason, _ in told]
+    assert (reasons.count("WorldClaimed"), reasons.count("WorldCommitted")) == (epochs, epochs)
+    assert reasons.count("WorkerLost") == reasons.count("JobComplete") == 1
+    assert reasons.count("Restored") == len(done.report["incidents"]) == epochs - 1
+    story = [reason for reason in reasons if reason in ("WorkerLost", "WorldClaimed", "WorldCommitted", "Restored")]
+    assert story[2:6] == ["WorkerLost", "WorldClaimed", "WorldCommitted", "Restored"]
+    (lost,), claims = done.told("WorkerLost"), done.told("WorldClaimed")
+    assert claims[1] == f"epoch 2 is claimed: {lost}"
+    assert "with 2 ranks" in done.told("Restored")[0]
+    assert "CheckpointProtected" in reasons
