@@ -53,6 +53,8 @@ class NodeSeen:
     """Alive as far as the fabric can tell; a frozen node may be ready for a while."""
     schedulable: bool = True
     reason: str = ""
+    signal: str = ""
+    """Why others want it left, though it lives; empty: nobody does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,11 @@ spec:
     evalPeriodSeconds: 100
     maxNoProgressRestarts: 2
     rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]
-  healthPolicy: {heartbeatSeconds: 0.25, heartbeatTimeoutSeconds: 2, stepTimeoutSeconds: 30}
+  healthPolicy:
+    heartbeatSeconds: 0.25
+    heartbeatTimeoutSeconds: 2
+    stepTimeoutSeconds: 30
+    nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
   checkpoint:
     memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname}
     persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, onJobDeletion: Delete}
@@ -131,6 +135,7 @@ REFUSED = [
     ({"replicas": 0}, "spec.replicas: Invalid value: 0: spec.replicas in body should be greater than or equal to 1"),
     ({"replica": 3}, 'unknown field "spec.replica"'),
     ({"healthPolicy": {"heartbeatTimeoutSeconds": 0.6}}, "heartbeatTimeoutSeconds must be at least twice heartbeat"),
+    ({"healthPolicy": {"nodeSignals": {"labels": ["broken"]}}}, "spec.healthPolicy.nodeSignals.labels[0]"),
     ({"checkpoint": {"persistent": {"uri": "http://x"}}}, "uri must be file:///absolute/folder or s3://bucket/prefix"),
     ({"checkpoint": {"persistent": {"uri": "s3://a:b@c/d"}}}, "credentials are not allowed in uri and endpoint: use"),
     ({"checkpoint": {"persistent": {"uri": "file:///a", "endpoint": "http://x"}}}, "endpoint belongs to s3 alone"),

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import seen, status
+from surefoot_operator.memory import TierAccess
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",
@@ -58,6 +60,8 @@ def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phas
 def test_a_worker_that_waits_says_for_what() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     assert seen.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith("no such image")
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+    assert seen.worker(pod("Failed", reason="x", conditions=[evicted])).message == "EvictionByEvictionAPI: drained"
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     assert seen.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
 
@@ -93,14 +97,14 @@ def test_a_node_is_ready_if_nothing_speaks_against_it(
 
 
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
-    assert seen.holder(pod("Pending"), False, "z", ("a", "b")) is None
+    assert seen.holder(pod("Pending"), False, "z", TierAccess("a", "b")) is None
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
-    place = seen.holder(running, False, "z", ("a", "b"))
+    place = seen.holder(running, False, "z", TierAccess("a", "b"))
     assert place is not None
     assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
     assert place.running
     for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
-        place = seen.holder(found, gone, "z", ("a", "b"))
+        place = seen.holder(found, gone, "z", TierAccess("a", "b"))
         assert place is not None
         assert not place.running
 
@@ -113,9 +117,53 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
         {"name": "companion", "ports": ports[0]},
         {"name": "server", "ports": ports[1]},
     ]
-    place = seen.holder(found, False, "z", ("a", "b"))
+    place = seen.holder(found, False, "z", TierAccess("a", "b"))
     assert place is not None
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
+
+
+@pytest.mark.parametrize(
+    ("bears", "signal"),
+    [
+        ({"labels": {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}}, ""),
+        (
+            {"labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}},
+            "it bears the label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
+        ),
+        ({"taints": [{"key": "karpenter.sh/disrupted"}]}, "it bears the taint karpenter.sh/disrupted"),
+        ({"conditions": [{"type": "GpuUnhealthy", "status": "True"}]}, ""),
+    ],
+)
+def test_what_others_say_of_a_node_is_a_reason_to_leave_it(bears: dict[str, Any], signal: str) -> None:
+    assert seen.node(a_node(**bears), frozenset(), "zone").signal == signal
+
+
+def test_a_job_may_name_signals_of_its_own_instead() -> None:
+    own = NodeSignals(conditions=("GpuUnhealthy=True",))
+    sick = a_node(conditions=[{"type": "GpuUnhealthy", "status": "True"}], taints=[{"key": "karpenter.sh/disrupted"}])
+    shown = seen.node(sick, frozenset(), "zone", own)
+    assert (shown.ready, shown.signal) == (True, "it bears the condition GpuUnhealthy=True")
+
+
+def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:
+    beat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+    first = a_node(conditions=[beat])
+    assert seen.marks(first) == seen.marks(a_node(conditions=[{**beat, "lastHeartbeatTime": "later"}]))
+    assert seen.marks(first) != seen.marks(a_node(conditions=[beat], labels={"a": "b"}))
+
+
+def a_node(
+    labels: dict[str, str] | None = None,
+    taints: list[dict[str, Any]] | None = None,
+    conditions: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """A node that is ready, and bears all that."""
+    ready = {"type": "Ready", "status": "True"}
+    return {
+        "metadata": {"name": "n1", "uid": "x", "labels": labels or {}},
+        "spec": {"taints": taints or []},
+        "status": {"conditions": [ready, *(conditions or [])]},
+    }
 
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:

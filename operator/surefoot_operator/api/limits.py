@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from surefoot_operator.api.spec import CheckpointPolicy, ElasticPolicy, PersistentTier, RestoreFrom, TrainingJobSpec
+from surefoot_operator.api.spec import (
+    CheckpointPolicy,
+    ElasticPolicy,
+    NodeSignals,
+    PersistentTier,
+    RestoreFrom,
+    TrainingJobSpec,
+)
 from surefoot_operator.errors import SpecError
 
 
@@ -87,11 +94,21 @@ def check_spec(spec: TrainingJobSpec) -> None:
             f"at least two heartbeats, {2 * health.heartbeat_seconds:g} seconds, are allowed:"
             " one late heartbeat is no silence",
         )
+    _check_signals(health.node_signals or NodeSignals())
     names = [rule.name for rule in spec.failure_policy.rules]
     for name in names:
         if names.count(name) > 1:
             raise SpecError("spec.failurePolicy.rules", name, "each rule needs a name of its own")
     _check_checkpoint(spec.checkpoint, min(allowed_sizes(spec)))
+
+
+def _check_signals(signals: NodeSignals) -> None:
+    path = "spec.healthPolicy.nodeSignals"
+    for name, wanted in (("conditions", signals.conditions), ("labels", signals.labels)):
+        for place, entry in enumerate(wanted):
+            left, sign, _ = entry.partition("=")
+            if not (left and sign):
+                raise SpecError(f"{path}.{name}[{place}]", entry, "name=value is allowed")
 
 
 def _check_sizes(spec: TrainingJobSpec, policy: ElasticPolicy) -> None:

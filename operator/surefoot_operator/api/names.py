@@ -33,7 +33,6 @@ NOT_YET: dict[str, dict[str, str]] = {
         "maxNumRepeatOffendersToAvoid": "nodes are avoided only for the replacement of what died there",
     },
     "FailureRule": {"onPodConditions": "rules match exit codes"},
-    "HealthPolicy": {"nodeSignals": "loss is judged from agents, workers and the nodes' readiness"},
     "MemoryTier": {"intervalSeconds": "use intervalSteps"},
     "PersistentTier": {"intervalSeconds": "use intervalSteps"},
     "CheckpointPolicy": {

@@ -65,11 +65,43 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSignals:
+    """What a node bears when others want it left: its workers move to other nodes and lose nothing."""
+
+    taints: tuple[str, ...] = ()
+    """Keys."""
+    conditions: tuple[str, ...] = ()
+    """`Type=Status`."""
+    labels: tuple[str, ...] = ()
+    """`key=value`."""
+
+
+KNOWN_SIGNALS = NodeSignals(
+    taints=(
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+    ),
+    labels=(
+        "sagemaker.amazonaws.com/node-health-status=Unschedulable",
+        "sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement",
+        "sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
+        "cloud.google.com/active-node-maintenance=ONGOING",
+    ),
+)
+"""Acted upon where a job names none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class HealthPolicy:
     heartbeat_seconds: float = 0.5
     heartbeat_timeout_seconds: float = 3.0
     step_timeout_seconds: float = 600.0
     """No step for so long, after an epoch's first, is a hang."""
+    node_signals: NodeSignals | None = None
+    """None: `KNOWN_SIGNALS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from surefoot_operator.policy.facts import (
     node_lost,
     reading_at,
     sealed_holders,
+    unwanted,
     usable,
     worker_id,
 )
@@ -105,6 +106,9 @@ def muster(facts: Facts) -> Muster:
     """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing."""
     epoch, spec = facts.world.epoch, facts.spec
     there = [s for s in _newest_attempts(facts) if usable(facts, s)]
+    wanted = [s for s in there if not unwanted(facts, s.node)]
+    if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted)):
+        there = wanted  # nodes that others want left train only where there is no world without them
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     if len(ready) < target_size(spec):
         until = _worth_waiting(facts, there, ready)
@@ -122,16 +126,20 @@ def muster(facts: Facts) -> Muster:
 def spares(facts: Facts) -> list[SessionSeen]:
     """Warm agents that are no members of the committed world."""
     members = {worker_id(m) for m in facts.world.members}
-    return [s for s in _newest_attempts(facts) if s.warm and usable(facts, s) and worker_id(s) not in members]
+    found = (s for s in _newest_attempts(facts) if s.warm and usable(facts, s) and worker_id(s) not in members)
+    return [s for s in found if not unwanted(facts, s.node)]
 
 
 def _newest_attempts(facts: Facts) -> list[SessionSeen]:
-    """One agent per index that should exist: the newest attempt that is connected."""
+    """One agent per index that should exist: the newest attempt that is connected.
+
+    One that is made beside another, to take its place, counts once it is warm.
+    """
     newest_of: dict[int, SessionSeen] = {}
-    for session in facts.sessions.values():
+    for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
         if session.connected and session.index < target_size(facts.spec):
             known = newest_of.get(session.index)
-            if known is None or known.attempt < session.attempt:
+            if known is None or session.warm or not (known.warm and unwanted(facts, known.node)):
                 newest_of[session.index] = session
     return list(newest_of.values())
 

@@ -72,6 +72,12 @@ def node_lost(facts: Facts, name: str | None) -> bool:
     return node is None or not node.ready
 
 
+def unwanted(facts: Facts, name: str | None) -> str:
+    """Why others want this node left, though it lives; empty: nobody does."""
+    node = facts.nodes.get(name) if name is not None else None
+    return node.signal if node is not None else ""
+
+
 def audible(facts: Facts, session: SessionSeen) -> bool:
     """Connected, and heard within the heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds

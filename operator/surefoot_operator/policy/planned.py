@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from math import ceil
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HoldSeen
 from surefoot_operator.policy.actions import Action, ProposeHold
 from surefoot_operator.policy.claim import spares
-from surefoot_operator.policy.facts import Facts, has_stepped, member_sessions, seconds_per_step, step_of, worker_id
+from surefoot_operator.policy.facts import (
+    Facts,
+    has_stepped,
+    member_sessions,
+    seconds_per_step,
+    step_of,
+    unwanted,
+    worker_id,
+)
 from surefoot_operator.policy.sizing import largest_size
 
 AHEAD_SECONDS = 0.5
@@ -24,6 +33,9 @@ ANSWER_SECONDS = 5.0
 
 AGAIN_SECONDS = 0.5
 """After a refusal."""
+
+MOVE_SECONDS = 120.0
+"""How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
 
 HELD_SECONDS = 30.0
 """How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
@@ -54,17 +66,39 @@ def wish(facts: Facts) -> Wish | None:
         return Wish("the job is suspended", urgent=True) if members else None
     if not members:
         return Wish("the job is resumed", urgent=True)
-    leaving = [m for m in facts.world.members if (w := facts.workers.get(worker_id(m))) is not None and w.deleting]
-    staying = members - len(leaving)
-    possible = largest_size(facts.spec, staying + len(spares(facts)))
-    if leaving and possible:
-        names = ", ".join(str(m.index) for m in leaving)
+    ending = [m for m in facts.world.members if (w := facts.workers.get(worker_id(m))) is not None and w.deleting]
+    staying = {m.index for m in facts.world.members if m not in ending}
+    warm = {s.index for s in spares(facts)}
+    possible = largest_size(facts.spec, len(staying | warm))
+    if ending and possible:
+        names = ", ".join(str(m.index) for m in ending)
         return Wish(f"workers {names} are being deleted", urgent=True)
+    move = _move(facts, [m for m in facts.world.members if m not in ending], warm)
+    if move is not None:
+        return move
     if possible < members and largest_size(facts.spec, members) < members:
         return Wish(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
     if possible > members:
         return Wish(f"grow from {members} to {possible} workers", urgent=False)
     return None
+
+
+def _move(facts: Facts, staying: list[Member], warm: set[int]) -> Wish | None:
+    """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
+
+    Such a node still trains, so nothing is done that leaves no world at all.
+    """
+    moving = [m for m in staying if unwanted(facts, m.node)]
+    size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm))
+    if not moving or size == 0:
+        return None
+    beside = [w for m in moving for w in facts.seen.workers if w.index == m.index and w.attempt > m.attempt]
+    if size < largest_size(facts.spec, len(staying)):
+        asked = max((w.created_seconds for w in beside), default=facts.now)
+        if facts.now < asked + MOVE_SECONDS:
+            return None
+    names = ", ".join(f"{m.index} leaves node {m.node} ({unwanted(facts, m.node)})" for m in moving)
+    return Wish(f"worker {names}", urgent=False)
 
 
 def pursue(facts: Facts) -> Halt | None:

@@ -12,10 +12,10 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
-from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, worker_id
+from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, unwanted, worker_id
 
-SILENT_SECONDS = 10.0
-"""An agent that is out of the world and unheard for so long is replaced, if there is room for another."""
+SILENT_SECONDS = 0.5
+"""An agent out of the world that is unheard for so much longer than its heartbeat allows is replaced, if there may be room."""
 
 SILENT_WITHOUT_ROOM_SECONDS = 30.0
 """The same where only its own node could take the replacement: it may well thaw and be warm."""
@@ -40,6 +40,8 @@ class _Place:
 
     goes: tuple[WorkerSeen, ...] = ()
     vacant: bool = False
+    beside: bool = False
+    """A worker is needed beside the one that is there, to take its place."""
     until_seconds: float | None = None
 
 
@@ -57,7 +59,7 @@ def tend(facts: Facts, wanted: int) -> Tending:
     creates = [
         CreateWorker(index, attempt, _avoided(facts))
         for index, place in places.items()
-        if place.vacant and index not in taken
+        if place.vacant and (place.beside or index not in taken)
     ]
     return Tending(
         actions=(*deletes, *creates),
@@ -80,6 +82,8 @@ def _next_attempt(facts: Facts) -> int:
 
 def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:
     member = next((w for w in workers if worker_id(w) in members), None)
+    if member is not None and wanted and unwanted(facts, member.node):
+        return _beside(facts, workers, member)
     if member is not None:
         return _Place(tuple(w for w in workers if w is not member))
     if not wanted:
@@ -96,6 +100,21 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
     return _Place(tuple(workers), vacant=True)
 
 
+def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
+    """Its node lives, and others want it left: it trains on until another one is warm elsewhere."""
+    over = ("Succeeded", "Failed")
+    newer = [w for w in workers if w.attempt > member.attempt and not w.deleting]
+    live = [w for w in newer if w.phase not in over and not node_lost(facts, w.node)]
+    kept = (member, *live[-1:])
+    goes = tuple(w for w in workers if w not in kept)
+    due = max((w.created_seconds + FAILING_SECONDS for w in newer if w.phase == "Failed"), default=0.0)
+    if live:
+        return _Place(goes)
+    if facts.now < due:
+        return _Place(until_seconds=due)
+    return _Place(goes, vacant=True, beside=True)
+
+
 def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
     """When a worker that the fabric calls well counts as dead because nobody hears its agent; None: it is heard."""
     session = facts.sessions.get(worker_id(worker))
@@ -107,7 +126,9 @@ def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
     if audible(facts, session):
         return None
     room = facts.seen.free_nodes is None or facts.seen.free_nodes > 0
-    return session.heard_seconds + (SILENT_SECONDS if room else SILENT_WITHOUT_ROOM_SECONDS)
+    if not room:
+        return session.heard_seconds + SILENT_WITHOUT_ROOM_SECONDS
+    return session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds + SILENT_SECONDS
 
 
 def _observer_is_blind(facts: Facts) -> bool:
@@ -134,5 +155,5 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
 
 def _avoided(facts: Facts) -> tuple[str, ...]:
     excluded = [e.name for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
-    lost = [name for name in facts.nodes if node_lost(facts, name)]
-    return tuple(sorted({*excluded, *lost}))
+    bad = [name for name in facts.nodes if node_lost(facts, name) or unwanted(facts, name)]
+    return tuple(sorted({*excluded, *bad}))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import FINALIZER, TrainingJob
+from surefoot_operator.api.spec import FINALIZER, KNOWN_SIGNALS, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
@@ -224,7 +224,8 @@ class KubernetesFabric:
 
     def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
         silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key
-        found = [seen.node(node, silent, key) for node in self._cache.nodes.items.values()]
+        signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
+        found = [seen.node(node, silent, key, signals) for node in self._cache.nodes.items.values()]
         return tuple(sorted(found, key=lambda node: node.name))
 
     def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
@@ -252,9 +253,7 @@ class KubernetesFabric:
 
     def _node_heard(self, old: Object | None, new: Object | None) -> None:
         """A kubelet's heartbeat is no news."""
-        nobody: frozenset[str] = frozenset()
-        looks = [None if node is None else seen.node(node, nobody, labels.HOSTNAME) for node in (old, new)]
-        if old is None or looks[0] != looks[1]:
+        if old is None or new is None or seen.marks(old) != seen.marks(new):
             self._changed.set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
+from surefoot_operator.api.spec import KNOWN_SIGNALS, NodeSignals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import HolderPlace
 from surefoot_operator.fabric.kubernetes import labels
@@ -48,11 +49,19 @@ def worker(pod: Object) -> WorkerSeen:
         node=node_of(pod),
         phase=phase,
         exit_code=exit_code,
-        message=message,
+        message=_disruption(pod) or message,
         created_seconds=seconds(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
     )
+
+
+def _disruption(pod: Object) -> str:
+    """Why the cluster itself ends or ended this pod: an eviction, a preemption, a taint."""
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return f"{condition.get('reason', 'DisruptionTarget')}: {condition.get('message', '')}"
+    return ""
 
 
 def purge(pod: Object) -> PurgeSeen | None:
@@ -106,7 +115,7 @@ def _waiting(status: Object, state: Object) -> str:
     return ""
 
 
-def node(found: Object, silent: frozenset[str], topology_key: str) -> NodeSeen:
+def node(found: Object, silent: frozenset[str], topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
     """A node: its own word, its taints, and whether its kubelet was heard of lately."""
     name = found["metadata"]["name"]
     reason = _why_lost(found) or ("its kubelet has not renewed its lease" if name in silent else "")
@@ -116,7 +125,31 @@ def node(found: Object, silent: frozenset[str], topology_key: str) -> NodeSeen:
         ready=not reason,
         schedulable=not found["spec"].get("unschedulable", False),
         reason=reason,
+        signal=_signal(found, signals),
     )
+
+
+def marks(found: Object) -> tuple[Any, ...]:
+    """Of a node, all that a plan can depend on: its heartbeats are left out."""
+    metadata, spec = found["metadata"], found["spec"]
+    conditions = [(c["type"], c["status"]) for c in found.get("status", {}).get("conditions", ())]
+    return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
+
+
+def _signal(found: Object, signals: NodeSignals) -> str:
+    """The first that it bears, as a sentence."""
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    labelled = {f"{key}={value}" for key, value in (found["metadata"].get("labels") or {}).items()}
+    stated = {f"{c['type']}={c['status']}" for c in found.get("status", {}).get("conditions", ())}
+    for kind, wanted, borne in (
+        ("taint", signals.taints, taints),
+        ("label", signals.labels, labelled),
+        ("condition", signals.conditions, stated),
+    ):
+        there = next((name for name in wanted if name in borne), None)
+        if there is not None:
+            return f"it bears the {kind} {there}"
+    return ""
 
 
 def _why_lost(found: Object) -> str:
