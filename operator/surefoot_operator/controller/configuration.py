@@ -56,7 +56,9 @@ class ClusterSettings:
     """password: the operator's own on every holder; made if it is not there."""
     memory_daemonset: str = "surefoot-memory"
     memory_tls: bool = False
-    """Whether holders speak TLS."""
+    """Whether holders are to speak TLS."""
+    memory_tls_secret: str = "surefoot-memory-tls"
+    """ca.crt, tls.crt, tls.key of the holders, if they are to; made if it is not there."""
     agent_command: tuple[str, ...] = ("surefoot-agent", "--")
     """Put in front of the trainer's command."""
     runtime_image: str = ""
@@ -100,6 +102,7 @@ def cluster_settings(
         memory_admin_secret=text("memory_admin_secret", "surefoot-memory-admin"),
         memory_daemonset=text("memory_daemonset", "surefoot-memory"),
         memory_tls=_flag("SUREFOOT_MEMORY_TLS", text("memory_tls", "0")),
+        memory_tls_secret=text("memory_tls_secret", "surefoot-memory-tls"),
         agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
         log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),

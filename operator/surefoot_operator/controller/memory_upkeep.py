@@ -86,7 +86,7 @@ class MemoryUpkeep:
         live = await self._every_job()
         domains: dict[str, str] = {}
         places = holders.places(
-            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._shared.admin
+            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._shared.access
         )
         await self._orphans.observe(live, places, self._shared.clock())
 

@@ -23,7 +23,7 @@ from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import MemoryTier
+from surefoot_operator.memory import MemoryTier, TierAccess
 from surefoot_operator.policy.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.parts import Parts
@@ -57,8 +57,8 @@ class Shared:
     server: AgentServer
     telling: WorkerTelling
     pods: PodSettings
-    admin: tuple[str, str]
-    """User and password of the operator on every holder."""
+    access: TierAccess
+    """What the operator reaches every holder with."""
     settings: OperatorSettings
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
     clock: Callable[[], float] = time.time
@@ -70,7 +70,7 @@ class JobRunner:
     def __init__(self, key: JobKey, shared: Shared) -> None:
         self.key = key
         self._shared = shared
-        self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.admin, shared.pods)
+        self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
         account = shared.telling.secrets.holder_account(key.uid)
         self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
         conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)

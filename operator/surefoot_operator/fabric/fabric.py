@@ -13,6 +13,7 @@ from typing import Protocol
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.memory.place import HolderPlace as HolderPlace
+from surefoot_operator.memory.place import TierAccess as TierAccess
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 

@@ -77,7 +77,7 @@ class OrphanSweep:
         """Runs `work` with a connection of its own, in a thread; nothing where the holder does not answer."""
 
         def call() -> frozenset[str]:
-            admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds)
+            admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
             try:
                 return work(admin, *arguments)
             except SurefootError as error:

@@ -6,6 +6,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class TierAccess:
+    """What the operator reaches every holder with."""
+
+    user: str = "default"
+    password: str = field(default="", repr=False)
+    authority: str = field(default="", repr=False)
+    """PEM, by which holders that speak TLS are verified."""
+
+
+@dataclass(frozen=True, slots=True)
 class HolderPlace:
     """Where the memory tier runs one holder. Which instance answers there is found by asking it, not by the fabric.
 
@@ -22,6 +32,8 @@ class HolderPlace:
     running: bool = True
     admin_user: str = "default"
     admin_password: str = field(default="", repr=False)
+    tls_ca: str | None = field(default=None, repr=False)
+    """PEM of the authority of a server that speaks TLS; None: it does not."""
 
     def same_server(self, other: HolderPlace) -> bool:
         """Whether both mean one life of one server: what it held may still be there."""

@@ -49,7 +49,7 @@ class Visitor:
 
     def __init__(self, place: HolderPlace, job: str, account: Credentials, call_seconds: float) -> None:
         self._place, self._job, self._account, self._call_seconds = place, job, account, call_seconds
-        self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds)
+        self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds, place.tls_ca)
         self._client: HolderClient | None = None
         self._fence = -1
         self._layouts: dict[str, Layout] = {}
@@ -139,8 +139,10 @@ class Visitor:
         place = self._place
         if self._admin.is_being_filled():
             raise BeingFilled(f"the holder on {place.node} is being filled: it is asked again", instance)
-        endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain)
-        client = HolderClient(endpoint, self._job, Credentials("", place.admin_password), self._call_seconds)
+        tls = place.tls_ca is not None
+        endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain, tls)
+        account = Credentials("", place.admin_password, place.tls_ca or "")
+        client = HolderClient(endpoint, self._job, account, self._call_seconds)
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
             known = client.index().fence

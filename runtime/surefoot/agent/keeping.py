@@ -29,7 +29,7 @@ def in_charge(life: Life, away_seconds: float) -> Assign | None:
 
 def keep(assign: Assign, job: JobSettings) -> Kept:
     """One round over the holders of this epoch (blocks: in a thread)."""
-    account = Credentials(job.holder_user, job.holder_password)
+    account = Credentials(job.holder_user, job.holder_password, job.holder_tls_ca)
     clients = {
         endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
         for endpoint in assign.holders

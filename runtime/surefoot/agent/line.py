@@ -175,7 +175,7 @@ class LevelIs:
 
 ToTrainer = Attached | ArenaGiven | SlotFreed | HoldAt | LevelIs
 
-_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=1, oldest=1)
+_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=2, oldest=2)
 
 
 def encode(message: FromTrainer | ToTrainer) -> bytes:

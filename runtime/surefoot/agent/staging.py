@@ -87,7 +87,8 @@ class Staging:
         endpoints = self._holders.holders if self._holders is not None else ()
         for endpoint in endpoints:
             if endpoint.holder == holder:
-                account = Credentials(self._job.holder_user, self._job.holder_password)
+                job = self._job
+                account = Credentials(job.holder_user, job.holder_password, job.holder_tls_ca)
                 return open_holder(endpoint, self._job.job, account, self._job.holder_call_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 

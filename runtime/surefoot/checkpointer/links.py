@@ -72,7 +72,7 @@ def link_of(options: Options, given: Link | None, environment: Mapping[str, str]
 
 def with_agent(link: Link, settings: JobSettings, node: str | None) -> Connected:
     about, older = link.attached, link.attached.older_job
-    account = Credentials(settings.holder_user, settings.holder_password)
+    account = Credentials(settings.holder_user, settings.holder_password, settings.holder_tls_ca)
     sources = holder_sources(about.holders, settings.job, account, node, settings.holder_call_seconds)
     if settings.persistent is not None:
         sources.append(persistent_source(settings.persistent, settings.job))

@@ -33,7 +33,7 @@ class HolderClient:
     def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
         self.endpoint = endpoint
         self._job = job
-        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds)
+        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls)
 
     def __str__(self) -> str:
         return str(self.endpoint.holder)

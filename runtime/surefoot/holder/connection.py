@@ -6,9 +6,11 @@ only the caller knows whether repeating is safe and worth the time.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import redis
@@ -16,7 +18,10 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from surefoot.errors import TierError, TierFull, TierUnavailable
+from surefoot.errors import ConfigurationError, TierError, TierFull, TierUnavailable
+
+TLS_NAME = "surefoot-memory"
+"""What every holder's certificate names."""
 
 _WHOLE_BUFFER = 6000
 """Arguments longer than this are sent from where they lie, not joined into one string."""
@@ -28,6 +33,8 @@ class Credentials:
 
     user: str = ""
     password: str = field(default="", repr=False)
+    tls_ca: str = field(default="", repr=False)
+    """PEM of the authority by which a holder that speaks TLS proves itself; nothing else is trusted."""
 
 
 class Wire:
@@ -36,8 +43,10 @@ class Wire:
     `call_seconds` limits connecting, sending one command, and each wait for bytes of its reply.
     """
 
-    def __init__(self, host: str, port: int, credentials: Credentials, call_seconds: float) -> None:
+    def __init__(self, host: str, port: int, credentials: Credentials, call_seconds: float, tls: bool = False) -> None:
         make: Any = redis.Connection  # redis-py leaves its methods untyped
+        if tls:
+            make = partial(_Encrypted, credentials.tls_ca)
         self._connection = make(
             host=host,
             port=port,
@@ -66,6 +75,39 @@ class Wire:
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
         self._connection.disconnect()
+
+
+class _Encrypted(redis.Connection):
+    """TLS to a server whose certificate names the memory tier, not the address that its pod has today."""
+
+    def __init__(self, authority: str, **options: Any) -> None:
+        self._authority = authority
+        make: Any = super().__init__
+        make(**options)
+
+    def _connect(self) -> Any:
+        if not self._authority:
+            raise redis.exceptions.ConnectionError(
+                "it speaks TLS, and no authority was given to verify it by (SUREFOOT_HOLDER_TLS_CA)"
+            )
+        trust = _trust(self._authority)
+        make: Any = super()._connect
+        plain = make()
+        try:
+            return trust.wrap_socket(plain, server_hostname=TLS_NAME)
+        except OSError:  # ssl.SSLError is one
+            plain.close()
+            raise
+
+
+@lru_cache(maxsize=16)
+def _trust(authority: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=authority)
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"the memory tier's authority is no certificate in PEM form: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
 
 
 @contextmanager

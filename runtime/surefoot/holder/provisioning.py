@@ -30,11 +30,17 @@ class Memory:
 
 
 class HolderAdmin:
-    """The administrator's connection to one server. One thread at a time; cheap to make."""
+    """The administrator's connection to one server. One thread at a time; cheap to make.
 
-    def __init__(self, host: str, port: int, password: str, call_seconds: float = 1.0) -> None:
+    `tls_ca`: the authority of a server that speaks TLS; None: it does not.
+    """
+
+    def __init__(
+        self, host: str, port: int, password: str, call_seconds: float = 1.0, tls_ca: str | None = None
+    ) -> None:
         self._where = f"the holder at {host}:{port}"
-        self._wire = Wire(host, port, Credentials("", password), call_seconds)
+        account = Credentials("", password, tls_ca or "")
+        self._wire = Wire(host, port, account, call_seconds, tls_ca is not None)
 
     def instance(self) -> str:
         """The server's run id: new with each start, so it tells an empty holder from the one before it."""

@@ -37,6 +37,18 @@ MALLOC_ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What a server proves itself with, and the authority that signed it."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+    def text(self) -> str:
+        return self.authority.read_text(encoding="ascii")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """One server. Without a password it listens on loopback only."""
 
@@ -46,6 +58,8 @@ class ServerSettings:
     """Where its log lies; nothing of the data is ever on disk."""
     host: str = "127.0.0.1"
     password: str = field(default="", repr=False)
+    tls: TlsFiles | None = None
+    """With it the server speaks TLS alone."""
     fill_bytes: int = 0
     """How much of its memory to touch before it is used: the first saves are several times slower otherwise."""
 
@@ -101,7 +115,7 @@ def configuration(settings: ServerSettings) -> str:
         )
     lines = [
         f"bind {settings.host}",
-        f"port {settings.port}",
+        *_port(settings),
         f"protected-mode {'yes' if settings.password else 'no'}",
         f"maxmemory {settings.memory_bytes}",
         "maxmemory-policy noeviction",
@@ -118,6 +132,21 @@ def configuration(settings: ServerSettings) -> str:
         quoted = settings.password.replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f'requirepass "{quoted}"')
     return "\n".join(lines) + "\n"
+
+
+def _port(settings: ServerSettings) -> list[str]:
+    files = settings.tls
+    if files is None:
+        return [f"port {settings.port}"]
+    return [
+        "port 0",
+        f"tls-port {settings.port}",
+        f'tls-cert-file "{files.certificate}"',
+        f'tls-key-file "{files.key}"',
+        f'tls-ca-cert-file "{files.authority}"',
+        "tls-auth-clients no",
+        'tls-protocols "TLSv1.3"',
+    ]
 
 
 def start(
@@ -158,7 +187,8 @@ def start(
 
 def fill(settings: ServerSettings) -> None:
     """Touches `fill_bytes` of the server's memory, before anybody uses it."""
-    wire = Wire(settings.host, settings.port, Credentials("", settings.password), START_SECONDS)
+    account = Credentials("", settings.password, settings.tls.text() if settings.tls else "")
+    wire = Wire(settings.host, settings.port, account, START_SECONDS, settings.tls is not None)
     with explained(f"the holder at {settings.host}:{settings.port}", "filling its pages"):
         try:
             filling.fill(wire, settings.fill_bytes)
@@ -169,7 +199,8 @@ def fill(settings: ServerSettings) -> None:
 def _wait(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
     """The run id, once this very process answers: another server may have the port while ours is about to fail."""
     deadline = time.monotonic() + START_SECONDS
-    admin = HolderAdmin(settings.host, settings.port, settings.password)
+    authority = settings.tls.text() if settings.tls else None
+    admin = HolderAdmin(settings.host, settings.port, settings.password, tls_ca=authority)
     where = f"the redis-server for port {settings.port}"
     problem: TierUnavailable | None = None
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.protocol.codec import since
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
@@ -88,3 +90,5 @@ class HolderEndpoint:
     host: str
     port: int
     domain: str
+    tls: bool = since(2, default=False)
+    """Whether it speaks TLS, and nothing else."""

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 
-VERSION = 1
+VERSION = 2
 """Version spoken by this code."""
 OLDEST = max(1, VERSION - 1)
 """Oldest version still understood, so that an upgraded operator does not lose running agents."""

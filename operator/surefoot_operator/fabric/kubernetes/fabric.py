@@ -17,7 +17,7 @@ from surefoot_operator.api.spec import FINALIZER, KNOWN_SIGNALS, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
-from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
+from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import apply, holders, labels, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
@@ -31,7 +31,7 @@ _PATCH_TRIES = 3
 
 
 class KubernetesFabric:
-    """One job. `admin`: user and password with which the operator reaches holders."""
+    """One job. `access`: what the operator reaches holders with."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class KubernetesFabric:
         namespace: str,
         name: str,
         uid: str,
-        admin: tuple[str, str] = ("default", ""),
+        access: TierAccess | None = None,
         settings: pods.PodSettings | None = None,
     ) -> None:
         self._cache, self._api = cache, cache.api
         self._me = labels.JobIdentity(namespace, name, uid)
         self._good: TrainingJob | None = None
         """The newest spec that could be read."""
-        self._admin, self._settings = admin, settings or pods.PodSettings()
+        self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
         self._changed = asyncio.Event()
         self._closed = False
         self._shared: set[tuple[str, str]] = set()
@@ -231,7 +231,7 @@ class KubernetesFabric:
     def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
         domains = {node.name: node.domain for node in nodes}
         return holders.places(
-            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._admin
+            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._access
         )
 
     # ---- hearing ----------------------------------------------------------------------------------------------------

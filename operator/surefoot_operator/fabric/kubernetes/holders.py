@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot_operator.fabric.fabric import HolderPlace
+from surefoot_operator.fabric.fabric import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels, seen
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.observed import NodeSeen
@@ -32,7 +32,7 @@ class Newest:
 
 
 def places(
-    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], admin: tuple[str, str]
+    found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: TierAccess
 ) -> tuple[HolderPlace, ...]:
     """One a node: of several pods there, one that runs, else the newest. `gone`: pods that are no more."""
     known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
@@ -40,7 +40,7 @@ def places(
     chosen: dict[str, HolderPlace] = {}
     for pod, is_gone in known:
         where = seen.node_of(pod) or ""
-        place = seen.holder(pod, is_gone, domains.get(where, where), admin)
+        place = seen.holder(pod, is_gone, domains.get(where, where), access)
         if place is not None and (place.running or not (where in chosen and chosen[where].running)):
             chosen[where] = place
     return tuple(chosen[where] for where in sorted(chosen))

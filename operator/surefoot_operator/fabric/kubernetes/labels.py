@@ -18,6 +18,8 @@ OPERATOR = "surefoot-operator"
 HOLDER_SELECTOR = f"{PART}=memory-tier"
 HOLDER_CONTAINER, HOLDER_PORT = "redis", 6379
 """Unless a container port of the holder's pod is named `redis`: then that one of that container."""
+HOLDER_TLS = f"{GROUP}/tls"
+"""An annotation of holders that speak TLS: while it is switched, some do and some do not."""
 TRAINER = "trainer"
 HOSTNAME = "kubernetes.io/hostname"
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from surefoot_operator.api.spec import KNOWN_SIGNALS, NodeSignals
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.fabric import HolderPlace
+from surefoot_operator.fabric.fabric import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 
@@ -162,7 +162,7 @@ def _why_lost(found: Object) -> str:
     return "it has not said yet that it is ready"
 
 
-def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> HolderPlace | None:
+def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPlace | None:
     """A holder's pod; None while it has not begun: unknown, not dead."""
     status = pod.get("status", {})
     server, port = _server(pod)
@@ -177,8 +177,9 @@ def holder(pod: Object, gone: bool, domain: str, admin: tuple[str, str]) -> Hold
         port=port,
         process=f"{pod['metadata']['uid']}/{container}",
         running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
-        admin_user=admin[0],
-        admin_password=admin[1],
+        admin_user=access.user,
+        admin_password=access.password,
+        tls_ca=access.authority if labels.HOLDER_TLS in (pod["metadata"].get("annotations") or {}) else None,
     )
 
 

@@ -21,6 +21,8 @@ class CompanionSettings:
     """SUREFOOT_COMPANION_REDIS_PORT."""
     password_file: str = ""
     """SUREFOOT_MEMORY_PASSWORD_FILE: the administrator's; empty: the server has none."""
+    tls_folder: str = ""
+    """SUREFOOT_MEMORY_TLS_FOLDER: ca.crt, tls.crt and tls.key of a server that speaks TLS; empty: it does not."""
     fill_share: float = 0.9
     """SUREFOOT_COMPANION_FILL_SHARE: how much of maxmemory is touched before the server is ready; 0: nothing."""
     hold_seconds: float = 10.0
@@ -43,6 +45,7 @@ def companion_settings(environment: Mapping[str, str] = os.environ) -> Companion
         redis_host=environment.get("SUREFOOT_COMPANION_REDIS_HOST", default.redis_host),
         redis_port=_port(environment, "SUREFOOT_COMPANION_REDIS_PORT", default.redis_port),
         password_file=environment.get("SUREFOOT_MEMORY_PASSWORD_FILE", ""),
+        tls_folder=environment.get("SUREFOOT_MEMORY_TLS_FOLDER", ""),
         fill_share=share,
         hold_seconds=_seconds(environment, "SUREFOOT_COMPANION_HOLD_SECONDS", default.hold_seconds),
         look_seconds=_seconds(environment, "SUREFOOT_COMPANION_LOOK_SECONDS", default.look_seconds),

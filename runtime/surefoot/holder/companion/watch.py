@@ -41,6 +41,7 @@ class Watch:
         self._wire: Wire | None = None
         self._instance = ""
         self._looked_at = 0.0
+        self._certificate = ""
         self.ended = threading.Event()
         self.seen = Seen()
 
@@ -63,7 +64,22 @@ class Watch:
             self.seen = replace(self.seen, ready=False, reason="its memory is touched first", filled_bytes=0)
             self._fill(wire)
             self._instance = instance
+        if self._settings.tls_folder:
+            self._hand_in(wire)
         self.seen = replace(self.seen, ready=True, reason="")
+
+    def _hand_in(self, wire: Wire) -> None:
+        """A certificate that was renewed in its files: the server reads them only when it is told to."""
+        folder = Path(self._settings.tls_folder)
+        certificate, key = folder / "tls.crt", folder / "tls.key"
+        now = _text(certificate)
+        if now == self._certificate:
+            return
+        with explained(self._where, "handing in its renewed certificate"):
+            wire.call("CONFIG SET", "tls-cert-file", str(certificate), "tls-key-file", str(key))
+        if self._certificate:
+            _log.info("%s: its certificate was renewed", self._where)
+        self._certificate = now
 
     def _fill(self, wire: Wire) -> None:
         """Nothing where anybody has keys; until somebody gets some, elsewhere."""
@@ -109,8 +125,10 @@ class Watch:
     def _opened(self) -> Wire:
         if self._wire is None:
             settings = self._settings
-            account = Credentials("", _password(settings.password_file))
-            self._wire = Wire(settings.redis_host, settings.redis_port, account, settings.call_seconds)
+            tls = bool(settings.tls_folder)
+            password = _text(Path(settings.password_file)).strip() if settings.password_file else ""
+            account = Credentials("", password, _text(Path(settings.tls_folder) / "ca.crt") if tls else "")
+            self._wire = Wire(settings.redis_host, settings.redis_port, account, settings.call_seconds, tls)
         return self._wire
 
     def _away(self, why: str) -> None:
@@ -125,12 +143,10 @@ class Watch:
             self._wire = None
 
 
-def _password(path: str) -> str:
-    if not path:
-        return ""
+def _text(path: Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise TierUnavailable(f"{path} (SUREFOOT_MEMORY_PASSWORD_FILE) is not there yet") from error
+        raise TierUnavailable(f"{path} is not there yet: it is mounted from a Secret") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} (SUREFOOT_MEMORY_PASSWORD_FILE) cannot be read: {error}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,108 @@
+"""A holder that speaks TLS proves that it is one, to whoever knows its authority; nobody else is told a password."""
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import redis_server
+from support.certificates import authority
+from surefoot.errors import ConfigurationError, TierUnavailable
+from surefoot.holder import Credentials, HolderClient
+from surefoot.holder.companion.settings import CompanionSettings
+from surefoot.holder.companion.watch import Watch
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.codec import Codec
+from surefoot.protocol.identities import HolderEndpoint, HolderId
+
+JOB = "job-1"
+ACCOUNT = redis_server.account("the-job", "its password")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[HolderServer]:
+    with redis_server.of_kind(redis_server.OVER_TLS, tmp_path) as started:
+        yield started
+
+
+def index_with(endpoint: HolderEndpoint, account: Credentials) -> None:
+    client = HolderClient(endpoint, JOB, account)
+    try:
+        client.index()
+    finally:
+        client.close()
+
+
+def test_only_the_right_authority_is_believed(server: HolderServer) -> None:
+    admin = redis_server.admin_of(server)
+    admin.provision(JOB, ACCOUNT, 1)
+    admin.close()
+    where = redis_server.endpoint(server)
+    index_with(where, ACCOUNT)
+    with pytest.raises(TierUnavailable, match="certificate verify failed"):
+        index_with(where, replace(ACCOUNT, tls_ca=authority("somebody else").pem))
+    with pytest.raises(TierUnavailable, match="SUREFOOT_HOLDER_TLS_CA"):
+        index_with(where, replace(ACCOUNT, tls_ca=""))
+    with pytest.raises(ConfigurationError, match="PEM"):
+        index_with(where, replace(ACCOUNT, tls_ca="nonsense"))
+
+
+def test_nobody_speaks_to_it_in_clear(server: HolderServer) -> None:
+    with pytest.raises(TierUnavailable):
+        index_with(replace(redis_server.endpoint(server), tls=False), ACCOUNT)
+
+
+def test_a_certificate_of_something_else_is_no_holder_s(tmp_path: Path) -> None:
+    known = authority("surefoot test")
+    context = known.sign("surefoot-coordinator").server(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            taken, _ = listener.accept()
+            with taken, contextlib.suppress(OSError):
+                context.wrap_socket(taken, server_side=True).close()
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        where = HolderEndpoint(HolderId("n", "i"), "127.0.0.1", listener.getsockname()[1], "n", tls=True)
+        with pytest.raises(TierUnavailable, match="not valid for 'surefoot-memory'"):
+            index_with(where, replace(ACCOUNT, tls_ca=known.pem))
+        answering.join()
+
+
+def test_the_companion_watches_over_tls_and_hands_a_renewed_certificate_in(
+    server: HolderServer, tmp_path: Path
+) -> None:
+    files = server.settings.tls
+    assert files is not None
+    password = tmp_path / "password"
+    password.write_text(redis_server.ADMIN_PASSWORD)
+    settings = CompanionSettings(
+        redis_port=server.settings.port, password_file=str(password), tls_folder=str(files.authority.parent)
+    )
+    watch = Watch(settings)
+    watch.look()
+    assert watch.seen.ready
+    assert watch.seen.filled_bytes > 0
+    before = files.certificate.read_text()
+    redis_server.tls_files(files.authority.parent)
+    assert files.certificate.read_text() != before
+    watch.look()
+    assert shown(server) == files.certificate.read_text()
+
+
+def shown(server: HolderServer) -> str:
+    """The certificate that a new connection is shown."""
+    return ssl.get_server_certificate((server.settings.host, server.settings.port)).strip() + "\n"
+
+
+def test_an_older_peer_is_not_told_of_tls() -> None:
+    codec = Codec((HolderEndpoint,), version=2, oldest=1)
+    endpoint = HolderEndpoint(HolderId("n", "i"), "h", 1, "d", tls=True)
+    assert codec.decode(codec.encode(endpoint)) == endpoint
+    assert codec.decode(codec.encode(endpoint, version=1)) == replace(endpoint, tls=False)
