@@ -19,6 +19,7 @@ from surefoot_operator.fabric.kubernetes.api import ApiRefused
 NOW = 1000.0
 POD = {
     "metadata": {
+        "name": "job-worker-0-1",
         "uid": "pod-uid",
         "labels": {
             "surefoot.dev/job-uid": "job-1",
@@ -53,10 +54,7 @@ class Stand:
         }
         self.server.answers[REVIEWS] = self._answer
         self.bodies: list[dict[str, Any]] = []
-        pods = self.pods
-        self.reviews = TokenReviews(
-            self.server.api, lambda namespace, name: pods.get((namespace, name)), lambda: self.now, settings
-        )
+        self.reviews = TokenReviews(self.server.api, self.pods, lambda: self.now, settings)
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         self.bodies.append(body)
@@ -97,6 +95,18 @@ async def test_a_remembered_token_is_no_pass_for_another_worker() -> None:
     found = await stand.refused(replace(GOOD, index=1))
     assert found is not None
     assert found[0] is False
+
+
+async def test_a_pod_that_is_no_worker_is_told_who_is() -> None:
+    stand = Stand()
+    extra = stand.status["user"]["extra"]
+    extra["authentication.kubernetes.io/pod-name"] = ["stranger"]
+    extra["authentication.kubernetes.io/pod-uid"] = ["stranger-uid"]
+    found = await stand.refused(GOOD)
+    assert found == (False, "the token is that of pod team/stranger; that worker is pod job-worker-0-1")
+    other = await stand.refused(replace(GOOD, attempt=2))
+    assert other is not None
+    assert other[0] is True
 
 
 async def test_a_token_of_nobody_is_refused_and_not_asked_about_each_time() -> None:

@@ -55,7 +55,7 @@ def stored(uid: str = "pod-uid", job: str = "job-1", index: int = 0, attempt: in
 
 
 def test_the_pod_must_be_that_worker() -> None:
-    assert refusal(hello(0, 1), POD, stored()) is None
+    assert refusal(hello(0, 1), POD, stored(), stored()) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_pod_must_be_that_worker() -> None:
     ],
 )
 def test_another_pods_worker_is_refused(pod: dict[str, Any] | None, retry: bool, sentence: str) -> None:
-    found = refusal(hello(0, 1), POD, pod)
+    found = refusal(hello(0, 1), POD, pod, None)
     assert found is not None
     assert found.retry is retry
     assert sentence in found.reason

@@ -39,21 +39,29 @@ def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
     return BoundPod(username.removeprefix(_ACCOUNT).partition(":")[0], names[0], uids[0])
 
 
-def refusal(hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None) -> Refused | None:
-    """Whether that pod is the hello's worker. `stored`: the pod of that name as it is known now."""
+def refusal(
+    hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None
+) -> Refused | None:
+    """Whether that pod is the hello's worker. `stored`: the pod of that name, `right`: the worker's pod, as known now."""
+    whose = f"the token is that of pod {pod.namespace}/{pod.name}"
     if stored is None or stored["metadata"]["uid"] != pod.uid:
+        if right is not None:
+            return Refused(f"{whose}; that worker is pod {right['metadata']['name']}", retry=False)
         # a watch may be a moment behind; a pod that is gone asks no more
         return Refused(f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not known here yet: ask again", retry=True)
     said = stored["metadata"].get("labels") or {}
-    claimed = {
+    claimed = worker_labels(hello)
+    wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
+    return Refused(f"{whose}, whose {wrong[0]}", retry=False) if wrong else None
+
+
+def worker_labels(hello: Hello) -> dict[str, str]:
+    """What the pod of that worker bears."""
+    return {
         labels.JOB_UID: hello.job,
         labels.WORKER_INDEX: str(hello.index),
         labels.ATTEMPT: str(hello.attempt),
     }
-    wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
-    if wrong:
-        return Refused(f"the token is that of pod {pod.namespace}/{pod.name}, whose {wrong[0]}", retry=False)
-    return None
 
 
 def expires_seconds(token: str) -> float | None:

@@ -68,10 +68,6 @@ class ClusterOperator:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "nothing has begun yet"
 
-    @property
-    def probe_port(self) -> int:
-        return self._probes.port
-
     async def run(self, ended: asyncio.Event) -> None:
         """Stands by, leads, ends in peace. Raises LeaseLost if it led and must not any more; FabricError, OSError."""
         living = asyncio.create_task(self._live(), name="live")
@@ -91,6 +87,7 @@ class ClusterOperator:
 
     async def _live(self) -> None:
         await self._probes.start()
+        log.info("/metrics, /healthz and /readyz on port %d", self._probes.port)
         self._start(self._lag.run())
         self._begun = "the operator's secrets are not there yet"
         shared = await self._patiently(self._shared)
@@ -128,7 +125,7 @@ class ClusterOperator:
         settings = OperatorSettings(
             coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True)
         )
-        reviews = TokenReviews(self._api, self._pod, time.time)
+        reviews = TokenReviews(self._api, self._cache.workers.items, time.time)
         server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
         await server.start()
         self._server = server
@@ -159,9 +156,6 @@ class ClusterOperator:
 
     def _at(self, name: str) -> SecretAt:
         return SecretAt(self._settings.namespace, name)
-
-    def _pod(self, namespace: str, name: str) -> dict[str, Any] | None:
-        return self._cache.workers.items.get((namespace, name))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """An API server that is away may return; one that refuses will not change its mind."""

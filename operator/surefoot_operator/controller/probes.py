@@ -60,7 +60,9 @@ class Probes:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         await web.TCPSite(self._runner, "", self._wanted, reuse_address=True).start()
-        self.port = self._runner.addresses[0][1]
+        # one socket a family; a port that was left to chance differs between them, and IPv4's is told
+        found = self._runner.addresses
+        self.port = next((address[1] for address in found if len(address) == 2), found[0][1])
 
     async def close(self) -> None:
         if self._runner is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.controller import process_figures as figures
-from surefoot_operator.controller.bound import BoundPod, bound_pod, expires_seconds, refusal
+from surefoot_operator.controller.bound import BoundPod, bound_pod, expires_seconds, refusal, worker_labels
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api
 
@@ -41,16 +41,16 @@ class ReviewSettings:
 
 
 class TokenReviews:
-    """`authenticate` is the server's Authenticator. `pod`: the worker's pod of that namespace and name, as known now."""
+    """`authenticate` is the server's Authenticator. `pods`: all workers' by namespace and name, as known now."""
 
     def __init__(
         self,
         api: Api,
-        pod: Callable[[str, str], Pod | None],
+        pods: Mapping[tuple[str, str], Pod],
         clock: Callable[[], float],
         settings: ReviewSettings | None = None,
     ) -> None:
-        self._api, self._pod, self._clock = api, pod, clock
+        self._api, self._pods, self._clock = api, pods, clock
         self._settings = settings or ReviewSettings()
         self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
         self._turn = asyncio.Semaphore(self._settings.at_once)
@@ -70,7 +70,14 @@ class TokenReviews:
             self._remember(digest, hello.token, found)
         if isinstance(found, str):
             return Refused(found, retry=False)
-        return refusal(hello, found, self._pod(found.namespace, found.name))
+        stored = self._pods.get((found.namespace, found.name))
+        # looked for among all only where something is wrong already
+        right = self._worker(hello) if stored is None or stored["metadata"]["uid"] != found.uid else stored
+        return refusal(hello, found, stored, right)
+
+    def _worker(self, hello: Hello) -> Pod | None:
+        wanted = worker_labels(hello).items()
+        return next((pod for pod in self._pods.values() if wanted <= pod["metadata"].get("labels", {}).items()), None)
 
     async def _reviewed(self, token: str) -> BoundPod | str:
         body = {

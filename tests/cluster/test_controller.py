@@ -1,0 +1,361 @@
+"""The operator's process against a real API server: who leads, who is let in, which jobs it takes, and how it leaves.
+
+Operators run on the host, in a namespace of their own, and look after that namespace's jobs alone: another release
+beside them goes on. What an installed chart does when its leader dies is tried in test_scenario_operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+import yaml
+
+from cluster import layout, pods
+from cluster.api import Api
+from cluster.engine import Engine
+from cluster.processes import wait
+from support.fake_agent import hello
+from support.kubernetes_cluster import a_cluster
+from surefoot.protocol.messages import SUBPROTOCOLS, Refused, decode, encode
+from surefoot_operator.controller import certificates
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+NAMESPACE = "surefoot-controller"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+JOBS = f"/apis/surefoot.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"
+CORE = f"/api/v1/namespaces/{NAMESPACE}"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/surefoot-operator"
+SECONDS = 120.0
+LEADER = "surefoot.dev/leader"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass
+class Operator:
+    """One process. Every wait shows its log when it fails."""
+
+    name: str
+    engine: Engine
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def host(self) -> str:
+        """Where pods find this machine: at the address of its API server."""
+        body = yaml.safe_load(self.engine.facts().kubeconfig.read_text())
+        return str(urlsplit(body["clusters"][0]["cluster"]["server"]).hostname)
+
+    def start(self, *flags: str) -> Operator:
+        url = f"wss://{self.host}:{self.port}/v1/agents"
+        told = ["--namespace", NAMESPACE, "--only-namespace", NAMESPACE, "--pod-name", self.name]
+        told += ["--coordinator-url", url, "--coordinator-port", str(self.port), "--metrics-port", "0", *flags]
+        command = [sys.executable, "-m", "surefoot_operator.controller"]
+        command += ["--kubeconfig", str(self.engine.facts().kubeconfig), *told]
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=layout.PROJECT)
+        return self
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def says(self, words: str, seconds: float = SECONDS) -> None:
+        assert wait(lambda: words in self.text(), seconds), f"{self.name} never said {words!r}:\n{self.text()}"
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """Of the last process that wrote to this log; 0 if nobody answers."""
+        port = re.findall(r"on port (\d+)", self.text())[-1]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:  # not yet, or not any more
+            return 0, str(error)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def ends(self, seconds: float = 30.0) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10.0)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    yield from a_cluster(2)
+
+
+@pytest.fixture(scope="module")
+def api(engine: Engine) -> Api:
+    made = Api(engine.facts().kubeconfig)
+    made.create(CRDS, yaml.safe_load((layout.PROJECT / "manifests" / "crd.yaml").read_text(encoding="utf-8")))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def namespace(api: Api) -> Iterator[None]:
+    """New for each test: no lease and no secret of before."""
+    path = f"/api/v1/namespaces/{NAMESPACE}"
+    if api.answers(path):  # left by a run that was killed
+        api.call("DELETE", path)
+        assert wait(lambda: not api.answers(path), SECONDS)
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    assert wait(lambda: _made(api, body), SECONDS)
+    assert wait(lambda: api.answers(f"{CORE}/serviceaccounts/default"), SECONDS)
+    assert wait(lambda: api.answers(JOBS), SECONDS)
+    yield
+    api.call("DELETE", path)
+    assert wait(lambda: not api.answers(path), SECONDS)
+
+
+def _made(api: Api, body: dict[str, Any]) -> bool:
+    api.create("/api/v1/namespaces", body)
+    return True
+
+
+@pytest.fixture
+def operators(engine: Engine, tmp_path: Path) -> Iterator[dict[str, Operator]]:
+    """By name, as they are asked for."""
+    made = {name: Operator(name, engine, tmp_path) for name in ("a", "b")}
+    yield made
+    for one in made.values():
+        one.kill()
+
+
+def document(engine: Engine, name: str, **spec: Any) -> dict[str, Any]:
+    """A job whose trainer sleeps."""
+    volumes, mounts = pods.host_mounts(engine.facts().host_prefix)
+    container = {
+        "name": "trainer",
+        "image": layout.HOST_IMAGE,
+        "command": [sys.executable, "-c", "import time; time.sleep(600)"],
+        "env": [{"name": "PATH", "value": f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"}],
+        "volumeMounts": mounts,
+    }
+    template = {"spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}}
+    return {
+        "apiVersion": "surefoot.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"replicas": 1, "template": template, **spec},
+    }
+
+
+def workers(api: Api) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.call("GET", f"{CORE}/pods?labelSelector=surefoot.dev%2Fjob-uid")["items"]
+    return found
+
+
+def status(api: Api, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.call("GET", f"{JOBS}/{name}").get("status", {})
+    return found
+
+
+def leaders(api: Api) -> set[str]:
+    found = api.call("GET", f"{CORE}/pods?labelSelector=surefoot.dev%2Fleader%3Dtrue")["items"]
+    return {pod["metadata"]["name"] for pod in found}
+
+
+def stand_in(api: Api, engine: Engine, name: str) -> None:
+    """A pod that could be an operator's: the process itself runs on the host."""
+    body = pods.host_pod(name, ["sleep", "600"], host_prefix=engine.facts().host_prefix)
+    body["metadata"]["labels"] = {"surefoot.dev/part": "operator"}
+    api.create(f"{CORE}/pods", body)
+
+
+# ---- who leads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_leaves_hands_lease_and_label_over(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    for name in operators:
+        stand_in(api, engine, name)
+    first = operators["a"].start()
+    first.says("leading 0 jobs")
+    assert wait(lambda: leaders(api) == {"a"}, SECONDS)
+    second = operators["b"].start()
+    second.says("standing by: a-")
+    # both are ready: the label alone says where agents go
+    assert (first.probe("/readyz")[0], second.probe("/readyz")[0]) == (200, 200)
+    assert (first.probe("/healthz"), second.probe("/healthz")) == ((200, "ok\n"), (200, "ok\n"))
+    assert "surefoot_operator_leader 1.0" in first.probe("/metrics")[1]
+    assert "surefoot_operator_leader 0.0" in second.probe("/metrics")[1]
+    first.signal(signal.SIGTERM)
+    assert first.ends() == 0
+    assert "the lease was given back" in first.text()
+    second.says("leads: the last leader gave the lease back")
+    assert wait(lambda: leaders(api) == {"b"}, SECONDS)
+    # both made, or found, the same secrets
+    made = re.findall(r"secret (\S+) was made", first.text() + second.text())
+    assert sorted(made) == sorted(set(made))
+    assert len(made) == 3
+
+
+def test_a_frozen_leader_is_followed_and_ends_when_it_thaws(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    for name in operators:
+        stand_in(api, engine, name)
+    first = operators["a"].start()
+    first.says("leading 0 jobs")
+    assert wait(lambda: leaders(api) == {"a"}, SECONDS)
+    second = operators["b"].start()
+    second.says("standing by: a-")
+    first.signal(signal.SIGSTOP)
+    second.says("leads: a-")
+    assert wait(lambda: leaders(api) == {"b"}, SECONDS)
+    asked = document(engine, "made-meanwhile")
+    api.call("POST", JOBS, asked)
+    assert wait(lambda: len(workers(api)) == 1, SECONDS)
+    first.signal(signal.SIGCONT)
+    assert first.ends() == 1
+    assert "the lease could not be renewed" in first.text()
+    # it may have heard of the job in the moment before it ended: it has done nothing about it
+    assert "WorldClaimed" not in first.text()
+    assert len(workers(api)) == 1
+    assert api.call("GET", LEASE)["spec"]["holderIdentity"].startswith("b-")
+    assert leaders(api) == {"b"}
+
+
+# ---- who is let in --------------------------------------------------------------------------------------------------
+
+
+def token_of(api: Api, pod: str, audience: str) -> str:
+    uid = api.call("GET", f"{CORE}/pods/{pod}")["metadata"]["uid"]
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": pod, "uid": uid}
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [audience], "boundObjectRef": bound},
+    }
+    return str(api.call("POST", f"{CORE}/serviceaccounts/default/token", body)["status"]["token"])
+
+
+async def answer(operator: Operator, authority: str, job: str, attempt: int, token: str) -> Any:
+    """What the operator says to a hello of worker 0."""
+    said = hello(0, attempt, job=job, token=token)
+    context = ssl.create_default_context(cadata=authority)
+    url = f"wss://{operator.host}:{operator.port}/v1/agents"
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.ws_connect(url, ssl=context, protocols=SUBPROTOCOLS) as line:
+                await line.send_str(encode(said))
+                return decode(await line.receive_str(timeout=10.0))
+        finally:
+            await asyncio.sleep(0.1)  # a TLS connection is closed in the loop's next rounds
+
+
+def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operators: dict[str, Operator]) -> None:
+    leader = operators["a"].start()
+    leader.says("leading 0 jobs")
+    uid = api.call("POST", JOBS, document(engine, "mine"))["metadata"]["uid"]
+    # its agent speaks TLS with the authority it was given, and shows the token that its kubelet gave it
+    assert wait(lambda: _connected(leader) == 1, SECONDS), leader.text()
+    worker = workers(api)[0]
+    environment = {entry["name"]: entry.get("value") for entry in worker["spec"]["containers"][0]["env"]}
+    assert "SUREFOOT_TOKEN" not in environment
+    authority = str(environment["SUREFOOT_COORDINATOR_CA"])
+    name, attempt = worker["metadata"]["name"], int(worker["metadata"]["labels"]["surefoot.dev/attempt"])
+    stand_in(api, engine, "stranger")
+
+    def said(token: str, job: str = uid) -> Refused:
+        found = asyncio.run(answer(leader, authority, job, attempt, token))
+        assert isinstance(found, Refused)
+        return found
+
+    audience = said(token_of(api, name, "vault"))
+    assert audience.retry is False
+    assert "the API server does not know the token" in audience.reason
+    stranger = said(token_of(api, "stranger", "surefoot"))
+    assert stranger.retry is False
+    assert f"that worker is pod {name}" in stranger.reason
+    forged = said("not-a-token")
+    assert forged.retry is False
+    assert said(token_of(api, name, "surefoot"), job="another-job").retry is True
+    assert _connected(leader) == 1
+    strangers = certificates.made({}, [leader.host], time.time())[certificates.CA].decode()
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        asyncio.run(answer(leader, strangers, uid, attempt, "x"))
+
+
+def _connected(operator: Operator) -> int:
+    found = re.search(r"^surefoot_agents_connected\{.*\} (\d+)", operator.probe("/metrics")[1], re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+# ---- which jobs it takes --------------------------------------------------------------------------------------------
+
+
+def test_jobs_come_and_go_and_another_managers_is_left_alone(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    leader = operators["a"].start()
+    api.call("POST", JOBS, document(engine, "theirs", managedBy="example.com/another"))
+    api.call("POST", JOBS, document(engine, "early"))
+    leader.says("job surefoot-controller/early")
+    api.call("POST", JOBS, document(engine, "late", suspend=True))
+    leader.says("job surefoot-controller/late")
+    assert wait(lambda: status(api, "late").get("phase") == "Suspended", SECONDS)
+    assert wait(lambda: len(workers(api)) == 1, SECONDS)
+    api.call("DELETE", f"{JOBS}/early")
+    assert wait(lambda: re.search(r"job surefoot-controller/early \(\S+\) is gone", leader.text()), SECONDS)
+    assert wait(lambda: not workers(api), SECONDS)
+    assert status(api, "theirs") == {}
+    assert "theirs" not in leader.text()
+    assert "surefoot_operator_jobs 1.0" in leader.probe("/metrics")[1]
+    kopf = re.search(r"^surefoot_kopf_events_total (\S+)", leader.probe("/metrics")[1], re.MULTILINE)
+    assert kopf is not None
+    assert float(kopf[1]) > 0
+
+
+def test_an_operator_that_is_killed_takes_its_jobs_up_where_they_are(
+    api: Api, engine: Engine, operators: dict[str, Operator]
+) -> None:
+    leader = operators["a"].start()
+    api.call("POST", JOBS, document(engine, "goes-on"))
+    assert wait(lambda: status(api, "goes-on").get("world", {}).get("state") == "Committed", SECONDS), leader.text()
+    before, pod = status(api, "goes-on"), workers(api)[0]["metadata"]["uid"]
+    leader.kill()
+    # a process killed without its lease must wait for that lease's end: on a desk nobody knows whether it lives
+    again = Operator("a", engine, leader.folder, leader.port).start()
+    operators["a"] = again
+    assert wait(lambda: again.text().count("leading 1 jobs") == 1, SECONDS), again.text()
+    assert wait(lambda: _connected(again) == 1, SECONDS), again.text()
+    assert wait(lambda: status(api, "goes-on").get("serial", 0) >= before["serial"], SECONDS)
+    after = status(api, "goes-on")
+    assert (after["world"]["epoch"], after.get("restarts", 0)) == (before["world"]["epoch"], before.get("restarts", 0))
+    assert workers(api)[0]["metadata"]["uid"] == pod
