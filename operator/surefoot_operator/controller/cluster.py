@@ -43,6 +43,9 @@ from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+PROGRESS_SECONDS = 3.0
+"""Between writes of a job's status that only report progress: hundreds of jobs must not flood the API server."""
+
 BEGIN_SECONDS = 120.0
 """How long an API server that is away is waited for at first; then the process ends, and its pod says so."""
 LEAVE_SECONDS = 5.0
@@ -123,7 +126,8 @@ class ClusterOperator:
         secrets = Secrets(await root_key(self._api, self._at(given.keys_secret)))
         access = await self._tier_access()
         settings = OperatorSettings(
-            coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True)
+            coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True),
+            progress_seconds=PROGRESS_SECONDS,
         )
         reviews = TokenReviews(self._api, self._cache.workers.items, time.time)
         server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
@@ -140,7 +144,7 @@ class ClusterOperator:
             holder_tls_ca=access.authority,
             metrics_port=WORKER_METRICS_PORT,
         )
-        pods = PodSettings(agent=given.agent_command)
+        pods = PodSettings(agent=given.agent_command, purge_image=given.runtime_image)
         return Shared(self._cache, server, telling, pods, access, settings)
 
     async def _tier_access(self) -> TierAccess:
