@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from surefoot.checkpointer.links import Connected
-from surefoot.errors import Unreadable
-from surefoot.format.layouts import Stream
+from surefoot.errors import StateMismatch, Unreadable
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
 from surefoot.restore.catalogue import read_catalogue
@@ -24,6 +24,9 @@ from surefoot.restore.place import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.staging import elements
 from surefoot.state import Entry, Program, Saved, read_values
+
+Values = Mapping[str, Any]
+"""The plain values of one rank."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ def restore(program: Program, connected: Connected) -> int:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
-            program.prepare(shared, own, saved_tensors(reader.streams()))
+            _prepare(program, reader, (shared, own), about.rank)
             targets = program.targets()
             with torch.no_grad():
                 taken = fill(reader, targets)
@@ -76,13 +79,19 @@ def restorable(connected: Connected) -> list[Checkpoint]:
     return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
 
-def saved_tensors(streams: Mapping[int, Stream]) -> dict[str, Saved]:
-    """Every tensor of a checkpoint, of all its ranks."""
-    found: dict[str, Saved] = {}
-    for layout in {id(s): s.layout for s in streams.values()}.values():
-        for tensor in layout.tensors:
-            found.setdefault(tensor.name, Saved(tensor.dtype, tensor.shape))
-    return found
+def _prepare(program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int) -> None:
+    """Makes room for what the checkpoint has; looks at every rank's layout before it says that something is missing."""
+    mine = rank if values[1] is not None else reader.world
+    try:
+        program.prepare(*values, saved_tensors(reader, mine))
+    except StateMismatch:
+        program.prepare(*values, saved_tensors(reader, mine, every=True))
+
+
+def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, Saved]:
+    """The tensors of a checkpoint, and those that rank `own` of it kept to itself."""
+    found = reader.layouts.tensors(own, every)
+    return {name: Saved(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 
 
 def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from surefoot.format.dtypes import itemsize
 from surefoot.geometry.box import Box
 from surefoot.geometry.packing import chunk_starts
 from surefoot.geometry.tiling import Tiling, block_shape
-from surefoot.protocol.records import CHUNK_BYTES, Layout, Piece, TensorLayout
+from surefoot.protocol.records import CHUNK_BYTES, Layout, Piece, Spread, TensorLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,9 @@ class PlacedPiece:
     first_block: int
 
 
-def build_layout(tensors: Iterable[TensorParts]) -> Layout:
-    """The layout of a rank that saves these; the same parts in any order give the same layout.
+def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -> Layout:
+    """The layout of a rank that saves these; the same parts in any order give the same layout. `spread` numbers them by
+    name.
 
     Tensors stand by name. Their pieces lie in the stream by falling item size, so that each is aligned to its items
     without padding and can be copied to from a typed view.
@@ -67,6 +68,7 @@ def build_layout(tensors: Iterable[TensorParts]) -> Layout:
         tensors=tuple(TensorLayout(t.name, t.dtype, t.shape, tuple(pieces[t.name])) for t in named),
         chunk_starts=chunk_starts(tilings),
         stream_bytes=position,
+        spread=spread,
     )
 
 

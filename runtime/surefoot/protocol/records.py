@@ -46,6 +46,23 @@ class TensorLayout:
     pieces: tuple[Piece, ...]
 
 
+SpreadRule = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[tuple[int, int] | None, ...]]
+"""(base, sizes, strides, listed) of a grid of ranks, and one cut per dimension of it: see `geometry.rules`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the tensors of a layout are spread over all ranks that hold them; with it, one rank's layout tells the others'.
+
+    `rules[of[i]]` is that of tensor i; −1: every rank has its own under its own name. `lowest` numbers the tensors that
+    the first of equal holders saves alone; the others share.
+    """
+
+    rules: tuple[SpreadRule, ...]
+    of: tuple[int, ...]
+    lowest: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where a rank's tensors lie in its stream, and how the stream is cut into chunks.
@@ -58,6 +75,7 @@ class Layout:
     tensors: tuple[TensorLayout, ...]
     chunk_starts: tuple[int, ...]
     stream_bytes: int
+    spread: Spread | None = None
 
     def chunk_lengths(self) -> tuple[int, ...]:
         """Length of each chunk in bytes; each ≤ CHUNK_BYTES. No chunks where the rank saves no tensor."""
@@ -68,7 +86,7 @@ class Layout:
 
     def to_json(self) -> str:
         """Canonical JSON: equal layouts give equal text, so its digest names the layout."""
-        body = {
+        body: dict[str, Any] = {
             "format": FORMAT,
             "tensors": [
                 [
@@ -82,6 +100,8 @@ class Layout:
             "chunk_starts": list(self.chunk_starts),
             "stream_bytes": self.stream_bytes,
         }
+        if self.spread is not None:
+            body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -94,11 +114,31 @@ class Layout:
                 )
                 for name, dtype, shape, pieces in body["tensors"]
             )
-            return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"])
+            return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(
                 f"a layout record cannot be read: {error!r}; the copy is damaged, another is needed"
             ) from error
+
+
+def _spread(body: Any) -> Spread | None:
+    if body is None:
+        return None
+    rules, of, lowest = body
+    return Spread(
+        tuple(
+            (
+                int(base),
+                tuple(sizes),
+                tuple(strides),
+                tuple(listed),
+                tuple(None if c is None else tuple(c) for c in cuts),
+            )
+            for base, sizes, strides, listed, cuts in rules
+        ),
+        tuple(of),
+        tuple(lowest),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, Tie
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import Catalogue, Source, reread
-from surefoot.restore.plan import preference
+from surefoot.restore.plan import preference, spread
 from surefoot.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -102,23 +103,25 @@ class Copies:
             wait = self._wait_for_index(f"rank {rank} of {self.checkpoint}", wait)
         return self._manifests[rank]
 
-    def balance(self, sizes: Mapping[int, int]) -> None:
-        """Orders the copies anew for reads of `sizes` bytes of each rank."""
+    def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
+        """Where to begin each read, given as (rank, bytes); -1 where no copy is known. Copies as near share the work."""
+        sizes: dict[int, int] = defaultdict(int)
+        for rank, size in reads:
+            sizes[rank] += size
         with self._lock:
             self._order = self._preferred(sizes)
+            orders = spread(reads, self._order, *self._near_and_last())
+        return [order[0] if order else -1 for order in orders]
 
-    def first_source(self, rank: int) -> int:
-        """The source that is tried first."""
-        order = self._order.get(rank, ())
-        return order[0] if order else -1
-
-    def first_good(self, rank: int, part: str, read: Callable[[Tier, RankManifest], T]) -> tuple[T, int]:
-        """The part from the first copy that is good, and the number of its source."""
+    def first_good(
+        self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
+    ) -> tuple[T, int]:
+        """The part from the first copy that is good, and the number of its source. `begin`: a source to try first."""
         wait = FIRST_WAIT_SECONDS
         while True:
             manifest = self.manifest(rank)
             problems: list[Exception] = []
-            for number in self._order.get(rank, ()):
+            for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
                 try:
                     return read(self.connections.to(number), manifest), number
                 except (Corrupt, ProtocolError, ChunkMissing) as problem:
@@ -200,9 +203,11 @@ class Copies:
         self._order = self._preferred({rank: m.stream_bytes for rank, m in manifests.items()})
 
     def _preferred(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        return preference(self._having, *self._near_and_last(), sizes, self._seed)
+
+    def _near_and_last(self) -> tuple[frozenset[int], frozenset[int]]:
         local = frozenset(n for n, s in enumerate(self.sources) if s.local)
-        last = frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
-        return preference(self._having, local, last, sizes, self._seed)
+        return local, frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
 
 
 def _names(damaged: Iterable[str], save: RankSave) -> bool:

@@ -7,7 +7,7 @@ is harmless. What cannot be healed here is told, and left to repair.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from surefoot import metrics
@@ -21,7 +21,7 @@ from surefoot.tiers import Tier
 log = logging.getLogger(__name__)
 
 
-def heal(copies: Copies, streams: Callable[[], Mapping[int, Stream]], writer_epoch: int) -> list[str]:
+def heal(copies: Copies, stream_of: Callable[[int], Stream], writer_epoch: int) -> list[str]:
     """A sentence for each damage: what, where, and whether it is healed."""
     told = []
     for damage in [*copies.damages(), *copies.damaged_entries()]:
@@ -31,7 +31,7 @@ def heal(copies: Copies, streams: Callable[[], Mapping[int, Stream]], writer_epo
             told.append(f"{what}; it was read from another copy and is left as it is")
             continue
         try:
-            _rewrite(copies, streams()[damage.save.rank], damage, writer_epoch)
+            _rewrite(copies, stream_of(damage.save.rank), damage, writer_epoch)
         except SurefootError as problem:
             metrics.fallbacks.labels("heal_failed").inc()
             told.append(f"{what}; it was read from another copy, and rewriting it failed: {problem}")

@@ -57,21 +57,31 @@ class Placer:
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Copies the wanted part of the segment's blocks; `data` is exactly the segment's bytes."""
-        blocks = np.frombuffer(data, self._carrier).reshape(segment.count, *segment.block)
-        taken = blocks[(slice(None), *_slices(segment.take))]
-        lengths, strides = segment.take.lengths, self._strides
+        blocks = np.frombuffer(data, self._carrier).reshape(segment.rows, segment.count, *segment.block)
+        taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
+        strides = self._strides
         start = sum(
             (o - begin) * stride for o, begin, stride in zip(segment.place.offsets, self._origin, strides, strict=True)
         )
-        if segment.count == 1:
-            into: npt.NDArray[Any] = np.ndarray(lengths, self._carrier, self._memory, start, strides)
-            into[...] = taken[0]
-            return
-        # blocks side by side: the last dimension as (block, element), over the same memory
-        shape = (*lengths[:-1], segment.count, lengths[-1])
-        split = (*strides[:-1], lengths[-1] * strides[-1], strides[-1])
-        into = np.ndarray(shape, self._carrier, self._memory, start, split)
-        into[...] = taken.transpose(*range(1, len(lengths)), 0, len(lengths))
+        # over the same memory: a dimension along which blocks lie side by side becomes (block, element)
+        shape: list[int] = []
+        steps: list[int] = []
+        order: list[int] = []
+        for d, (length, stride) in enumerate(zip(segment.take.lengths, strides, strict=True)):
+            if d == segment.along or d == len(strides) - 1:
+                order.append(0 if d == segment.along else 1)
+                shape.append(segment.rows if d == segment.along else segment.count)
+                steps.append(length * stride)
+            order.append(2 + d)
+            shape.append(length)
+            steps.append(stride)
+        if segment.along < 0:
+            taken, order = taken[0], [axis - 1 for axis in order]
+        if not strides:
+            taken = taken[0]
+            order = []
+        into: npt.NDArray[Any] = np.ndarray(shape, self._carrier, self._memory, start, steps)
+        into[...] = taken.transpose(order)
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

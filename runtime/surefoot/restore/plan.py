@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.errors import StateMismatch
 from surefoot.format.layouts import PlacedPiece, Stream
@@ -39,7 +39,8 @@ class Segment:
     """`count` blocks of equal shape that follow each other along the last dimension, and what is wanted of them.
 
     `take` is the wanted part of one block, in the block's own coordinates; with more than one block all of the last
-    dimension is wanted. `place` is where it all goes, in the tensor's coordinates.
+    dimension is wanted. `place` is where it all goes, in the tensor's coordinates. `rows` such rows of blocks lie one
+    behind the other in the stream, and one beside the other along dimension `along`: one copy moves them all.
     """
 
     first: int
@@ -52,6 +53,13 @@ class Segment:
     place: Box
     wanted: int
     """Index of the Wanted it belongs to."""
+    rows: int = 1
+    along: int = -1
+
+    @property
+    def blocks(self) -> range:
+        """Their numbers in the rank save's digest table."""
+        return range(self.first, self.first + self.count * self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,27 @@ def preference(
         if order[rank]:
             load[order[rank][0]] += sizes.get(rank, 0)
     return order
+
+
+def spread(
+    sizes: Sequence[tuple[int, int]], having: Mapping[int, Sequence[int]], local: frozenset[int], last: frozenset[int]
+) -> list[tuple[int, ...]]:
+    """For each read, given as (rank, bytes): that rank's sources, those to begin with first.
+
+    `having` is each rank's order of `preference`. Sources as near as the first share the reads, each time the one
+    that has the fewest bytes so far: a rank save with two copies is read from both.
+    """
+    load: dict[int, int] = defaultdict(int)
+    found = []
+    for rank, size in sizes:
+        order = tuple(having.get(rank, ()))
+        near = [s for s in order if (s in last, s in local) == (order[0] in last, order[0] in local)]
+        if near:
+            begin = min(near, key=lambda s: load[s])
+            load[begin] += size
+            order = (begin, *(s for s in order if s != begin))
+        found.append(order)
+    return found
 
 
 def _homes(wanted: Sequence[Wanted], streams: Mapping[int, Stream]) -> dict[str, list[tuple[int, PlacedPiece]]]:
@@ -220,7 +249,38 @@ def _ranges(
 
 def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[Segment]) -> RangeRead:
     begin = group[0].start
-    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, tuple(group))
+    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, _stacked(group))
+
+
+def _stacked(group: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Rows of blocks that continue the row before, joined: a copy a segment, and a copy costs more than its bytes."""
+    found: list[Segment] = []
+    newest: dict[int, int] = {}
+    for segment in group:
+        at = newest.get(segment.wanted)
+        joined = None if at is None else _joined(found[at], segment)
+        if joined is None or at is None:
+            newest[segment.wanted] = len(found)
+            found.append(segment)
+        else:
+            found[at] = joined
+    return tuple(found)
+
+
+def _joined(above: Segment, below: Segment) -> Segment | None:
+    """Both as one, if `below` is the next row of `above`; None if it is not."""
+    if (below.block, below.take, below.count, below.first) != (above.block, above.take, above.count, above.blocks.stop):
+        return None
+    steps = [d for d, (a, b) in enumerate(zip(above.place.offsets, below.place.offsets, strict=True)) if a != b]
+    if len(steps) != 1 or steps[0] == len(above.block) - 1 or above.along not in (-1, steps[0]):
+        return None
+    d = steps[0]
+    if below.place.offsets[d] != above.place.offsets[d] + above.place.lengths[d]:
+        return None
+    lengths = list(above.place.lengths)
+    lengths[d] += below.place.lengths[d]
+    place = Box(above.place.offsets, tuple(lengths))
+    return replace(above, place=place, rows=above.rows + 1, along=d)
 
 
 def _bytes(segment: Segment, itemsize: int) -> int:

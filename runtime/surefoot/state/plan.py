@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 from surefoot.format.dtypes import itemsize
+from surefoot.format.families import OWN, spread_rule
 from surefoot.format.layouts import TensorParts, build_layout, layout_digest
 from surefoot.geometry import Box
 from surefoot.geometry.saving import saved_boxes
-from surefoot.protocol.records import Layout
+from surefoot.protocol.records import Layout, Spread, SpreadRule
 from surefoot.state.entries import Entry
 
 
@@ -50,7 +51,7 @@ def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
     """The plan of `rank`."""
     mine = saved_boxes([entry.holding() for entry in entries], rank)
     parts = tensor_parts(entries, mine)
-    layout = build_layout(parts)
+    layout = build_layout(parts, spread_of(entries))
     source = {(entries[number].name, box): number for number, box in mine}
     portions = []
     for tensor in layout.tensors:
@@ -76,3 +77,19 @@ def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> l
             kept = tuple(sorted(boxes[entry.name], key=lambda b: b.offsets))
             found[entry.name] = TensorParts(entry.name, entry.dtype, entry.place.shape, kept)
     return list(found.values())
+
+
+def spread_of(entries: Sequence[Entry]) -> Spread | None:
+    """How all of them are spread over the ranks; None if no rule says it of some (flat parameters)."""
+    rules: dict[SpreadRule, int] = {}
+    of: dict[str, int] = {}
+    lowest = set()
+    for entry in entries:
+        if entry.place.rule is None:
+            return None
+        if entry.sharing == "lowest":
+            lowest.add(entry.name)
+        rule = spread_rule(entry.place.rule)
+        of[entry.name] = OWN if entry.sharing == "local" else rules.setdefault(rule, len(rules))
+    names = sorted(of)
+    return Spread(tuple(rules), tuple(of[n] for n in names), tuple(i for i, n in enumerate(names) if n in lowest))

@@ -1,0 +1,162 @@
+"""The threads that read what a plan names: asked for ahead, verified, placed. One `Fetch` a read; used by `reader`.
+
+A thread has one source's reads at a time and two buffers: while it verifies and places what one holds, the source
+fills the other. What comes damaged, or not at all, is read again through `Copies.first_good`, from another copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from surefoot import metrics
+from surefoot.drain import verified
+from surefoot.errors import Corrupt, SurefootError
+from surefoot.format.layouts import Stream
+from surefoot.protocol.records import CHUNK_BYTES, RankManifest
+from surefoot.restore.copies import Copies
+from surefoot.restore.place import Placer
+from surefoot.restore.plan import RangeRead, Segment
+from surefoot.tiers import ReadsAhead, Tier
+
+AHEAD = 2
+"""Reads that a thread has asked for or is working on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What every thread needs of one rank's save."""
+
+    stream: Stream
+    table: bytes
+
+
+@dataclass(slots=True)
+class _Asked:
+    read: RangeRead
+    source: int
+    tier: ReadsAhead | None
+    """None where it is to be read in the ordinary way."""
+    buffer: memoryview
+
+    @property
+    def data(self) -> memoryview:
+        return self.buffer[: self.read.length]
+
+
+class Fetch:
+    """All reads of one plan, and what has become of them."""
+
+    def __init__(
+        self, copies: Copies, parts: Mapping[int, Part], placers: Sequence[Placer], reads: Sequence[RangeRead]
+    ) -> None:
+        self._copies, self._parts, self._placers = copies, parts, placers
+        self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
+        for read, source in zip(reads, copies.spread([(r.rank, r.length) for r in reads]), strict=True):
+            self._queues[source].append(read)
+        self._failed = threading.Event()
+        self._lock = threading.Lock()
+        self.by_kind: dict[str, int] = defaultdict(int)
+
+    def run(self, threads: int) -> None:
+        """Reads everything. Raises the first error of any thread; what was placed by then is undefined."""
+        if not self._queues:
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-restore") as pool:
+            for future in [pool.submit(self._work, number) for number in range(threads)]:
+                future.result()
+
+    def _work(self, number: int) -> None:
+        finished = False
+        buffers = deque(memoryview(bytearray(CHUNK_BYTES)) for _ in range(AHEAD))
+        under_way: deque[_Asked] = deque()
+        try:
+            while not self._failed.is_set():
+                while buffers and (chosen := self._next(number)) is not None:
+                    under_way.append(self._asked(*chosen, buffers.popleft()))
+                if not under_way:
+                    break
+                asked = under_way.popleft()
+                self._finish(asked)
+                buffers.append(asked.buffer)
+            finished = True
+        finally:
+            if not finished:  # the others must not wait for what can no longer become whole
+                self._failed.set()
+                self._copies.stop()
+
+    def _next(self, number: int) -> tuple[RangeRead, int] | None:
+        """A read of this thread's own source; when that has none left, of the one that has most."""
+        with self._lock:
+            sources = sorted(self._queues)
+            mine = sources[number % len(sources)]
+            source = mine if self._queues[mine] else max(sources, key=lambda s: len(self._queues[s]))
+            return (self._queues[source].popleft(), source) if self._queues[source] else None
+
+    def _asked(self, read: RangeRead, source: int, buffer: memoryview) -> _Asked:
+        if source >= 0:
+            try:
+                tier = self._copies.connections.to(source)
+                if isinstance(tier, ReadsAhead):
+                    tier.ask_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
+                    return _Asked(read, source, tier, buffer)
+            except SurefootError:
+                self._copies.connections.drop(source)  # `first_good` asks it once more, and says what is wrong
+        return _Asked(read, source, None, buffer)
+
+    def _finish(self, asked: _Asked) -> None:
+        read = asked.read
+        found = self._taken(asked)
+        data, source = found if found is not None else self._read(read, asked)
+        stream = self._parts[read.rank].stream
+        for segment in read.segments:
+            self._placers[segment.wanted].place(segment, _bytes_of(segment, read, stream, data))
+        with self._lock:
+            self.by_kind[self._copies.sources[source].kind] += read.length
+
+    def _taken(self, asked: _Asked) -> tuple[memoryview, int] | None:
+        """What was asked for, verified; None if it did not come whole."""
+        if asked.tier is None:
+            return None
+        manifest = self._copies.manifest(asked.read.rank)
+        try:
+            asked.tier.take_chunk(manifest.save, asked.read.chunk, asked.data)
+            self._check(asked.read, manifest, asked.data, self._copies.sources[asked.source].name)
+        except Corrupt:
+            return None
+        except SurefootError:
+            self._copies.connections.drop(asked.source)
+            return None
+        return asked.data, asked.source
+
+    def _read(self, read: RangeRead, asked: _Asked) -> tuple[memoryview, int]:
+        """From the copy it was meant for, then from every other; damage is noted, silence waited for."""
+        if asked.tier is not None:
+            metrics.restore_fallbacks.labels("again").inc()
+        ordinary = partial(self._verified, read)
+        return self._copies.first_good(read.rank, f"chunk {read.chunk}", ordinary, begin=asked.source)
+
+    def _verified(self, read: RangeRead, tier: Tier, manifest: RankManifest) -> memoryview:
+        data = memoryview(tier.read_chunk(manifest.save, read.chunk, read.offset, read.length))
+        self._check(read, manifest, data, tier.name)
+        return data
+
+    def _check(self, read: RangeRead, manifest: RankManifest, data: memoryview, where: str) -> None:
+        if data.nbytes != read.length:
+            raise Corrupt(
+                f"chunk {read.chunk} of {manifest.save} at {where} came with {data.nbytes} of {read.length} bytes"
+            )
+        stream, table = self._parts[read.rank].stream, self._parts[read.rank].table
+        for segment in read.segments:
+            part = _bytes_of(segment, read, stream, data)
+            verified.check_blocks(part, manifest, stream, table, (where, read.chunk, segment.blocks))
+
+
+def _bytes_of(segment: Segment, read: RangeRead, stream: Stream, data: memoryview) -> memoryview:
+    begin = segment.start - read.stream_start
+    end = stream.edges[segment.blocks.stop] - read.stream_start
+    return data[begin:end]
