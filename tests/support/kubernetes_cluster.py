@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from cluster import binaries, engines, use
+from cluster import engines, use
 from cluster.engine import Engine
-from cluster.kind import KindCluster
 
 
 def a_cluster(nodes: int) -> Iterator[Engine]:
@@ -23,10 +20,7 @@ def a_cluster(nodes: int) -> Iterator[Engine]:
                     pytest.skip("the cluster on this machine is hurt; `python -m cluster up` repairs it")
                 yield chosen
                 return
-    chosen = engines.choose()
-    if os.geteuid() != 0 and not isinstance(chosen, KindCluster):
-        pytest.skip("namespaces need root")
-    if shutil.which("go") is None and binaries.unbuilt():
-        pytest.skip(f"there is no Go toolchain to build {', '.join(binaries.unbuilt())}")
+    if use.why_none():
+        pytest.skip(use.why_none())
     with use.held(alone=True), use.standing(nodes) as engine:
         yield engine
