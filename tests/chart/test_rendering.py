@@ -204,6 +204,20 @@ def test_only_agents_and_operator_reach_redis() -> None:
     assert not policy["egress"]
 
 
+def test_a_tier_over_tls_speaks_nothing_else_and_never_sees_its_authority_s_key() -> None:
+    rendered = helm.objects({"memoryTier": {"tls": {"enabled": True}}})
+    conf = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
+    assert {"port 0", "tls-port 6379", "tls-auth-clients no"} <= set(conf)
+    template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
+    assert template["metadata"]["annotations"]["surefoot.dev/tls"] == "true"
+    [volume] = [one for one in template["spec"]["volumes"] if one["name"] == "tls"]
+    assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt", "tls.crt", "tls.key"]
+    companion = next(c for c in template["spec"]["containers"] if c["name"] == "companion")
+    folder = next(e["value"] for e in companion["env"] if e["name"] == "SUREFOOT_MEMORY_TLS_FOLDER")
+    for container in template["spec"]["containers"]:
+        assert {"name": "tls", "mountPath": folder, "readOnly": True} in container["volumeMounts"]
+
+
 def test_a_new_chart_version_alone_is_no_new_revision_of_the_memory_tier() -> None:
     labels = helm.one(helm.objects(), "DaemonSet", "surefoot-memory")["spec"]["template"]["metadata"]["labels"]
     assert labels == {

@@ -124,7 +124,17 @@ imagePullSecrets:
 
 {{/* Redis' configuration but for the password. */}}
 {{- define "surefoot.redisConf" -}}
+{{- if .Values.memoryTier.tls.enabled -}}
+port 0
+tls-port 6379
+tls-cert-file /var/run/secrets/surefoot-memory-tls/tls.crt
+tls-key-file /var/run/secrets/surefoot-memory-tls/tls.key
+tls-ca-cert-file /var/run/secrets/surefoot-memory-tls/ca.crt
+tls-auth-clients no
+tls-protocols "TLSv1.3"
+{{- else -}}
 port 6379
+{{- end }}
 bind * -::*
 protected-mode yes
 maxmemory {{ include "surefoot.bytes" .Values.memoryTier.maxMemory }}
