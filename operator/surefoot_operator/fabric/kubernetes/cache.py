@@ -57,6 +57,8 @@ class ClusterCache:
         self.gone_holders: dict[str, Object] = {}
         """Node -> the last holder's pod there that is gone, until another comes."""
         self.listen("holders", self._holder)
+        self._by_job: dict[str, dict[str, Object]] = {}
+        self.listen("pods", self._pod)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -104,6 +106,10 @@ class ClusterCache:
         """Kind -> seconds since the API server was last heard of it."""
         return {kind: feed.age_seconds() for kind, feed in self._named.items()}
 
+    def pods_of(self, job: str) -> list[Object]:
+        """The pods that bear this job's uid."""
+        return list(self._by_job.get(job, {}).values())
+
     def silent_nodes(self) -> frozenset[str]:
         """Nodes whose kubelet was not heard of for too long, by our own clock and only as far as the leases' watch lives."""
         now = self.leases.heard_at
@@ -127,6 +133,19 @@ class ClusterCache:
         elif old is None or old["spec"].get("renewTime") != new["spec"].get("renewTime"):
             # never the lease's own time: clocks of other machines differ
             self._renewals[name] = time.monotonic()
+
+    def _pod(self, old: Object | None, new: Object | None) -> None:
+        for pod, there in ((old, False), (new, True)):
+            job = labels.job_of(pod) if pod is not None else None
+            if pod is None or job is None:
+                continue
+            pods = self._by_job.setdefault(job, {})
+            if there:
+                pods[pod["metadata"]["uid"]] = pod
+            else:
+                pods.pop(pod["metadata"]["uid"], None)
+                if not pods:
+                    del self._by_job[job]
 
     def _holder(self, old: Object | None, new: Object | None) -> None:
         found = new or old

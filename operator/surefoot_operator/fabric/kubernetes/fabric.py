@@ -21,6 +21,7 @@ from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, TierAccess,
 from surefoot_operator.fabric.kubernetes import apply, holders, labels, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
+from surefoot_operator.fabric.kubernetes.memo import Memo
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
@@ -47,6 +48,7 @@ class KubernetesFabric:
         self._good: TrainingJob | None = None
         """The newest spec that could be read."""
         self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
+        self._nodes_seen, self._workers_seen = Memo[NodeSeen](), Memo[WorkerSeen]()
         self._changed = asyncio.Event()
         self._closed = False
         self._shared: set[tuple[str, str]] = set()
@@ -210,22 +212,24 @@ class KubernetesFabric:
             raise JobRefused(sentence, metadata.get("generation", 1), None, leaving) from error
 
     def _workers(self) -> tuple[WorkerSeen, ...]:
-        return tuple(seen.worker(pod) for pod in self._pods() if labels.part_of(pod) != labels.PURGE)
+        workers = [pod for pod in self._pods() if labels.part_of(pod) != labels.PURGE]
+        return tuple(self._workers_seen.all(workers, seen.worker, lambda pod: None))
 
     def _purges(self) -> tuple[PurgeSeen, ...]:
         found = (seen.purge(pod) for pod in self._pods() if labels.part_of(pod) == labels.PURGE)
         return tuple(one for one in found if one is not None)
 
     def _pods(self) -> list[Object]:
-        return [pod for pod in self._cache.workers.items.values() if self._is_ours(pod)]
-
-    def _is_ours(self, pod: Object) -> bool:
-        return bool(pod["metadata"].get("labels", {}).get(labels.JOB_UID) == self._me.uid)
+        return self._cache.pods_of(self._me.uid)
 
     def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
         silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key
         signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
-        found = [seen.node(node, silent, key, signals) for node in self._cache.nodes.items.values()]
+        found = self._nodes_seen.all(
+            self._cache.nodes.items.values(),
+            lambda node: seen.node(node, silent, key, signals),
+            lambda node: (node["metadata"]["name"] in silent, key, signals),
+        )
         return tuple(sorted(found, key=lambda node: node.name))
 
     def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
@@ -240,7 +244,7 @@ class KubernetesFabric:
         self._changed.set()
 
     def _pod_heard(self, old: Object | None, new: Object | None) -> None:
-        if any(pod is not None and self._is_ours(pod) for pod in (old, new)):
+        if any(pod is not None and labels.job_of(pod) == self._me.uid for pod in (old, new)):
             self._changed.set()
 
     def _job_heard(self, old: Object | None, new: Object | None) -> None:

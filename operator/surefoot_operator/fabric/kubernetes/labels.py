@@ -54,6 +54,12 @@ def part_of(pod: dict[str, Any]) -> str:
     return str(found)
 
 
+def job_of(pod: dict[str, Any]) -> str | None:
+    """The uid of the job that a pod says it belongs to."""
+    found = pod["metadata"].get("labels", {}).get(JOB_UID)
+    return None if found is None else str(found)
+
+
 def pod_name(job: str, index: int, attempt: int) -> str:
     return f"{job}-worker-{index}-{attempt}"
 
