@@ -10,31 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fake_tiers import MemoryPlace
-from support.saves import arrays, split, stream_of
+from support.saves import arrays, put_save, split, stream_of
 from surefoot.errors import StateMismatch
-from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
-from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, Source, read_catalogue
 from surefoot.restore.plan import Wanted, plan, preference
 
 ITEMSIZES = {"float32": 4, "float64": 8, "uint8": 1, "int16": 2}
-
-
-def put(place: MemoryPlace, save: RankSave, world: int, stream: Stream, data: bytes, values: bytes = b"{}") -> None:
-    """Writes a rank save as a drain would."""
-    tier, view = place.tier(), memoryview(data)
-    table = block_digests(view, stream.edges, range(stream.blocks))
-    manifest = describe(save, world, "me", stream, (table, values), 0.0)
-    lengths = stream.layout.chunk_lengths()
-    for index, (start, length) in enumerate(zip(stream.layout.chunk_starts, lengths, strict=True)):
-        tier.put_chunk(save, index, view[start : start + length])
-    tier.put_digests(save, table)
-    tier.put_values(save, values)
-    tier.put_layout(manifest.layout, stream.text)
-    tier.commit(manifest, save.epoch, lengths)
 
 
 def source(place: MemoryPlace) -> Source:
@@ -78,7 +62,7 @@ def test_any_reshard_gives_every_rank_exactly_its_elements(data: st.DataObject) 
     place = MemoryPlace("memory:one")
     for rank in range(before):
         stream, stored = stream_of(tensors, {name: boxes[rank] for name, boxes in saved.items()})
-        put(place, RankSave(1, 10, rank), before, stream, stored)
+        put_save(place.tier(), RankSave(1, 10, rank), before, stream, stored)
     for rank in range(after):
         boxes = [(name, box) for name, shares_ in wanted.items() for box in shares_[rank]]
         into = [np.zeros(box.lengths, dtype) for _, box in boxes]

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from surefoot.drain.engine import Arena, Drain, DrainOptions, DrainWatcher
 from surefoot.drain.slots import SealedSave
+from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.tiers import Tier
@@ -57,6 +59,20 @@ def stream_of(
             )
             out += array[at].tobytes()
     return stream, bytes(out)
+
+
+def put_save(tier: Tier, save: RankSave, world: int, stream: Stream, data: bytes, values: bytes = b"{}") -> None:
+    """Writes a rank save as a drain would."""
+    view = memoryview(data)
+    table = block_digests(view, stream.edges, range(stream.blocks))
+    manifest = describe(save, world, "me", stream, (table, values), 0.0)
+    lengths = stream.layout.chunk_lengths()
+    for index, (start, length) in enumerate(zip(stream.layout.chunk_starts, lengths, strict=True)):
+        tier.put_chunk(save, index, view[start : start + length])
+    tier.put_digests(save, table)
+    tier.put_values(save, values)
+    tier.put_layout(manifest.layout, stream.text)
+    tier.commit(manifest, save.epoch, lengths)
 
 
 @dataclass
