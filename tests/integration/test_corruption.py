@@ -163,7 +163,7 @@ def test_a_flipped_byte_in_memory_is_named_read_elsewhere_and_healed(stored: Sto
 @pytest.mark.parametrize("part", PARTS)
 def test_a_flipped_byte_in_the_persistent_tier_is_named_read_elsewhere_and_healed(stored: Stored, part: str) -> None:
     stored.flip("persistent", part)
-    only = [stored.sources()[-1], stored.sources()[0]]
+    only = [stored.sources()[-1], stored.sources()[1]]
     first = [Source(only[0].name, "memory", only[0].open, local=True), only[1]]  # preferred, to meet the damage
     told, _ = restore(stored, first)
     assert len(told) == 1, told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from typing import Any
 
 import redis
 
@@ -64,8 +65,8 @@ def _other_reply(line: socket.socket, start: bytes, into: memoryview) -> int:
 
 def _error(text: str) -> Exception:
     """The class that redis-py gives an error of this text, so that callers tell them apart as everywhere."""
-    parser = redis.connection.DefaultParser
-    found = parser.parse_error(text)  # type: ignore[attr-defined]  # of its base class, untyped
+    parse: Any = redis.connection.DefaultParser.parse_error  # redis-py leaves it untyped
+    found = parse(text)
     assert isinstance(found, Exception)
     return found
 

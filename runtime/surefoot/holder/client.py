@@ -115,8 +115,26 @@ class HolderClient:
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
         return self._range(keys.digests(self._job, save), offset, length, f"digests of {save}")
 
-    def read_chunk(self, save: RankSave, number: int, offset: int, length: int) -> bytes:
-        return self._range(keys.chunk(self._job, save, number), offset, length, f"chunk {number} of {save}")
+    def read_chunk(self, save: RankSave, number: int, offset: int, length: int) -> memoryview:
+        found = memoryview(bytearray(length))
+        if length:
+            self._wire.forget()
+            self.ask_chunk(save, number, offset, length)
+            self.take_chunk(save, number, found)
+        return found
+
+    def ask_chunk(self, save: RankSave, number: int, offset: int, length: int) -> None:
+        """Asks for bytes that `take_chunk` will read; what is asked for is taken in that order."""
+        with explained(str(self), f"asking for chunk {number} of {save}"):
+            key = keys.chunk(self._job, save, number)
+            self._wire.ask("GETRANGE", key, offset, offset + length - 1)
+
+    def take_chunk(self, save: RankSave, number: int, into: memoryview) -> None:
+        """Fills `into` with what was asked for longest ago."""
+        with explained(str(self), f"reading chunk {number} of {save}"):
+            length = self._wire.take(into)
+        if length != len(into):
+            raise ChunkMissing(f"{self} has {length} of {len(into)} bytes of chunk {number} of {save}")
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""

@@ -6,6 +6,7 @@ only the caller knows whether repeating is safe and worth the time.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from surefoot.errors import ConfigurationError, TierError, TierFull, TierUnavailable
+from surefoot.holder.bulk import limit_by_kernel, reply_into
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
@@ -44,6 +46,8 @@ class Wire:
     """
 
     def __init__(self, host: str, port: int, credentials: Credentials, call_seconds: float, tls: bool = False) -> None:
+        self._call_seconds = call_seconds
+        self._asked = 0
         make: Any = redis.Connection  # redis-py leaves its methods untyped
         if tls:
             make = partial(_Encrypted, credentials.tls_ca)
@@ -64,8 +68,41 @@ class Wire:
 
     def call(self, *arguments: Any) -> Any:
         """Sends one command and returns its reply as Redis gave it: bytes, int, None or a list of them."""
-        self._connection.send_command(*arguments)
-        return self._connection.read_response()
+        self.forget()
+        with self._limited():
+            self._line()
+            self._connection.send_command(*arguments)
+            return self._connection.read_response()
+
+    def ask(self, *arguments: Any) -> None:
+        """Sends one command whose reply `take` reads; several may be asked for before the first is taken."""
+        with self._limited():
+            self._line()
+            self._connection.send_command(*arguments)
+            self._asked += 1
+
+    def take(self, into: memoryview) -> int:
+        """The reply to the oldest command asked for: a string, straight into `into`; its length, at most `into`'s.
+
+        A connection that failed since, or whose last reply was of another length, has forgotten what was asked.
+        """
+        if not self._asked or self._connection._sock is None:
+            raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
+        whole = False
+        try:
+            with self._limited():
+                length = reply_into(self._line(), into)
+                whole = length == len(into)
+                return length
+        finally:
+            self._asked -= 1
+            if not whole:
+                self.close()
+
+    def forget(self) -> None:
+        """Nobody will take what was asked for: its replies must not be taken for another's."""
+        if self._asked:
+            self.close()
 
     def info(self, section: str) -> dict[str, str]:
         """INFO of one section as a mapping."""
@@ -74,7 +111,29 @@ class Wire:
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
+        self._asked = 0
         self._connection.disconnect()
+
+    def _line(self) -> socket.socket:
+        """The open connection, its limits set once."""
+        opened: Any = self._connection
+        if opened._sock is None:
+            self._asked = 0
+            opened.connect()
+            limit_by_kernel(opened._sock, self._call_seconds)
+        line: socket.socket = opened._sock
+        return line
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """The kernel says EAGAIN where a limit is over; redis-py passes that on as an error of its own."""
+        try:
+            yield
+        except (redis.exceptions.ConnectionError, BlockingIOError) as error:
+            if isinstance(error, BlockingIOError) or isinstance(error.__context__, BlockingIOError):
+                self.close()
+                raise redis.exceptions.TimeoutError(f"nothing for {self._call_seconds:g} s") from error
+            raise
 
 
 class _Encrypted(redis.Connection):

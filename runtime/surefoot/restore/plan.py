@@ -183,6 +183,8 @@ def _segments(number: int, wanted: Box, part: PlacedPiece, runs: Iterable[Run]) 
     """The blocks of `runs`, cut where a row of tiles ends, a block is clipped, or only part of one is wanted."""
     piece, tiling = part.piece, part.tiling
     inside = wanted.relative_to(piece.offsets)
+    counts = tiling.tiles
+    along = max((d for d, n in enumerate(counts[:-1]) if n > 1), default=-1)
     for run in runs:
         index, start = run.first, run.start
         while index < run.first + run.count:
@@ -190,18 +192,22 @@ def _segments(number: int, wanted: Box, part: PlacedPiece, runs: Iterable[Run]) 
             shared = box.intersect(inside)
             if shared is None:
                 raise AssertionError(f"block {index} of a run holds nothing of {inside}")
-            count = min(_alike(box, inside, tiling), run.first + run.count - index)
+            left = run.first + run.count - index
+            count = min(_alike(box, inside, tiling), left)
+            rows = min(_alike_rows(box, inside, tiling, along), left // count) if counts and count == counts[-1] else 1
             yield Segment(
                 first=part.first_block + index,
                 count=count,
                 start=piece.stream_offset + start,
                 block=box.lengths,
                 take=shared.relative_to(box.offsets),
-                place=_shifted(_widened(shared, count), piece.offsets),
+                place=_shifted(_widened(shared, count, rows, along), piece.offsets),
                 wanted=number,
+                rows=rows,
+                along=along if rows > 1 else -1,
             )
-            index += count
-            start += count * box.volume * tiling.itemsize
+            index += count * rows
+            start += count * rows * box.volume * tiling.itemsize
 
 
 def _alike(box: Box, inside: Box, tiling: Tiling) -> int:
@@ -215,10 +221,23 @@ def _alike(box: Box, inside: Box, tiling: Tiling) -> int:
     return max(1, (stop - box.offsets[-1]) // width)
 
 
-def _widened(box: Box, count: int) -> Box:
-    if count == 1:
+def _alike_rows(box: Box, inside: Box, tiling: Tiling, along: int) -> int:
+    """How many rows of tiles from `box` on, one beside the other along a dimension, are whole and wanted whole."""
+    if along < 0 or box.lengths[along] != tiling.tile[along] or box.offsets[along] < inside.offsets[along]:
+        return 1
+    height = tiling.tile[along]
+    stop = min(inside.stops[along], tiling.lengths[along] // height * height)
+    return max(1, (stop - box.offsets[along]) // height)
+
+
+def _widened(box: Box, count: int, rows: int, along: int) -> Box:
+    if count == rows == 1:
         return box
-    return Box(box.offsets, (*box.lengths[:-1], box.lengths[-1] * count))
+    lengths = list(box.lengths)
+    lengths[-1] *= count
+    if rows > 1:
+        lengths[along] *= rows
+    return Box(box.offsets, tuple(lengths))
 
 
 def _shifted(box: Box, by: tuple[int, ...]) -> Box:
@@ -249,66 +268,64 @@ def _ranges(
 
 def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[Segment]) -> RangeRead:
     begin = group[0].start
-    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, _stacked(group))
-
-
-def _stacked(group: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Rows of blocks that continue the row before, joined: a copy a segment, and a copy costs more than its bytes."""
-    found: list[Segment] = []
-    newest: dict[int, int] = {}
-    for segment in group:
-        at = newest.get(segment.wanted)
-        joined = None if at is None else _joined(found[at], segment)
-        if joined is None or at is None:
-            newest[segment.wanted] = len(found)
-            found.append(segment)
-        else:
-            found[at] = joined
-    return tuple(found)
-
-
-def _joined(above: Segment, below: Segment) -> Segment | None:
-    """Both as one, if `below` is the next row of `above`; None if it is not."""
-    if (below.block, below.take, below.count, below.first) != (above.block, above.take, above.count, above.blocks.stop):
-        return None
-    steps = [d for d, (a, b) in enumerate(zip(above.place.offsets, below.place.offsets, strict=True)) if a != b]
-    if len(steps) != 1 or steps[0] == len(above.block) - 1 or above.along not in (-1, steps[0]):
-        return None
-    d = steps[0]
-    if below.place.offsets[d] != above.place.offsets[d] + above.place.lengths[d]:
-        return None
-    lengths = list(above.place.lengths)
-    lengths[d] += below.place.lengths[d]
-    place = Box(above.place.offsets, tuple(lengths))
-    return replace(above, place=place, rows=above.rows + 1, along=d)
+    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, tuple(group))
 
 
 def _bytes(segment: Segment, itemsize: int) -> int:
-    return segment.count * Box.whole(segment.block).volume * itemsize
+    return len(segment.blocks) * Box.whole(segment.block).volume * itemsize
 
 
 def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
-    """No block straddles a chunk, so a segment is cut between blocks."""
+    """No block straddles a chunk, so a segment is cut between blocks: after whole rows, and within one."""
     size = Box.whole(segment.block).volume * itemsize
-    while segment.count > 1:
+    while len(segment.blocks) > 1:
         chunk = bisect_right(starts, segment.start)
-        room = (starts[chunk] - segment.start) // size if chunk < len(starts) else segment.count
-        if room >= segment.count:
+        room = (starts[chunk] - segment.start) // size if chunk < len(starts) else len(segment.blocks)
+        if room >= len(segment.blocks):
             break
-        yield _part(segment, 0, room, size)
-        segment = _part(segment, room, segment.count - room, size)
+        rows = room // segment.count
+        if rows:
+            yield _rows_of(segment, 0, rows, size)
+            segment = _rows_of(segment, rows, segment.rows - rows, size)
+            continue
+        row = _rows_of(segment, 0, 1, size)
+        yield _part(row, 0, room, size)
+        rest = _part(row, room, row.count - room, size)
+        if segment.rows == 1:
+            segment = rest
+            continue
+        yield from _cut_at_chunks(rest, starts, itemsize)
+        segment = _rows_of(segment, 1, segment.rows - 1, size)
     yield segment
 
 
+def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
+    """`rows` of its rows, behind the first `skip`."""
+    if segment.rows == rows:
+        return segment
+    d, height = segment.along, segment.take.lengths[segment.along]
+    offsets, lengths = list(segment.place.offsets), list(segment.place.lengths)
+    offsets[d] += skip * height
+    lengths[d] = rows * height
+    blocks = skip * segment.count
+    return replace(
+        segment,
+        first=segment.first + blocks,
+        start=segment.start + blocks * size,
+        place=Box(tuple(offsets), tuple(lengths)),
+        rows=rows,
+        along=d if rows > 1 else -1,
+    )
+
+
 def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
+    """`count` blocks of its one row, behind the first `skip`."""
     width = segment.take.lengths[-1]
     place = segment.place
-    return Segment(
+    return replace(
+        segment,
         first=segment.first + skip,
         count=count,
         start=segment.start + skip * size,
-        block=segment.block,
-        take=segment.take,
         place=Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
-        wanted=segment.wanted,
     )

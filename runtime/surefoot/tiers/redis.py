@@ -54,6 +54,12 @@ class RedisTier:
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
         return self._client.read_chunk(save, index, offset, length)
 
+    def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
+        self._client.ask_chunk(save, index, offset, length)
+
+    def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
+        self._client.take_chunk(save, index, into)
+
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         self._client.drop(save, writer_epoch, chunks)
 

@@ -7,7 +7,7 @@ a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
@@ -63,3 +63,17 @@ class Tier(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """What a tier offers beside `Tier` if it can be asked for the next bytes while the last ones are being used."""
+
+    def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
+        """Sends the request and returns. What was asked for is taken in the same order, before anything else is read;
+        any other call, or an error, forgets what was asked for."""
+        ...
+
+    def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
+        """Fills `into` with what was asked for longest ago; as `read_chunk` raises."""
+        ...
