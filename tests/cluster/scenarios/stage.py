@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import time
@@ -41,7 +42,10 @@ class Stage:
         self._numbers = itertools.count(1)
 
     def open(self) -> Stage:
+        """Waits while another test run has the stage: there is one release of that name, and one namespace."""
         layout.RUNS.mkdir(exist_ok=True)
+        self._lock = (layout.RUNS / "stage.lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._was_installed = self.installed.is_there()
         self.installed.up()
         self.space.start()
@@ -248,4 +252,5 @@ class Stage:
         self.space.end()
         if not self._was_installed:
             self.installed.down()
+        self._lock.close()
         assert not problems, "\n".join(problems)
