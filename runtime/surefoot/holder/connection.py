@@ -116,12 +116,12 @@ class Wire:
 
     def _line(self) -> socket.socket:
         """The open connection, its limits set once."""
-        opened: Any = self._connection
-        if opened._sock is None:
+        if self._connection._sock is None:
             self._asked = 0
-            opened.connect()
-            limit_by_kernel(opened._sock, self._call_seconds)
-        line: socket.socket = opened._sock
+            self._connection.connect()
+            opened: Any = self._connection._sock
+            limit_by_kernel(opened, self._call_seconds)
+        line: socket.socket = self._connection._sock
         return line
 
     @contextmanager
