@@ -1,0 +1,140 @@
+"""Segments of blocks and the ranges they are read in: cut where chunks end, joined where they nearly touch. Pure.
+
+Made by `plan`; read by `fetch` and `place`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.geometry import Box
+from surefoot.protocol.records import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` blocks of equal shape that follow each other along the last dimension, and what is wanted of them.
+
+    `take` is the wanted part of one block, in the block's own coordinates; with more than one block all of the last
+    dimension is wanted. `place` is where it all goes, in the tensor's coordinates. `rows` such rows of blocks lie one
+    behind the other in the stream, and one beside the other along dimension `along`: one copy moves them all.
+    """
+
+    first: int
+    """Index of the first block in the rank save's digest table."""
+    count: int
+    start: int
+    """Where the first block begins in the stream."""
+    block: tuple[int, ...]
+    take: Box
+    place: Box
+    wanted: int
+    """Index of the Wanted it belongs to."""
+    rows: int = 1
+    along: int = -1
+
+    @property
+    def blocks(self) -> range:
+        """Their numbers in the rank save's digest table."""
+        return range(self.first, self.first + self.count * self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """`length` bytes from `offset` of one chunk of `rank`'s save; `stream_start` is where they lie in the stream."""
+
+    rank: int
+    chunk: int
+    offset: int
+    length: int
+    stream_start: int
+    segments: tuple[Segment, ...]
+
+
+def ranges_of(
+    rank: int, segments: Iterable[Segment], layout: Layout, itemsizes: Sequence[int], gap_bytes: int
+) -> Iterator[RangeRead]:
+    """Segments cut at chunks, sorted, and joined where they touch or nearly do."""
+    starts = layout.chunk_starts
+    cut = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.wanted])]
+    cut.sort(key=lambda s: (s.start, s.wanted))
+    group: list[Segment] = []
+    chunk, stop = -1, 0
+    for segment in cut:
+        at = bisect_right(starts, segment.start) - 1
+        if group and (at != chunk or segment.start > stop + gap_bytes):
+            yield _range(rank, chunk, starts[chunk], stop, group)
+            group = []
+        if not group:
+            chunk, stop = at, 0
+        group.append(segment)
+        stop = max(stop, segment.start + _bytes(segment, itemsizes[segment.wanted]))
+    if group:
+        yield _range(rank, chunk, starts[chunk], stop, group)
+
+
+def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[Segment]) -> RangeRead:
+    begin = group[0].start
+    return RangeRead(rank, chunk, begin - chunk_start, stop - begin, begin, tuple(group))
+
+
+def _bytes(segment: Segment, itemsize: int) -> int:
+    return len(segment.blocks) * Box.whole(segment.block).volume * itemsize
+
+
+def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
+    """No block straddles a chunk, so a segment is cut between blocks: after whole rows, and within one."""
+    size = Box.whole(segment.block).volume * itemsize
+    while len(segment.blocks) > 1:
+        chunk = bisect_right(starts, segment.start)
+        room = (starts[chunk] - segment.start) // size if chunk < len(starts) else len(segment.blocks)
+        if room >= len(segment.blocks):
+            break
+        rows = room // segment.count
+        if rows:
+            yield _rows_of(segment, 0, rows, size)
+            segment = _rows_of(segment, rows, segment.rows - rows, size)
+            continue
+        row = _rows_of(segment, 0, 1, size)
+        yield _part(row, 0, room, size)
+        rest = _part(row, room, row.count - room, size)
+        if segment.rows == 1:
+            segment = rest
+            continue
+        yield from _cut_at_chunks(rest, starts, itemsize)
+        segment = _rows_of(segment, 1, segment.rows - 1, size)
+    yield segment
+
+
+def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
+    """`rows` of its rows, behind the first `skip`."""
+    if segment.rows == rows:
+        return segment
+    d, height = segment.along, segment.take.lengths[segment.along]
+    offsets, lengths = list(segment.place.offsets), list(segment.place.lengths)
+    offsets[d] += skip * height
+    lengths[d] = rows * height
+    blocks = skip * segment.count
+    return replace(
+        segment,
+        first=segment.first + blocks,
+        start=segment.start + blocks * size,
+        place=Box(tuple(offsets), tuple(lengths)),
+        rows=rows,
+        along=d if rows > 1 else -1,
+    )
+
+
+def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
+    """`count` blocks of its one row, behind the first `skip`."""
+    width = segment.take.lengths[-1]
+    place = segment.place
+    return replace(
+        segment,
+        first=segment.first + skip,
+        count=count,
+        start=segment.start + skip * size,
+        place=Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
+    )
