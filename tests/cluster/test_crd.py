@@ -55,6 +55,7 @@ spec:
     maxRestarts: 5
     evalPeriodSeconds: 100
     maxNoProgressRestarts: 2
+    maxNumRepeatOffendersToAvoid: 3
     rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]
   healthPolicy:
     heartbeatSeconds: 0.25

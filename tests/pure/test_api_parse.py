@@ -128,7 +128,6 @@ def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
         "spec.spares",
         "spec.elasticPolicy.gracefulShutdownTimeoutSeconds",
         "spec.runPolicy.schedulingPolicy",
-        "spec.failurePolicy.maxNumRepeatOffendersToAvoid",
         "spec.checkpoint.memory.intervalSeconds",
         "spec.checkpoint.persistent.intervalSeconds",
         "spec.checkpoint.onEviction",

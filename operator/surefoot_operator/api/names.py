@@ -30,7 +30,6 @@ NOT_YET: dict[str, dict[str, str]] = {
     },
     "FailurePolicy": {
         "restartStrategy": "trainers are always restarted in place where a worker lives",
-        "maxNumRepeatOffendersToAvoid": "nodes are avoided only for the replacement of what died there",
     },
     "FailureRule": {"onPodConditions": "rules match exit codes"},
     "MemoryTier": {"intervalSeconds": "use intervalSteps"},

@@ -73,9 +73,14 @@ def node_lost(facts: Facts, name: str | None) -> bool:
 
 
 def unwanted(facts: Facts, name: str | None) -> str:
-    """Why others want this node left, though it lives; empty: nobody does."""
-    node = facts.nodes.get(name) if name is not None else None
-    return node.signal if node is not None else ""
+    """Why this node should be left, though it lives: others say so, or it failed this job too often. Empty: stay."""
+    if name is None:
+        return ""
+    node = facts.nodes.get(name)
+    if node is not None and node.signal:
+        return node.signal
+    offence = next((e for e in facts.status.excluded_nodes if e.name == name and e.until_seconds > facts.now), None)
+    return offence.reason if offence is not None else ""
 
 
 def audible(facts: Facts, session: SessionSeen) -> bool:

@@ -21,6 +21,7 @@ from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import Loss, judge
 from surefoot_operator.policy.farewell import holding
+from surefoot_operator.policy.offenders import excluded
 from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
@@ -126,6 +127,7 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
         bad=bad,
         restarts=status.restarts + 1,
         restarts_counted=status.restarts_counted + int(allowed.restart.counted),
+        excluded_nodes=excluded(facts, loss),
         recent_restarts=remember(status.recent_restarts, allowed.restart),
         incidents=incidents.opened(facts, loss, last_step),
     )
