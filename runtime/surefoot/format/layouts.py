@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 from surefoot.errors import Corrupt, ProtocolError
 from surefoot.format.digests import digest
@@ -111,12 +111,8 @@ class Stream:
     @cached_property
     def edges(self) -> array[int]:
         """Stream offsets at which blocks begin, and the end of the last: one more than there are blocks."""
-        edges, position = array("Q", [0]), 0
-        for part in self.pieces:
-            for size in part.tiling.block_sizes():
-                position += size
-                edges.append(position)
-        return edges
+        sizes = chain.from_iterable(part.tiling.block_sizes() for part in self.pieces)
+        return array("Q", list(accumulate(sizes, initial=0)))
 
     @property
     def blocks(self) -> int:

@@ -7,7 +7,7 @@ bytes and a box's blocks all follow by division, without a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
@@ -92,7 +92,7 @@ class Tiling:
             index = index * count + t
         return index
 
-    def block_sizes(self) -> Iterator[int]:
+    def block_sizes(self) -> Sequence[int]:
         """Bytes of each block in order; cheap for millions of them, since whole bands repeat."""
         return self._sizes(0, self.itemsize)
 
@@ -116,18 +116,13 @@ class Tiling:
             found.append(Run(first, width, self.block_start(first), self.block_start(first + width)))
         return found
 
-    def _sizes(self, dimension: int, scale: int) -> Iterator[int]:
+    def _sizes(self, dimension: int, scale: int) -> list[int]:
         if dimension == len(self.lengths):
-            yield scale
-            return
+            return [scale]
         n, extent = self.lengths[dimension], self.tile[dimension]
         whole, rest = divmod(n, extent)
-        if whole:
-            band = list(self._sizes(dimension + 1, scale * extent))
-            for _ in range(whole):
-                yield from band
-        if rest:
-            yield from self._sizes(dimension + 1, scale * rest)
+        sizes = self._sizes(dimension + 1, scale * extent) * whole if whole else []
+        return sizes + self._sizes(dimension + 1, scale * rest) if rest else sizes
 
     def _coordinates(self, index: int) -> tuple[int, ...]:
         if not 0 <= index < self.blocks:
