@@ -69,6 +69,16 @@ def test_the_companion_finds_the_redis_beside_it() -> None:
     assert found == dataclasses.replace(CompanionSettings(), password_file="/var/run/secrets/surefoot-memory/password")
 
 
+def test_tls_is_told_to_everybody_who_speaks_to_redis() -> None:
+    rendered = helm.objects({"memoryTier": {"tls": {"enabled": True}}})
+    assert cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), []).memory_tls
+    assert companion_settings(environment(rendered, "DaemonSet", "surefoot-memory", "companion")).tls_folder
+    template = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]
+    assert labels.HOLDER_TLS in template["metadata"]["annotations"]
+    lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
+    assert {"port 0", f"tls-port {labels.HOLDER_PORT}"} <= set(lines), "nobody is let in without it"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "selector"),
     [
