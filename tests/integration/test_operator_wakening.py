@@ -86,6 +86,18 @@ async def test_jobs_that_are_there_come_and_go_wake_us(stand: Stand) -> None:
     await stand.until(lambda: stand.woken > before)
 
 
+async def test_its_user_needs_no_name(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container it is a number that no password file knows."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    stand.server.objects[JOBS, "team", "old"] = job("old")
+    stand.wakening.start()
+    await stand.until(lambda: stand.woken >= 1)
+
+
 async def test_it_writes_nothing_and_watches_nothing_but_jobs(stand: Stand) -> None:
     stand.server.objects[JOBS, "team", "old"] = job("old")
     stand.wakening.start()

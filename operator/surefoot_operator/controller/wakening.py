@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -90,6 +90,8 @@ class Wakening:
             registry=self._registry(),
             settings=kopf_settings(),
             standalone=True,
+            # kopf would name itself after its user, who has no name in a container
+            identity=cast(Any, "surefoot-operator"),
             stop_flag=ended,
             **where,
         )
