@@ -101,3 +101,5 @@ for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
     holder_failures.labels(_call)
 for _error in ("FabricError", "InvariantBroken"):
     reconcile_failures.labels(_error)
+for _kind in ("trainingjobs", "pods", "nodes", "leases"):
+    watch_failures.labels(_kind)

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from support import expressions, local_run
-from support.prometheus import Prometheus, in_files, program, scraping
+from support.prometheus import Prometheus, program, scraping
 from surefoot_operator.fabric.processes.folder import read_json
 from surefoot_operator.fabric.processes.records import node_from_json
 
@@ -56,7 +56,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             local_run.running(folder, job, "--metrics", *local_run.faults("node:1@step=30,for=2"))
         )
         files = [str(run.run_folder.metrics / "*.json"), str(targets / "*.json")]
-        prometheus = stack.enter_context(scraping(folder, in_files(files), expressions.ALERTS))
+        prometheus = stack.enter_context(scraping(folder, files, expressions.ALERTS))
         stack.enter_context(_process("watched_cluster.py", folder, targets / "cluster.json"))
         run.wait_for_step(20)
         stack.enter_context(_companion(run, folder, targets / "companion.json"))

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,31 +63,30 @@ def program(name: str) -> str:
     return found
 
 
-def in_files(patterns: Sequence[str]) -> dict[str, Any]:
-    """A scrape of targets named in files."""
-    return {"file_sd_configs": [{"files": list(patterns), "refresh_interval": "1s"}]}
+def targets_in(pods: Iterable[Mapping[str, Any]]) -> str:
+    """Our parts on a cluster as file_sd, found as the chart's monitors find them: by the names of their ports.
 
-
-def in_pods(kubeconfig: Path, namespaces: Sequence[str]) -> dict[str, Any]:
-    """A scrape of our parts on a cluster, as the chart's monitors have it: by the names of their ports."""
-    found = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": list(namespaces)}}
-    kept = {
-        "action": "keep",
-        "source_labels": ["__meta_kubernetes_pod_container_port_name"],
-        "regex": "metrics|sf-metrics",
-    }
-    node = {"source_labels": ["__meta_kubernetes_pod_node_name"], "target_label": "node"}
-    return {"kubernetes_sd_configs": [found], "relabel_configs": [kept, node]}
+    Debian's Prometheus is built without discovery by the API server.
+    """
+    found = []
+    for pod in pods:
+        for container in pod["spec"]["containers"]:
+            for port in container.get("ports", ()):
+                if port.get("name") in ("metrics", "sf-metrics"):
+                    address = f"{pod['status']['podIP']}:{port['containerPort']}"
+                    found.append({"targets": [address], "labels": {"node": pod["spec"]["nodeName"]}})
+    return json.dumps(found)
 
 
 @contextmanager
-def scraping(folder: Path, targets: Mapping[str, Any], rules: Path) -> Iterator[Prometheus]:
-    """The server, over `targets` (`in_files`, `in_pods`) and the alerts in `rules`."""
+def scraping(folder: Path, targets: Sequence[str], rules: Path) -> Iterator[Prometheus]:
+    """The server, over targets in files of these patterns, and the alerts in `rules`."""
     server = program("prometheus")
+    found = {"files": list(targets), "refresh_interval": "1s"}
     configuration = {
         "global": {"scrape_interval": f"{SCRAPE_MILLISECONDS}ms", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "surefoot", "honor_labels": True, **targets}],
+        "scrape_configs": [{"job_name": "surefoot", "honor_labels": True, "file_sd_configs": [found]}],
     }
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(configuration), encoding="utf-8")
