@@ -1,0 +1,95 @@
+"""`surefoot-operator` as a process: what it says and how it ends where there is no cluster to be had."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+SECONDS = 30.0
+
+
+def kubeconfig(folder: Path, port: int) -> Path:
+    """Of an API server that nobody runs."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"https://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(body), encoding="utf-8")
+    return path
+
+
+class Process:
+    """The operator, and its log."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.log = folder / "log"
+        with self.log.open("wb") as output:
+            command = [sys.executable, "-m", "surefoot_operator.controller", *flags]
+            self.running = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def says(self, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + SECONDS
+        while (found := re.search(pattern, self.text())) is None:
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.05)
+        return found
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[Process]:
+    """One whose API server is away."""
+    with socket.socket() as taken:  # bound, and never listened on: every connection is refused
+        taken.bind(("127.0.0.1", 0))
+        config = kubeconfig(tmp_path, taken.getsockname()[1])
+        made = Process(tmp_path, "--kubeconfig", str(config), "--metrics-port", "0", "--coordinator-port", "0")
+        yield made
+        made.running.kill()
+        made.running.wait(SECONDS)
+
+
+def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Process) -> None:
+    port = away.says(r"on port (\d+)")[1]
+    away.says("the API server did not answer when asked to GET .*surefoot-coordinator-tls")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS) as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=SECONDS)
+    with refused.value as error:
+        assert (error.code, error.read()) == (503, b"the operator's secrets are not there yet\n")
+    away.running.send_signal(signal.SIGTERM)
+    assert away.running.wait(SECONDS) == 0
+    assert "Traceback" not in away.text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (["--metrics-port", "x"], 2, "SUREFOOT_METRICS_PORT is 'x'; a port from 0 to 65535 is needed"),
+        (["--kubeconfig", "/nowhere"], 1, "no API server can be named from /nowhere"),
+        ([], 1, "no API server can be named from the pod"),
+    ],
+)
+def test_what_cannot_run_says_why(tmp_path: Path, flags: list[str], code: int, sentence: str) -> None:
+    process = Process(tmp_path, *flags)
+    assert process.running.wait(SECONDS) == code
+    assert sentence in process.text()
+    assert "Traceback" not in process.text()
