@@ -48,6 +48,8 @@ class Job:
 
     steps: int
     workers: int = 2
+    ranks: int = 1
+    """Of each worker."""
     elastic: tuple[int, int] | None = None
     interval_steps: int = 5
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class Job:
         command += ["--gates", ",".join(map(str, self.gates))]
         spec: dict[str, Any] = {
             "replicas": self.workers,
+            "nprocPerNode": self.ranks,
             "checkpoint": checkpoint,
             "template": {"spec": {"containers": [{"name": "trainer", "command": command}]}},
         }
