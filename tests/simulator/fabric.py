@@ -49,6 +49,7 @@ class Node:
     ready: bool = True
     """As the API shows it."""
     frozen: bool = False
+    signal: str = ""
     pods: list[Pod] = field(default_factory=list)
     """What really runs here, whatever the API says."""
 
@@ -71,7 +72,7 @@ class Fabric:
         )
 
     def seen_nodes(self) -> tuple[NodeSeen, ...]:
-        return tuple(NodeSeen(n.name, n.name, n.ready) for n in self.nodes.values())
+        return tuple(NodeSeen(n.name, n.name, n.ready, signal=n.signal) for n in self.nodes.values())
 
     def free_nodes(self) -> int:
         return len(self._free())

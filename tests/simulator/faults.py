@@ -20,9 +20,9 @@ INFINITE = float("inf")
 def schedule(simulation: Simulation) -> None:
     """Draws when and what; whom it hits is drawn when it happens."""
     rng, engine = simulation.engine.rng, simulation.engine
-    kinds = simulation.settings.kinds or tuple(KINDS)
+    kinds = simulation.settings.kinds or tuple(kind for kind, (weight, _) in KINDS.items() if weight)
     for _ in range(simulation.settings.faults):
-        kind = rng.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
+        kind = rng.choices(kinds, [KINDS[kind][0] or 1 for kind in kinds])[0]
         at = 1.0 + rng.random() * simulation.settings.fault_span_seconds
         duration = rng.choice((0.3, 1.0, 3.0, 6.0, 12.0)) * rng.uniform(0.7, 1.3)
         simulation.faults_until = max(simulation.faults_until, at + duration)
@@ -244,6 +244,16 @@ def _corrupt(simulation: Simulation, duration: float) -> None:
     node.holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
 
 
+def _unwant_node(simulation: Simulation, duration: float) -> None:
+    """Not a fault at all: somebody wants the node left, which works on."""
+    node = _node(simulation)
+    if node is None:
+        return
+    simulation.engine.say("{} is to be left for {:.1f} s", node.name, duration)
+    node.signal = "it bears the label health=poor"
+    _later(simulation, duration, setattr, node, "signal", "")
+
+
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "node dies": (3, _kill_node),
     "node loses power": (2, _power_loss),
@@ -261,4 +271,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "operator dies": (2, _kill_operator),
     "operator freezes, another leads": (2, _freeze_operator),
     "chunk is damaged": (1, _corrupt),
+    "node is to be left": (0, _unwant_node),
 }
+"""With how often each is drawn; at 0 only where it is named."""

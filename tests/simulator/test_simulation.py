@@ -18,6 +18,24 @@ def test_jobs_survive_whatever_a_seed_brings(block: int) -> None:
         )
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_nodes_that_are_to_be_left_are_left_in_order_whatever_else_fails(block: int) -> None:
+    alone, among = ("node is to be left",), ("node is to be left", "node dies", "node freezes", "operator dies")
+    for seed in range(block * 5, (block + 1) * 5):
+        for kinds in (alone, among):
+            wish = Settings(nodes=4, workers=3, least_workers=2, steps=40, faults=4, kinds=kinds)
+            outcome = simulate(seed, wish)
+            assert outcome.violation is None, f"seed {seed} with {kinds}: {outcome.violation}"
+
+
+def test_a_node_that_is_to_be_left_costs_no_step() -> None:
+    wish = Settings(nodes=4, workers=3, least_workers=3, steps=40, faults=1, kinds=("node is to be left",))
+    outcomes = [simulate(seed, wish, tracing=True) for seed in range(6)]
+    moved = [o for o in outcomes if any("leaves node" in line for line in o.trace)]
+    assert moved
+    assert [o.phase for o in outcomes] == ["Complete"] * 6
+
+
 def test_a_seed_replays_exactly() -> None:
     first, second = simulate(7, tracing=True), simulate(7, tracing=True)
 
