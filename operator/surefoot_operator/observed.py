@@ -158,6 +158,8 @@ class Observed:
     hold: HoldSeen | None = None
     covers: Covers = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    stumbled: Mapping[RankSave, int] = field(default_factory=dict)
+    """How often uploading a save failed."""
     memory_cleaned: bool = False
     """This operator has removed the job from every holder that answers."""
     purges: tuple[PurgeSeen, ...] = ()

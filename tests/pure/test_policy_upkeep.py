@@ -11,6 +11,7 @@ from surefoot_operator.api.status import World
 from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, UploadSaves
+from surefoot_operator.policy.promotion import MOST_STUMBLES
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 NOW = BEGAN + 100
@@ -143,6 +144,26 @@ def test_a_pin_stays_until_it_is_promoted() -> None:
     seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
     assert upkeep(seen).pinned == Checkpoint(1, 60)
     assert upkeep(seen, pinned=Checkpoint(1, 40)).pinned == Checkpoint(1, 40)
+
+
+def test_a_checkpoint_that_cannot_be_uploaded_blocks_no_newer_one() -> None:
+    seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
+    damaged, good = Checkpoint(1, 40), Checkpoint(1, 60)
+    almost = replace(seen, stumbled={RankSave(1, 40, 2): MOST_STUMBLES - 1})
+    assert upkeep(almost, pinned=damaged).pinned == damaged
+    hopeless = replace(seen, stumbled={RankSave(1, 40, 2): MOST_STUMBLES})
+    kept = upkeep(hopeless, pinned=damaged)
+    assert kept.pinned == good
+    assert [e.reason for e in kept.events] == ["PromotionAbandoned"]
+    after = upkeep(hopeless, pinned=good)
+    assert (after.pinned, after.events) == (good, ()), "it is told once"
+
+
+def test_where_every_upload_fails_the_newest_is_tried_on() -> None:
+    seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
+    away = replace(seen, stumbled={RankSave(1, step, 0): MOST_STUMBLES for step in (40, 60)})
+    kept = upkeep(away, pinned=Checkpoint(1, 60))
+    assert (kept.pinned, kept.events) == (Checkpoint(1, 60), ())
 
 
 def test_a_pinned_checkpoint_is_never_dropped() -> None:

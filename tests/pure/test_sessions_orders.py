@@ -187,6 +187,7 @@ def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
     sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
     sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
     assert sessions.orders.promoted == {Checkpoint(2, 50): frozenset({saves[0]})}
+    assert sessions.orders.stumbled == {saves[1]: 1}
     assert ruled(sessions, CLAIMED.world).orders.promotions == {}
 
 
@@ -194,6 +195,9 @@ def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
     sessions = talking()
     for step in range(1, 50):
         sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
+    for step in range(1, 50):
+        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), error="slow down"), 1002.0)
+    assert len(sessions.orders.stumbled) == orders.MOST_PROMOTED
     assert len(sessions.orders.promoted) == orders.MOST_PROMOTED
     assert Checkpoint(2, 49) in sessions.orders.promoted
 

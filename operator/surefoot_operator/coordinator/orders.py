@@ -64,6 +64,8 @@ class Orders:
     older: PersistentSeen = field(default_factory=PersistentSeen)
     older_layouts: Mapping[str, str] = field(default_factory=dict)
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    stumbled: Mapping[RankSave, int] = field(default_factory=dict)
+    """How often the upload of a save failed since it last began; of the newest few checkpoints."""
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
 
@@ -215,7 +217,8 @@ def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     if message.error is not None:
         return _failed(
-            _again(orders, worker, message.save), f"{worker} could not upload {message.save}: {message.error}"
+            _stumbled(_again(orders, worker, message.save), message.save),
+            f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
     saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
@@ -223,6 +226,12 @@ def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
         del promoted[oldest]
     return replace(orders, promoted=promoted)
+
+
+def _stumbled(orders: Orders, save: RankSave) -> Orders:
+    counts = {**orders.stumbled, save: orders.stumbled.get(save, 0) + 1}
+    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
+    return replace(orders, stumbled={s: n for s, n in counts.items() if s.checkpoint in newest})
 
 
 def _again(orders: Orders, worker: WorkerId, save: RankSave) -> Orders:

@@ -14,7 +14,7 @@ from surefoot.protocol import retention
 from surefoot.protocol.completeness import complete_persistent
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.lineage import entry_of, newest, on_lineage
-from surefoot_operator.names import CHECKPOINT_PROMOTED
+from surefoot_operator.names import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Event, ListPersistentTier
 from surefoot_operator.policy.errands import DropPersisted, Errand, UploadSaves
@@ -32,6 +32,9 @@ LIST_AGAIN_SECONDS = 60.0
 """A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
 
 UNANSWERED_SECONDS = 10.0
+
+MOST_STUMBLES = 5
+"""Failed uploads of one save, each after several tries of its agent, until a newer checkpoint has the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,23 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     ]
     if not due:
         return Promotion(floor, events=events)
-    chosen = pinned if pinned in due and last is None else due[-1]  # at the end, what the job ended with goes first
+    # at the end, what the job ended with goes first, however often it failed
+    chosen = due[-1] if last is not None else _chosen(due, pinned, _hopeless(facts))
+    if pinned is not None and pinned in due and chosen != pinned and last is None:
+        text = f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
+        events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
     return Promotion(floor, chosen, _uploads(facts, chosen), events)
+
+
+def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, hopeless: set[Checkpoint]) -> Checkpoint:
+    """The pinned one until it is there, or hopeless; else the newest that is not."""
+    hopeful = [c for c in due if c not in hopeless] or due
+    return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
+
+
+def _hopeless(facts: Facts) -> set[Checkpoint]:
+    """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
+    return {save.checkpoint for save, count in facts.seen.stumbled.items() if count >= MOST_STUMBLES}
 
 
 def interval_of(facts: Facts) -> int:

@@ -46,6 +46,8 @@ class Figures:
         metrics.protected.labels(*where).set(safe)
         if kept is not None and committed:
             metrics.copies.labels(*where).set(kept.copies)
+        if kept is not None:
+            metrics.promotions_abandoned.inc(sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events))
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
 

@@ -55,6 +55,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         hold=hold.seen if hold is not None else None,
         covers=covers,
         promoted=sessions.orders.promoted,
+        stumbled=sessions.orders.stumbled,
         memory_cleaned=parts.memory.cleaned,
         purges=shown.purges,
         refusal=shown.refusal,
