@@ -64,7 +64,9 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     # at the end, what the job ended with goes first, however often it failed
     chosen = due[-1] if last is not None else _chosen(due, pinned, _hopeless(facts))
     if pinned is not None and pinned in due and chosen != pinned and last is None:
-        text = f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
+        text = (
+            f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
+        )
         events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
     return Promotion(floor, chosen, _uploads(facts, chosen), events)
 
