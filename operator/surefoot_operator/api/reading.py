@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -54,6 +55,11 @@ def check_names(body: Mapping[str, Any], allowed: typing.Iterable[str], path: st
         raise SpecError(path or "the document", name, f"there is no field of that name; {hint}")
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # compiles every annotation, at each call
+
+
 def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None = None) -> T:
     """One `cls` from `body`; `given` holds fields (dataclass names) that the caller has read itself."""
     given = given or {}
@@ -61,7 +67,7 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
     named = yaml_fields(cls)
     found = mapping(body, path)
     check_names(found, named, path, cls.__name__)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for name, field in named.items():
         if field.name in given:
             continue

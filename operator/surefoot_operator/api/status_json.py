@@ -6,6 +6,7 @@ Reading is lenient about fields that a newer operator added (they are left out) 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _build(cls: type[Any], body: Any, path: str) -> Any:
     if not isinstance(body, dict):
         raise InvariantBroken(f"{path} is {type(body).__name__}, not a mapping: the stored status was damaged")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {
         field.name: _value(hints[field.name], body[camel_case(field.name)], f"{path}.{camel_case(field.name)}")
         for field in dataclasses.fields(cls)
@@ -57,6 +58,11 @@ def _build(cls: type[Any], body: Any, path: str) -> Any:
         return cls(**values)
     except TypeError as error:
         raise InvariantBroken(f"{path} is incomplete: {error}; the stored status was damaged") from error
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)  # compiles every annotation, at each call
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
