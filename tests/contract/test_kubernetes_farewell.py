@@ -10,6 +10,7 @@ import pytest
 from support.job_server import JobServer, fabric_of
 from surefoot_operator.errors import FabricError, JobRefused
 from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.policy.actions import Event
 
 OURS, THEIRS = "surefoot.dev/persistent-data", "example.org/backup"
 
@@ -55,6 +56,14 @@ async def test_a_deleted_job_that_cannot_be_read_says_that_it_waits_for_us() -> 
     with pytest.raises(JobRefused) as caught:
         await fabric_of(server).observe()
     assert caught.value.leaving
+
+
+async def test_the_last_words_on_a_job_are_kept_when_it_is_gone_already() -> None:
+    server = JobServer()
+    fabric = fabric_of(server)
+    fabric._cache.jobs.forget("default", "gpt", "u")
+    await fabric.record([Event("PersistentDataDeleted", "s3://bucket/prefix/u was deleted")])
+    assert [e["reason"] for e in server.made("events")] == ["PersistentDataDeleted"]
 
 
 async def test_a_finished_word_of_a_job_survives_its_end() -> None:

@@ -51,7 +51,8 @@ def plan(seen: Observed) -> Plan:
         after: float | None = 0.0
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
-    return Plan((*holding(facts), *decision.actions), status, decision.reason, events, after)
+    # last: nothing that training waits for may fail for it
+    return Plan((*decision.actions, *holding(facts)), status, decision.reason, events, after)
 
 
 def _decide(facts: Facts) -> _Decision:

@@ -148,6 +148,9 @@ class Reconciler:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
         parts, old = self._parts, refusal.status
         self.safety = refused_safety(old, parts.clock())
+        if refusal.leaving:
+            # what it would have deleted cannot be known: nobody is stuck with it
+            await parts.fabric.hold_job(False)
         if old is not None:
             status = refused(old, refusal.reason, refusal.generation, parts.clock())
             if status != old:
@@ -155,9 +158,6 @@ class Reconciler:
         if refusal.reason != self._refusal:
             self._refusal = refusal.reason
             await self._tell((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
-        if refusal.leaving:
-            # what it would have deleted cannot be known: nobody is stuck with it
-            await parts.fabric.hold_job(False)
         return parts.settings.rest_seconds
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool) -> float:

@@ -142,7 +142,8 @@ class KubernetesFabric:
     async def record(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        epoch = status.stored_stamp(self._stored()).epoch or 0
+        stored = self._cache.jobs.items.get((self._me.namespace, self._me.name), {})
+        epoch = status.stored_stamp(stored).epoch or 0  # the last words on a job may be said when it is gone already
         for event in events:
             await apply.record(self._api, self._me, event, epoch, time.time())
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, WorkerEnvironment
@@ -134,7 +135,7 @@ class ProcessesFabric:
     # ---- blocking parts, in a thread ------------------------------------------------------------------------------
 
     def _observe(self) -> tuple[FabricSeen, set[Life]]:
-        job = self._store.job()
+        job = _as_it_is_here(self._store.job())
         status = self._store.status()
         nodes = _as_fabric_error(self._nodes)
         live = {name: node for name, node in nodes.items() if is_alive(Life.parse(node.life))}
@@ -230,6 +231,17 @@ class ProcessesFabric:
         # the record first: without it the rest means nothing
         for path in (self.folder.worker(name), self.folder.worker_state(name), self.folder.worker_deletion(name)):
             path.unlink(missing_ok=True)
+
+
+def _as_it_is_here(job: TrainingJob) -> TrainingJob:
+    """Nobody deletes a job here, so nothing is to be deleted with it; `surefoot local` says that it ignores this."""
+    persistent = job.spec.checkpoint.persistent
+    if persistent is None or persistent.on_job_deletion == "Keep":
+        return job
+    checkpoint = dataclasses.replace(
+        job.spec.checkpoint, persistent=dataclasses.replace(persistent, on_job_deletion="Keep")
+    )
+    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=checkpoint))
 
 
 def _place_of(node: NodeRecord, node_alive: bool) -> HolderPlace:
