@@ -28,6 +28,7 @@ from surefoot_operator.fabric.processes.records import node_from_json
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SECONDS = 60.0
+STORY = ["WorldClaimed", "WorldCommitted", "Restored"]
 
 
 @dataclass
@@ -154,14 +155,16 @@ def test_what_happened_was_told_once_each_with_why(scene: Scene) -> None:
     assert done.report["outcome"] == "Complete"
     told = [(event.reason, event.message) for event in done.events]
     assert len(set(told)) == len(told)
-    epochs = len(done.report["epochs"])
     reasons = [reason for reason, _ in told]
-    assert (reasons.count("WorldClaimed"), reasons.count("WorldCommitted")) == (epochs, epochs)
-    assert reasons.count("WorkerLost") == reasons.count("JobComplete") == 1
-    assert reasons.count("Restored") == len(done.report["incidents"]) == epochs - 1
-    story = [reason for reason in reasons if reason in ("WorkerLost", "WorldClaimed", "WorldCommitted", "Restored")]
-    assert story[2:6] == ["WorkerLost", "WorldClaimed", "WorldCommitted", "Restored"]
-    (lost,), claims = done.told("WorkerLost"), done.told("WorldClaimed")
-    assert claims[1] == f"epoch 2 is claimed: {lost}"
-    assert "with 2 ranks" in done.told("Restored")[0]
+    epochs = len(done.report["epochs"])
+    assert reasons.count("WorldClaimed") >= reasons.count("WorldCommitted") == epochs
+    over = [incident for incident in done.report["incidents"] if incident["first_step_seconds"] is not None]
+    assert (reasons.count("Restored"), reasons.count("JobComplete")) == (len(over), 1)
     assert "CheckpointProtected" in reasons
+    story = [(reason, text) for reason, text in told if reason in ("WorkerLost", *STORY)]
+    lost = [place for place, (reason, _) in enumerate(story) if reason == "WorkerLost"]
+    assert lost, "the second node was killed"
+    for place in lost:
+        assert [reason for reason, _ in story[place + 1 : place + 4]] == STORY
+        assert story[place + 1][1].endswith(f" is claimed: {story[place][1]}")
+    assert any("with 2 ranks" in story[place + 3][1] for place in lost)

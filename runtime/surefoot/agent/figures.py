@@ -1,8 +1,8 @@
 """How a trainer's counts reach its agent: what grew since it last said, and the agent's sums of that.
 
-A trainer calls `Growth.taken` when it reports a save or a restore; the agent adds it to `Sums` and shows both as one.
-Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed trainer
-had not said yet is lost with it, at most what one save counts.
+A trainer calls `Growth.taken` after saves, now and then, and after a restore; the agent adds it to `Sums` and shows both
+as one. Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed
+trainer had not said yet is lost with it.
 """
 
 from __future__ import annotations

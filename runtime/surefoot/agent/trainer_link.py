@@ -30,6 +30,8 @@ _ATTACH_SECONDS = 30.0
 _ARENA_SECONDS = 300.0
 """Touching hundreds of GB takes minutes; it happens once in an agent's life."""
 _SEND_SECONDS = 5.0
+_COUNT_SECONDS = 1.0
+"""Looking through what was counted costs a millisecond: steps and saves may come oftener than it is worth."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +42,7 @@ class AgentLink:
         self._socket = connection
         self._sending = threading.Lock()
         self._growth = Growth(metrics.FAMILIES)
+        self._uncounted, self._count_at = False, 0.0
         self._changed = threading.Condition()
         # everything below is guarded by _changed
         self._attached: Attached | None = None
@@ -115,8 +118,10 @@ class AgentLink:
         with self._changed:
             self._at = max(self._at, message.step)
         self._send(message)
-        if message.skipped or message.stall_seconds is not None:
-            self._count()  # a save was made, or not made: hardly anything else counts in a trainer
+        # hardly anything but a save counts in a trainer
+        self._uncounted = self._uncounted or message.skipped or message.stall_seconds is not None
+        if self._uncounted and time.monotonic() >= self._count_at:
+            self._count()
 
     def held_at(self, step: int) -> bool:
         with self._changed:
@@ -181,6 +186,7 @@ class AgentLink:
             return given, fd
 
     def _count(self) -> None:
+        self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
         grown = self._growth.taken()
         if grown:
             self._send(line.Counted(grown))
