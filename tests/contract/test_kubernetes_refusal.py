@@ -11,6 +11,7 @@ import pytest
 
 from support.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
+from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
@@ -143,3 +144,22 @@ async def test_a_status_that_was_edited_is_never_written_over(operators: list[Op
     assert operator.status == {"phase": "Asleep", "serial": 7}
     (told,) = operator.told("JobRefused")
     assert "was edited and cannot be read: status.phase is 'Asleep'" in told
+
+
+async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: list[Operator]) -> None:
+    server = JobServer()
+    persistent = {"uri": "s3://bucket/prefix", "onJobDeletion": "Delete"}
+    server.stored["spec"] |= {"checkpoint": {"persistent": persistent}, "suspend": True}
+    server.stored["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    operator = Operator(server)
+    operators.append(operator)
+    await operator.once()
+    (pod,) = server.made("pods")
+    assert pod["spec"]["containers"][0]["command"] == ["python", "-m", "surefoot.tools.delete"]
+    assert server.stored["metadata"]["finalizers"] == [FINALIZER]
+    operator.fabric._cache.workers.learn(server.changed(pod, {"status": {"phase": "Succeeded"}}))
+    server.calls.clear()
+    await operator.once()
+    assert operator.told("PersistentDataDeleted") == ["s3://bucket/prefix/u was deleted"]
+    assert server.stored["metadata"]["finalizers"] == []
+    assert server.calls[-2:] == ["post", "patch"]

@@ -37,6 +37,12 @@ class JobServer:
         self.stored["metadata"]["generation"] += 1
         self._stamp(self.stored)
 
+    def changed(self, body: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+        """The next version of something that was created."""
+        found = {**copy.deepcopy(body), **fields}
+        self._stamp(found)
+        return found
+
     def finalize(self, names: list[str]) -> None:
         self.stored["metadata"]["finalizers"] = names
         self._stamp(self.stored)

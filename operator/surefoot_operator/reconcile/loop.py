@@ -20,7 +20,7 @@ from surefoot_operator.coordinator.speech import rule
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Event, Plan
+from surefoot_operator.policy.actions import Event, HoldJob, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
@@ -137,6 +137,9 @@ class Reconciler:
         self.safety = safety(seen, status, kept)
         self._figures.show(seen, status, kept)
         self._say(decided, kept, seen)
+        if HoldJob(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
+            await self._tell(events)
+            events = ()
         await carry_out(parts, decided.actions, replace(seen, status=status))
         if kept is not None:
             self._upkeep(kept, replace(seen, status=status))
