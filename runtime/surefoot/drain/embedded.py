@@ -88,6 +88,8 @@ class EmbeddedLink(Generic[AttachedT]):
         self._memory: mmap.mmap | None = None
         self._slot_bytes = 0
         self._drain: Drain | None = None
+        self.lost: set[int] = set()
+        """Steps whose saves were given up."""
 
     @property
     def attached(self) -> AttachedT:
@@ -159,6 +161,7 @@ class EmbeddedLink(Generic[AttachedT]):
     def _freed(self, slot: int, step: int, ok: bool) -> None:
         with self._changed:
             self._busy.discard(slot)
+            (self.lost.discard if ok else self.lost.add)(step)
             self._changed.notify_all()
 
     def _saved(self, save: RankSave, copies: int) -> None:

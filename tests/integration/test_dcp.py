@@ -1,0 +1,202 @@
+"""torch.distributed.checkpoint on the engine: the cases that PyTorch's own tests of DCP hold its storage to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from surefoot import Checkpointer
+from surefoot.errors import ConfigurationError
+from surefoot.integrations.dcp import Reader, Writer, step_of
+
+SCRIPT = Path(__file__).parents[1] / "support" / "dcp_world.py"
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    for name in [n for n in os.environ if n.startswith("SUREFOOT_")]:
+        monkeypatch.delenv(name)
+    opened = Writer(str(tmp_path / "kept"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, writer: Writer) -> Iterator[Reader]:
+    opened = Reader(str(tmp_path / "kept"))
+    yield opened
+    opened.close()
+
+
+def state(fill: float) -> dict[str, Any]:
+    return {
+        "model": {
+            "w": torch.full((70, 33), fill),
+            "half": torch.full((3,), fill).bfloat16(),
+            "scalar": torch.tensor(fill),
+        },
+        "empty": torch.full((0, 4), fill),
+        "strided": torch.full((4, 6), fill).t(),
+        "bytes": {"lr": fill, "name": f"run {fill}", "list": [1, "a", fill]},
+        "mixed": [torch.full((2,), fill), {"deep": torch.full((3,), fill)}],
+    }
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list):
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other)
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def test_a_state_dict_returns_with_tensors_and_plain_values(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.5), storage_writer=writer, checkpoint_id="step-10")
+    dcp.save(state(2.5), storage_writer=writer, checkpoint_id="step-20")
+    for step, fill in ((20, 2.5), (10, 1.5)):
+        found = state(0.0)
+        dcp.load(found, storage_reader=reader, checkpoint_id=f"step-{step}")
+        assert_equal(found, state(fill))
+    newest = state(0.0)
+    dcp.load(newest, storage_reader=Reader(reader._options.folder))
+    assert_equal(newest, state(2.5))
+
+
+def test_part_of_a_checkpoint_can_be_loaded(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    found = {"model": {"w": torch.zeros(70, 33)}}
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
+    assert torch.equal(found["model"]["w"], torch.ones(70, 33))
+
+
+def test_what_the_checkpoint_lacks_is_named_unless_partial_loads_are_allowed(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    found = {"model": {"w": torch.zeros(70, 33), "other": torch.zeros(2)}}
+    with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.other"):
+        dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-1", planner=planner)
+    assert found["model"]["w"][0, 0] == 1.0
+    assert found["model"]["other"].tolist() == [0.0, 0.0]
+
+
+def test_another_shape_is_refused_and_another_type_is_converted(writer: Writer, reader: Reader) -> None:
+    dcp.save({"w": torch.arange(6.0)}, storage_writer=writer, checkpoint_id="step-1")
+    with pytest.raises(CheckpointException, match=r"[Ss]ize mismatch"):
+        dcp.load({"w": torch.zeros(7)}, storage_reader=reader, checkpoint_id="step-1")
+    found = {"w": torch.zeros(6, dtype=torch.float64)}
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
+    assert found["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_saving_in_the_background(writer: Writer, reader: Reader) -> None:
+    dcp.async_save(state(3.0), storage_writer=writer, checkpoint_id="step-3", no_dist=True).result()
+    found = state(0.0)
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-3")
+    assert_equal(found, state(3.0))
+
+
+def test_a_checkpoint_that_is_not_there_is_an_error(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    with pytest.raises(CheckpointException, match="no complete checkpoint of step 2"):
+        dcp.load(state(0.0), storage_reader=reader, checkpoint_id="step-2")
+
+
+def test_a_step_is_saved_once_and_other_bytes_are_refused(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    with pytest.raises(CheckpointException, match="was saved before by this Writer"):
+        dcp.save(state(2.0), storage_writer=writer, checkpoint_id="step-1")
+    found = state(0.0)
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
+    assert_equal(found, state(1.0))
+
+
+def test_an_id_names_its_step() -> None:
+    assert step_of("s3://bucket/run/step-120/") == 120
+    assert step_of(Path("out/7")) == 7
+    assert Writer.validate_checkpoint_id("step-1")
+    assert not Writer.validate_checkpoint_id("latest")
+    with pytest.raises(ConfigurationError, match="has no number at its end"):
+        step_of("latest")
+
+
+def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    optimizer = torch.optim.AdamW(groups)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(3):
+        model(torch.randn(4, 5)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return model, optimizer, scheduler
+
+
+def test_what_a_checkpointer_saved_is_read_by_dcp(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+    model, optimizer, scheduler = trained(1)
+    with Checkpointer(
+        model=model, optimizer=optimizer, scheduler=scheduler, folder=str(tmp_path / "kept"), interval_steps=1
+    ) as c:
+        c.restore()
+        c.step()
+    other, its_optimizer, its_scheduler = trained(2)
+    weights, states = get_state_dict(other, its_optimizer)
+    found = {"model": weights, "optimizer": states, "scheduler": its_scheduler.state_dict()}
+    dcp.load(found, storage_reader=reader, checkpoint_id="1")
+    set_state_dict(other, its_optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    assert_equal(dict(other.state_dict()), dict(model.state_dict()))
+    assert_equal(its_optimizer.state_dict()["param_groups"], optimizer.state_dict()["param_groups"])
+    for index, kept in optimizer.state_dict()["state"].items():
+        assert_equal(its_optimizer.state_dict()["state"][index], kept)
+    assert found["scheduler"]["last_epoch"] == scheduler.last_epoch
+
+
+def test_fsdp2_shards_are_resharded(tmp_path: Path) -> None:
+    seen = []
+    for number, (world, doing) in enumerate(((3, "save"), (2, "load"))):
+        out = tmp_path / f"{doing}.pt"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
+        environment |= {"WORLD_SIZE": str(world), "GROUP": f"file://{tmp_path}/group-{number}", "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "kept"), doing, str(out)],
+                env=environment | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(world)
+        ]
+        try:
+            for process in ranks:
+                output, _ = process.communicate(timeout=180)
+                assert process.returncode == 0, output.decode()[-3000:]
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        seen.append(torch.load(out, weights_only=True))
+    assert_equal(seen[1], seen[0])
