@@ -97,6 +97,9 @@ def safety(whole: dashboard.Dashboard) -> None:
                 f"sum by (tier, reason) (increase(surefoot_checkpoint_failures_total{{{JOB}}}[$__rate_interval]))",
                 "{{tier}} {{reason}}",
             ),
+            query(
+                f"sum(increase(surefoot_promotions_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"
+            ),
         )
     )
     whole.with_panel(

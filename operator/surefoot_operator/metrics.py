@@ -28,9 +28,6 @@ watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server wa
 watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
 holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
-promotions_abandoned = Counter(
-    "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one."
-)
 orphans = Gauge("surefoot_memory_orphaned_jobs", "Jobs that holders still know and the API server does not.")
 outdated_holders = Gauge("surefoot_memory_outdated_holders", "Holders whose pod is not of the newest revision.")
 agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])
@@ -55,6 +52,9 @@ complete_at = Gauge(
     "When the newest complete checkpoint was first seen to be complete.",
     [*_JOB, "tier"],
 )
+promotions_abandoned = Counter(
+    "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one.", _JOB
+)
 incidents = Counter(
     "surefoot_incidents_total", "Failures and planned changes that a new world answered.", [*_JOB, "kind"]
 )
@@ -77,6 +77,7 @@ OF_JOBS = (
     world_size,
     job_epoch,
     job_step,
+    promotions_abandoned,
     incidents,
     incident_at,
     recovery_seconds,

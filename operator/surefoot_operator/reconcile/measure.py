@@ -47,7 +47,9 @@ class Figures:
         if kept is not None and committed:
             metrics.copies.labels(*where).set(kept.copies)
         if kept is not None:
-            metrics.promotions_abandoned.inc(sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events))
+            metrics.promotions_abandoned.labels(*where).inc(
+                sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
+            )
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
 
@@ -76,6 +78,7 @@ class Figures:
         if self._job is None:
             self._job = (job.namespace, job.name)
             metrics.lost_steps.labels(*self._job)
+            metrics.promotions_abandoned.labels(*self._job)
             # a rate sees the first of anything only if the series was there before it
             for kind in _KINDS:
                 metrics.incidents.labels(*self._job, kind)
