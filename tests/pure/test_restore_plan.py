@@ -16,7 +16,7 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, Source, read_catalogue
-from surefoot.restore.plan import Wanted, plan, preference
+from surefoot.restore.plan import Wanted, plan, preference, spread
 
 ITEMSIZES = {"float32": 4, "float64": 8, "uint8": 1, "int16": 2}
 
@@ -143,3 +143,26 @@ def test_the_local_copy_is_preferred_and_the_others_share_the_rest_and_the_persi
     assert {order[-1] for order in balanced.values()} == {3}
     first = {seed: preference({0: (0, 1, 2)}, frozenset(), frozenset(), {0: 1}, seed)[0][0] for seed in range(3)}
     assert set(first.values()) == {0, 1, 2}, "readers begin at different sources"
+
+
+def test_reads_of_one_rank_save_begin_at_each_of_its_near_copies_in_turn_and_keep_the_others_for_later() -> None:
+    having = {0: (0, 1, 3), 1: (2, 0, 3)}
+    reads = [(0, 100), (0, 100), (0, 50), (0, 50), (1, 10)]
+    orders = spread(reads, having, frozenset(), frozenset({3}))
+    assert [order[0] for order in orders] == [0, 1, 0, 1, 2]
+    assert all(
+        order[-1] == 3 and sorted(order) == sorted(having[rank]) for order, (rank, _) in zip(orders, reads, strict=True)
+    )
+    near = spread(reads, having, frozenset({1}), frozenset({3}))
+    assert [order[0] for order in near] == [0, 0, 0, 0, 2], "`preference` puts a local copy first; it alone is as near"
+    assert spread([(7, 1)], having, frozenset(), frozenset()) == [()], "a rank nobody has"
+
+
+@pytest.mark.parametrize("width", [1024, 768, 1000, 96])
+def test_a_chunk_of_a_matrix_is_placed_by_a_few_copies(width: int) -> None:
+    saved = streams((4096, width), 1)
+    planned = plan([Wanted("w", "float32", (4096, width), Box.whole((4096, width)), 4)], saved)
+    assert planned.read_bytes == planned.wanted_bytes
+    segments = [len(r.segments) for r in planned.ranges]
+    # clipped tiles at the edge of each row keep rows apart
+    assert max(segments) <= (4 if width != 1000 else 3 * 4096)

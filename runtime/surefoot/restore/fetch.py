@@ -62,10 +62,14 @@ class Fetch:
         self._lock = threading.Lock()
         self.by_kind: dict[str, int] = defaultdict(int)
 
-    def run(self, threads: int) -> None:
-        """Reads everything. Raises the first error of any thread; what was placed by then is undefined."""
+    def run(self, most: int) -> None:
+        """Reads everything. Raises the first error of any thread; what was placed by then is undefined.
+
+        A thread for each source, since each asks ahead; two where one source has it all, and at most `most`.
+        """
         if not self._queues:
             return
+        threads = min(most, max(2, len(self._queues)))
         with ThreadPoolExecutor(threads, thread_name_prefix="surefoot-restore") as pool:
             for future in [pool.submit(self._work, number) for number in range(threads)]:
                 future.result()

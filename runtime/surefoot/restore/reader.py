@@ -33,6 +33,7 @@ class ReadOptions:
 
     reader: int = 0
     threads: int = 4
+    """At most; there are no more than sources to read from, or two."""
     patience_seconds: float | None = None
     """How long to wait for tiers that do not answer; None waits until this process is killed (the operator decides)."""
 
@@ -98,7 +99,7 @@ class CheckpointReader:
         planned = self.plan(destinations)
         parts = {rank: Part(self.layouts.stream(rank), self._table(rank)) for rank in {r.rank for r in planned.ranges}}
         fetch = Fetch(self._copies, parts, [Placer(d) for d in destinations], planned.ranges)
-        fetch.run(max(1, min(self._options.threads, len(planned.ranges))))
+        fetch.run(self._options.threads)
         seconds = time.monotonic() - began
         for kind, size in fetch.by_kind.items():
             metrics.restore_bytes.labels(kind).inc(size)

@@ -1,0 +1,102 @@
+"""Asking a holder ahead, on a real Redis, plain and over TLS: in order, straight into memory, and never another's bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import redis_server
+from surefoot.errors import ChunkMissing, TierUnavailable
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.records import CHUNK_BYTES
+from surefoot.tiers import ReadsAhead, RedisTier, open_holder
+
+SAVE = RankSave(1, 10, 0)
+JOB = "reading-ahead"
+CHUNKS = [bytes([number]) * (CHUNK_BYTES if number < 2 else 1000) for number in range(4)]
+
+
+@pytest.fixture(params=["plain", "over TLS"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
+    started = redis_server.running(tmp_path)
+    if request.param == "over TLS":
+        started = redis_server.of_kind(redis_server.OVER_TLS, tmp_path)
+    with started as found:
+        yield found
+
+
+@pytest.fixture
+def tier(server: HolderServer) -> Iterator[RedisTier]:
+    account = redis_server.account(f"user-{JOB}", "a password")
+    admin = redis_server.admin_of(server)
+    admin.provision(JOB, account, 1)
+    admin.close()
+    opened = open_holder(redis_server.endpoint(server), JOB, account, 1.0)
+    for number, data in enumerate(CHUNKS):
+        opened.put_chunk(SAVE, number, memoryview(data))
+    yield opened
+    opened.close()
+
+
+def taken(tier: RedisTier, number: int, length: int) -> bytes:
+    into = memoryview(bytearray(length))
+    tier.take_chunk(SAVE, number, into)
+    return bytes(into)
+
+
+def test_what_was_asked_for_comes_in_that_order(tier: RedisTier) -> None:
+    assert isinstance(tier, ReadsAhead)
+    tier.ask_chunk(SAVE, 0, 0, CHUNK_BYTES)
+    tier.ask_chunk(SAVE, 2, 10, 20)
+    assert taken(tier, 0, CHUNK_BYTES) == CHUNKS[0]
+    tier.ask_chunk(SAVE, 1, 5, 7)
+    assert taken(tier, 2, 20) == CHUNKS[2][10:30]
+    assert taken(tier, 1, 7) == CHUNKS[1][5:12]
+
+
+def test_any_other_call_forgets_it(tier: RedisTier) -> None:
+    tier.ask_chunk(SAVE, 0, 0, 100)
+    assert bytes(tier.read_chunk(SAVE, 3, 0, 50)) == CHUNKS[3][:50]
+    with pytest.raises(TierUnavailable):
+        taken(tier, 0, 100)
+    tier.ask_chunk(SAVE, 0, 0, 100)
+    assert tier.manifests() == ()
+    with pytest.raises(TierUnavailable):
+        taken(tier, 0, 100)
+
+
+def test_what_is_not_there_is_missing_and_what_was_asked_behind_it_is_not_taken_for_it(tier: RedisTier) -> None:
+    for absent in ((9, 0), (2, 990)):
+        tier.ask_chunk(SAVE, *absent, 20)
+        tier.ask_chunk(SAVE, 3, 0, 20)
+        with pytest.raises(ChunkMissing):
+            taken(tier, absent[0], 20)
+        with pytest.raises(TierUnavailable):
+            taken(tier, 3, 20)
+    assert bytes(tier.read_chunk(SAVE, 3, 0, 20)) == CHUNKS[3][:20]
+
+
+def test_an_account_that_is_gone_is_said_so(tier: RedisTier, server: HolderServer) -> None:
+    tier.ask_chunk(SAVE, 3, 0, 20)
+    assert taken(tier, 3, 20) == CHUNKS[3][:20]
+    admin = redis_server.admin_of(server)
+    admin.remove_job(JOB, f"user-{JOB}")
+    admin.close()
+    with pytest.raises(TierUnavailable):
+        tier.read_chunk(SAVE, 3, 0, 20)
+
+
+def test_a_frozen_holder_costs_the_limit_and_answers_again_when_it_thaws(tier: RedisTier, server: HolderServer) -> None:
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        tier.ask_chunk(SAVE, 0, 0, CHUNK_BYTES)
+        with pytest.raises(TierUnavailable, match=r"nothing for 1 s|timed out"):
+            taken(tier, 0, CHUNK_BYTES)
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    assert bytes(tier.read_chunk(SAVE, 2, 0, 1000)) == CHUNKS[2]
