@@ -56,7 +56,7 @@ def check_names(body: Mapping[str, Any], allowed: typing.Iterable[str], path: st
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: typing.Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)  # compiles every annotation, at each call
 
 
@@ -67,7 +67,7 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
     named = yaml_fields(cls)
     found = mapping(body, path)
     check_names(found, named, path, cls.__name__)
-    hints = _hints(cls)
+    hints = _hints(typing.cast(typing.Hashable, cls))
     for name, field in named.items():
         if field.name in given:
             continue

@@ -48,7 +48,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _build(cls: type[Any], body: Any, path: str) -> Any:
     if not isinstance(body, dict):
         raise InvariantBroken(f"{path} is {type(body).__name__}, not a mapping: the stored status was damaged")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(typing.Hashable, cls))
     values = {
         field.name: _value(hints[field.name], body[camel_case(field.name)], f"{path}.{camel_case(field.name)}")
         for field in dataclasses.fields(cls)
@@ -61,7 +61,7 @@ def _build(cls: type[Any], body: Any, path: str) -> Any:
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: typing.Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)  # compiles every annotation, at each call
 
 
