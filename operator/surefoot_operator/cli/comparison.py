@@ -45,7 +45,9 @@ def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:
     return run_tool("compare", tier, ["--job", mine.uid, "--with", other.uid])
 
 
-def run_tool(name: str, tier: PersistentTier, arguments: Sequence[str]) -> dict[str, Any]:
+def run_tool(
+    name: str, tier: PersistentTier, arguments: Sequence[str], seconds: float = _TOOL_SECONDS
+) -> dict[str, Any]:
     """Runs `surefoot.tools.NAME` on the persistent tier; its last line of output is JSON."""
     environment = {
         **os.environ,
@@ -61,11 +63,11 @@ def run_tool(name: str, tier: PersistentTier, arguments: Sequence[str]) -> dict[
             env={k: v for k, v in environment.items() if v},
             capture_output=True,
             text=True,
-            timeout=_TOOL_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"problem": f"surefoot.tools.{name} did not end within {_TOOL_SECONDS:g} s"}
+        return {"problem": f"surefoot.tools.{name} did not end within {seconds:g} s"}
     lines = done.stdout.strip().splitlines()
     try:
         body = json.loads(lines[-1]) if lines else None

@@ -30,8 +30,13 @@ def claim(tier: PersistentTier, world_size: int) -> str:
     lineage = recorded_lineage(tier)
     parent = newest(usable(tier, lineage))
     entry = LineageEntry(epoch, parent, world_size)
-    tier.record_epoch(epoch, _entry_text(entry))
+    record(tier, entry)
     return json.dumps([_entry_text(e) for e in (*lineage, entry)])
+
+
+def record(tier: PersistentTier, entry: LineageEntry) -> None:
+    """Says what a claimed epoch stands on."""
+    tier.record_epoch(entry.epoch, _entry_text(entry))
 
 
 def usable(tier: PersistentTier, lineage: Lineage) -> list[Checkpoint]:

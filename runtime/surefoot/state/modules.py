@@ -64,6 +64,18 @@ def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Pa
                 yield f"{name}.{leaf}" if name else leaf, parameter
 
 
+def other_names(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """(another name, the name it is saved by) of tied parameters."""
+    first = {id(parameter): name for name, parameter in named_parameters(module)}
+    parallel = isinstance(module, torch.nn.parallel.DistributedDataParallel)
+    for path, owner in module.named_modules(remove_duplicate=False):
+        above = path.removeprefix("module").removeprefix(".") if parallel else path
+        for leaf, parameter in owner._parameters.items():
+            name = _joined(above, leaf)
+            if parameter is not None and first.get(id(parameter), name) != name:
+                yield name, first[id(parameter)]
+
+
 def named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Each persistent buffer once."""
     seen: set[int] = set()
@@ -104,6 +116,7 @@ class ModulePart:
         default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), where)
         self._places = Places(rank, default, replicas)
         self.everywhere = default.count == world and not self._flat
+        self.other_names = {f"{name}/{other}": f"{name}/{own}" for other, own in other_names(module)}
         self._incoming: dict[str, torch.Tensor] = {}
         self._extras = {
             owner_name: owner

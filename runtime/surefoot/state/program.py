@@ -78,6 +78,7 @@ class Program:
         modules = [
             ModulePart(name, o, where, lazy, same) for name, o in objects.items() if isinstance(o, torch.nn.Module)
         ]
+        self._tied = {other: own for m in modules for other, own in m.other_names.items()}
         held = {id(h.parameter): h for m in reversed(modules) for h in m.held()}
         self._parts: list[Part] = [*modules]
         for name, subject in objects.items():
@@ -101,9 +102,9 @@ class Program:
             "world": self._world,
             "seed": self._seed,
             "parts": {part.name: part.values() for part in self._parts},
-            "random": rng.captured(),
+            "tied": self._tied,
         }
-        return encode_values(body, _torch_bytes)
+        return values_blob(body)
 
     def prepare(self, shared: Mapping[str, Any], own: Mapping[str, Any] | None, saved: Mapping[str, Saved]) -> None:
         """Makes room for what a checkpoint has. `shared` are the lowest rank's values; `own` this rank's of a world
@@ -124,7 +125,8 @@ class Program:
         if gone:
             raise StateMismatch(f"the checkpoint has {gone[0]!r}, which was not given to Checkpointer: give it too")
         targets = {entry.name: entry for entry in self.targets()}
-        _check(targets, saved, complete=all(part.everywhere for part in self._parts))
+        shared_by_all = {n: what for n, what in saved.items() if n not in self._tied}
+        _check(targets, shared_by_all, complete=all(part.everywhere for part in self._parts))
 
     def targets(self) -> list[Entry]:
         """What a restore fills, after `prepare`."""
@@ -164,6 +166,11 @@ class Program:
 
 
 _ABSENT = object()
+
+
+def values_blob(body: Mapping[str, Any]) -> bytes:
+    """A rank's values, with the state of this process' generators."""
+    return encode_values({**body, "random": rng.captured()}, _torch_bytes)
 
 
 def read_values(blob: bytes) -> dict[str, Any]:

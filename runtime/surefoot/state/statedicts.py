@@ -57,6 +57,10 @@ def state_dict_of(tensors: Mapping[str, Saved], values: Mapping[str, Any]) -> St
                 found.tree[part][key] = put_together(tree, stand_in)
         else:
             found.tree[part] = put_together(kept, stand_in)
+    for other, own in values.get("tied", {}).items():
+        part, _, leaf = other.partition("/")
+        if part in found.tree and own in tensors:
+            found.tree[part][leaf] = stand_in(own)
     found.tree[OWN_KEY] = {"step": values["step"], "seed": values["seed"]}
     return found
 

@@ -1,0 +1,89 @@
+"""`python -m surefoot.tools.importing --job UID --step N --from PATH --as dcp|safetensors [--name model]`
+
+Makes a checkpoint of a new job in the persistent tier (named by the environment) from a folder that
+torch.distributed.checkpoint wrote, or from Hugging Face safetensors. One stored chunk is in memory at a time. A job goes
+on from it by `checkpoint.restoreFrom`, or takes its weights with `Checkpointer.load_weights`. Prints one line of JSON:
+{"step", "epoch", "tensors", "bytes"}, or {"problem"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpointer.library import record
+from surefoot.errors import ConfigurationError, SurefootError
+from surefoot.format.layouts import TensorParts
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.state import Saved
+from surefoot.state.program import values_blob
+from surefoot.tiers.persistent import PersistentTier
+from surefoot.tools.dcp_folders import Folder
+from surefoot.tools.passing import ReadBox, bands_of, write_save
+from surefoot.tools.safetensors_files import Weights
+from surefoot.tools.whole import open_tier
+
+
+def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
+    """Parts as they are stored, values, and how to read a part."""
+    folder = Folder(path)
+    found = folder.parts(name)
+    parts = []
+    for tensor in found.tensors:
+        what = folder.saved(tensor)
+        parts.append(TensorParts(tensor, what.dtype, what.shape, folder.boxes(tensor)))
+    return parts, found.values, folder.read
+
+
+def from_safetensors(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
+    """Parts in bands, values of a program that has nothing but this model, and how to read a part."""
+    weights = Weights(path)
+    prefix = f"{name}/"
+    parts = [_in_bands(prefix + leaf, what) for leaf, what in weights.saved().items()]
+    return parts, {"parts": {name: {}}}, lambda tensor, box: weights.read(tensor.removeprefix(prefix), box)
+
+
+def _in_bands(name: str, what: Saved) -> TensorParts:
+    boxes = tuple(band.box for band in bands_of({name: what}) if band.box.volume)
+    return TensorParts(name, what.dtype, what.shape, boxes)
+
+
+def bring_in(
+    tier: PersistentTier, step: int, found: tuple[list[TensorParts], dict[str, Any], ReadBox]
+) -> dict[str, Any]:
+    """Writes the checkpoint of a job that has none."""
+    if tier.seen():
+        raise ConfigurationError("this job has checkpoints already: import into a new uid, so that none is mistaken")
+    parts, values, read = found
+    epoch = tier.claim_epoch()
+    record(tier, LineageEntry(epoch, None, 1))
+    blob = values_blob({"seed": 0, **values, "step": step, "world": 1})
+    written = write_save(tier, RankSave(epoch, step, 0), parts, blob, read)
+    return {"step": step, "epoch": epoch, "tensors": len(parts), "bytes": written}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="make a checkpoint of a new job from another format")
+    parser.add_argument("--job", required=True, help="the new job's uid")
+    parser.add_argument("--step", type=int, required=True, help="how many steps the checkpoint stands for")
+    parser.add_argument("--from", dest="path", type=Path, required=True, help="a folder, or one safetensors file")
+    parser.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp")
+    parser.add_argument("--name", default="model", help="the object that weights without a name belong to")
+    given = parser.parse_args(arguments)
+    try:
+        tier = open_tier(given.job)
+        found = from_dcp(given.path, given.name) if given.kind == "dcp" else from_safetensors(given.path, given.name)
+        body = bring_in(tier, given.step, found)
+        tier.close()
+    except (SurefootError, OSError) as error:
+        body = {"problem": str(error)}
+    print(json.dumps(body))
+    return 1 if "problem" in body else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

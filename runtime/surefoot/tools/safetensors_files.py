@@ -1,0 +1,143 @@
+"""Hugging Face safetensors: weights written into such files, and read from them, in bands. Used by export and import.
+
+Written by hand, because the library wants whole tensors in memory; what is written is read by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.format.dtypes import itemsize
+from surefoot.geometry import Box
+from surefoot.staging import elements
+from surefoot.state import Saved, dtype_name
+from surefoot.tools.passing import BandReader, bands_of
+
+FILE_BYTES = 5_000_000_000
+"""Files are not larger than this, unless one tensor is; more than one get an index."""
+
+_TYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
+
+
+def write(folder: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str) -> int:
+    """Writes `tensors` (names without `prefix`), files under their names only when whole. The bytes of the tensors."""
+    for name, what in tensors.items():
+        if what.dtype not in _TYPES:
+            raise StateMismatch(f"{name} is {what.dtype}, which safetensors files do not have: export to dcp instead")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = list(_files(tensors, FILE_BYTES))
+    places: dict[str, str] = {}
+    for number, names in enumerate(files):
+        one = len(files) == 1
+        file = "model.safetensors" if one else f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        _write_file(folder / file, {n: tensors[n] for n in names}, bands, prefix)
+        places |= dict.fromkeys((n.removeprefix(prefix) for n in names), file)
+    total = sum(_size(what) for what in tensors.values())
+    if len(files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return total
+
+
+def _files(tensors: Mapping[str, Saved], limit: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, what in tensors.items():
+        if names and size + _size(what) > limit:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += _size(what)
+    yield names
+
+
+def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, what in tensors.items():
+        end = position + _size(what)
+        kind = {"dtype": _TYPES[what.dtype], "shape": list(what.shape), "data_offsets": [position, end]}
+        header[name.removeprefix(prefix)] = kind
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for band in bands_of(tensors):
+                if band.size_bytes:
+                    file.write(elements(bands.read(band.name, band.box)).numpy().tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _size(what: Saved) -> int:
+    return prod(what.shape) * itemsize(what.dtype)
+
+
+class Weights:
+    """The tensors of one file, or of a folder of files, to be read by parts."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not files:
+            raise ConfigurationError(f"{path} has no .safetensors files: name one, or a folder of them")
+        self._where: dict[str, Any] = {}
+        for file in files:
+            opened: Any = safe_open(file, framework="pt")
+            for name in opened.keys():  # noqa: SIM118  # it is no dictionary
+                if name in self._where:
+                    raise StateMismatch(f"tensor {name} is in two files of {path}: keep one set of files in the folder")
+                self._where[name] = opened
+
+    def saved(self) -> dict[str, Saved]:
+        found = {}
+        for name, file in self._where.items():
+            shape = tuple(file.get_slice(name).get_shape())
+            found[name] = Saved(dtype_name(self._rows(name, shape, 0, 0).dtype), shape)
+        return found
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """A band; its rows are read and no others."""
+        if not box.lengths:
+            whole: torch.Tensor = self._where[name].get_tensor(name)
+            return whole
+        rows = self._rows(name, box.lengths, box.offsets[0], box.stops[0])
+        return rows[(slice(None), *(slice(o, o + n) for o, n in zip(box.offsets[1:], box.lengths[1:], strict=True)))]
+
+    def _rows(self, name: str, shape: tuple[int, ...], begin: int, end: int) -> torch.Tensor:
+        found: torch.Tensor = (
+            self._where[name].get_slice(name)[begin:end] if shape else self._where[name].get_tensor(name)
+        )
+        return found
