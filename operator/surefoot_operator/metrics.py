@@ -6,6 +6,8 @@ or by this operator. docs/operations.md says what each of them means.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from surefoot.protocol.latency import BUCKETS_SECONDS
@@ -86,16 +88,29 @@ OF_JOBS = (
 )
 
 
+_F = TypeVar("_F", Counter, Gauge, Histogram)
+_series: dict[tuple[str, str], set[tuple[Counter | Gauge | Histogram, tuple[str, ...]]]] = {}
+"""Job -> what it has: looked for among all jobs' series, a thousand ends would take minutes."""
+
+
+def of(family: _F, job: tuple[str, str], *more: str) -> _F:
+    """The job's own series of this family, which ends with `forget`. `job`: namespace and name."""
+    _series.setdefault(job, set()).add((family, more))
+    return family.labels(*job, *more)
+
+
 def forget(namespace: str, job: str) -> None:
     """Every series of this job ends."""
-    for family in OF_JOBS:
-        family.remove_by_labels({"namespace": namespace, "job": job})
+    for family, more in _series.pop((namespace, job), ()):
+        family.remove(namespace, job, *more)
 
 
 def ended(namespace: str, job: str) -> None:
     """The job is over, and still there: what only a running one has ends."""
-    for family in RUNNING:
-        family.remove_by_labels({"namespace": namespace, "job": job})
+    known = _series.get((namespace, job), set())
+    for family, more in [one for one in known if one[0] in RUNNING]:
+        known.discard((family, more))
+        family.remove(namespace, job, *more)
 
 
 # a rate sees the first of anything only if the series was there before it

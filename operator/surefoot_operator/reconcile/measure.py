@@ -29,25 +29,25 @@ class Figures:
         where = self._begun(seen.job)
         world = status.world
         for phase in _PHASES:
-            metrics.phase.labels(*where, phase).set(status.phase == phase)
+            metrics.of(metrics.phase, where, phase).set(status.phase == phase)
         committed = world is not None and world.state == "Committed" and status.phase not in ("Complete", "Failed")
-        metrics.world_size.labels(*where).set(world.size if world is not None and committed else 0)
+        metrics.of(metrics.world_size, where).set(world.size if world is not None and committed else 0)
         epoch = world.epoch if world is not None else 0
-        metrics.job_epoch.labels(*where).set(epoch)
+        metrics.of(metrics.job_epoch, where).set(epoch)
         steps = [s.step for s in seen.sessions if s.epoch == epoch]
-        metrics.job_step.labels(*where).set(max(steps, default=status.step))
+        metrics.of(metrics.job_step, where).set(max(steps, default=status.step))
         if status.phase in ("Complete", "Failed"):
             metrics.ended(*where)
             return
-        metrics.agents_connected.labels(*where).set(sum(s.connected for s in seen.sessions))
+        metrics.of(metrics.agents_connected, where).set(sum(s.connected for s in seen.sessions))
         for state in _HOLDER_STATES:
-            metrics.holders.labels(*where, state).set(sum(h.state == state for h in seen.holders))
+            metrics.of(metrics.holders, where, state).set(sum(h.state == state for h in seen.holders))
         safe = next((c.status == "True" for c in status.conditions if c.type == names.CHECKPOINT_PROTECTED), False)
-        metrics.protected.labels(*where).set(safe)
+        metrics.of(metrics.protected, where).set(safe)
         if kept is not None and committed:
-            metrics.copies.labels(*where).set(kept.copies)
+            metrics.of(metrics.copies, where).set(kept.copies)
         if kept is not None:
-            metrics.promotions_abandoned.labels(*where).inc(
+            metrics.of(metrics.promotions_abandoned, where).inc(
                 sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
             )
         self._complete(where, "memory", status.last_complete, seen.now)
@@ -57,14 +57,14 @@ class Figures:
         """Counts what is new in a status that was just written."""
         where = self._begun(job)
         if new.restarts > old.restarts and new.incidents:
-            metrics.restarts.labels(*where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
+            metrics.of(metrics.restarts, where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
         answered = {_name(i) for i in old.incidents if i.assigned_seconds is not None}
         over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
         for incident in new.incidents:
             # counted once it is answered: until then its kind may still turn out to be another
             if incident.assigned_seconds is not None and _name(incident) not in answered:
-                metrics.incidents.labels(*where, incident.kind).inc()
-                metrics.incident_at.labels(*where, incident.kind).set(incident.detected_seconds)
+                metrics.of(metrics.incidents, where, incident.kind).inc()
+                metrics.of(metrics.incident_at, where, incident.kind).set(incident.detected_seconds)
             if incident.first_step_seconds is not None and _name(incident) not in over:
                 _recovered(where, incident)
 
@@ -77,22 +77,22 @@ class Figures:
     def _begun(self, job: TrainingJob) -> tuple[str, str]:
         if self._job is None:
             self._job = (job.namespace, job.name)
-            metrics.lost_steps.labels(*self._job)
-            metrics.promotions_abandoned.labels(*self._job)
+            metrics.of(metrics.lost_steps, self._job)
+            metrics.of(metrics.promotions_abandoned, self._job)
             # a rate sees the first of anything only if the series was there before it
             for kind in _KINDS:
-                metrics.incidents.labels(*self._job, kind)
-                metrics.restarts.labels(*self._job, kind)
+                metrics.of(metrics.incidents, self._job, kind)
+                metrics.of(metrics.restarts, self._job, kind)
             for phase in _RECOVERY:
-                metrics.recovery_seconds.labels(*self._job, phase)
+                metrics.of(metrics.recovery_seconds, self._job, phase)
         return self._job
 
     def _complete(self, where: tuple[str, str], tier: str, checkpoint: Checkpoint | None, now: float) -> None:
         if checkpoint is None or self._newest.get(tier) == checkpoint:
             return
         self._newest[tier] = checkpoint
-        metrics.complete_step.labels(*where, tier).set(checkpoint.step)
-        metrics.complete_at.labels(*where, tier).set(now)
+        metrics.of(metrics.complete_step, where, tier).set(checkpoint.step)
+        metrics.of(metrics.complete_at, where, tier).set(now)
 
 
 def _name(incident: Incident) -> tuple[int, float]:
@@ -109,5 +109,5 @@ def _recovered(where: tuple[str, str], incident: Incident) -> None:
     )
     for phase, at_seconds in zip(_RECOVERY, moments, strict=True):
         if at_seconds is not None:
-            metrics.recovery_seconds.labels(*where, phase).observe(max(0.0, at_seconds - incident.detected_seconds))
-    metrics.lost_steps.labels(*where).inc(incident.steps_lost or 0)
+            metrics.of(metrics.recovery_seconds, where, phase).observe(max(0.0, at_seconds - incident.detected_seconds))
+    metrics.of(metrics.lost_steps, where).inc(incident.steps_lost or 0)
