@@ -275,6 +275,14 @@ def test_the_memory_tier_is_switched_to_tls_by_the_operator_alone(api: Api, inst
     assert "Succeeded" in installed.test(), "a companion is ready when it reaches its Redis"
 
 
+def test_the_server_refused_nothing_to_the_operator(api: Api, installed: Release) -> None:
+    """Whatever it asked since it was installed: to lead, to make its Secrets, to roll holders out."""
+    for name in pods(api, "operator"):
+        log = str(api.call("GET", f"/api/v1/namespaces/{OWN}/pods/{name}/log"))
+        assert log
+        assert [line for line in log.splitlines() if "403" in line or "orbidden" in line] == []
+
+
 def test_uninstalling_leaves_the_crd_and_what_the_operator_made(api: Api, installed: Release) -> None:
     installed.down()
     assert api.answers(CRD)
