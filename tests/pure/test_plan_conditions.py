@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.builders import BEGAN, running, with_worker
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
@@ -73,3 +74,21 @@ def test_a_job_that_is_over_stays_as_it_ended() -> None:
         )
         assert refused(over, "no such thing", 2, BEGAN) == over
         assert accepted(over) == over
+
+
+def test_a_memory_tier_that_is_away_protects_nothing_once_training_has_gone_on() -> None:
+    """Found on a cluster: as no holder was there to be read, the condition stayed what it was for good."""
+    safe = after(running(step=42), "CheckpointProtected")
+    assert safe is not None
+    assert safe.status == "True"
+    soon, late = (replace(running(step=step), holders=()) for step in (79, 81))
+    soon, late = (
+        replace(s, status=replace(s.status, conditions=(safe,), floor=Checkpoint(1, 30))) for s in (soon, late)
+    )
+    kept, lost = after(soon, "CheckpointProtected"), after(late, "CheckpointProtected")
+    assert kept is not None
+    assert lost is not None
+    assert (kept.status, lost.status, lost.reason) == ("True", "False", "Stalled")
+    new_leader = after(replace(late, term_seconds=late.now - 1), "CheckpointProtected")
+    assert new_leader is not None
+    assert new_leader.status == "True"

@@ -8,7 +8,7 @@ from typing import Literal
 from surefoot.protocol.completeness import complete, copies_of, effective_replicas
 from surefoot.protocol.lineage import newest
 from surefoot_operator import names
-from surefoot_operator.api.status import Condition, JobStatus, Phase
+from surefoot_operator.api.status import Condition, JobStatus, Phase, World
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
@@ -26,6 +26,9 @@ PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""
 
 STALLED_INTERVALS = 3
+
+UNREAD_SECONDS = 5.0
+"""A new leader, and a new epoch, may take so long to read the holders."""
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -58,7 +61,7 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
         return _last(facts)
     reading = reading_at(facts, world.epoch)
     if not reading.holders:
-        return _last(facts)
+        return _unread(facts, world)
     domains = domains_of(facts)
     replicas = effective_replicas(
         facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.holders})
@@ -76,6 +79,21 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     if found:
         return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
     return "False", "NothingSaved", "no checkpoint is complete yet"
+
+
+def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
+    """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
+    begun = world.parent.step if world.parent else 0
+    known = facts.status.last_complete
+    behind = step_of(facts, world.epoch) - max(begun, known.step if known is not None else 0)
+    intervals = (STALLED_INTERVALS + 1) * facts.spec.checkpoint.memory.interval_steps
+    if behind > intervals and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+        return (
+            "False",
+            "Stalled",
+            f"no holder answers, and no checkpoint became complete for {STALLED_INTERVALS} intervals",
+        )
+    return _last(facts)
 
 
 def _last(facts: Facts) -> tuple[Truth, str, str]:
