@@ -38,6 +38,8 @@ class MemorySettings:
     rest_seconds: float = 30.0
     """A job at rest asks its holders this often: whether its checkpoint is still there is all that it wants to know."""
     janitor_seconds: float = 30.0
+    settle_seconds: float = 10.0
+    """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
     threads: int = 16
     """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
 

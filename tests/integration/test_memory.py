@@ -19,6 +19,7 @@ from support.redis_server import ADMIN_PASSWORD, endpoint, program, running
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder import server as servers
+from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
@@ -340,6 +341,41 @@ async def test_cleaning_leaves_nothing_of_the_job_and_no_account(stand: Stand) -
         admin.index()
     client.close()
     admin.close()
+
+
+async def test_a_new_server_is_left_to_its_companion_until_its_pod_is_ready(stand: Stand) -> None:
+    stand.start()
+    fresh = stand.places
+    stand.places = [replace(one, settling=True) for one in fresh]
+    stand.follow(world=world(1))
+    await asyncio.sleep(4 * SETTINGS.probe_seconds)
+    assert stand.tier.seen() == ()
+    stand.places = fresh
+    stand.follow()
+    await stand.ready()
+
+
+async def test_a_companion_that_is_not_there_is_not_waited_for_long(stand: Stand) -> None:
+    now = [0.0]
+    stand.tier._clock = lambda: now[0]
+    stand.start()
+    stand.places = [replace(one, settling=True) for one in stand.places]
+    stand.follow(world=world(1))
+    await asyncio.sleep(2 * SETTINGS.probe_seconds)
+    assert stand.tier.seen() == ()
+    now[0] = SETTINGS.settle_seconds
+    stand.follow()
+    await stand.ready()
+
+
+async def test_a_server_that_is_the_job_s_already_is_waited_for_by_nobody(stand: Stand) -> None:
+    server = stand.start()
+    admin = HolderAdmin("127.0.0.1", server.settings.port, ADMIN_PASSWORD)
+    admin.provision("uid-1", ACCOUNT, 1)
+    admin.close()
+    stand.places = [replace(one, settling=True) for one in stand.places]
+    stand.follow(world=world(1))
+    await stand.ready()
 
 
 def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:

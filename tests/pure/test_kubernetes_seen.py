@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,10 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
     place = seen.holder(found, False, "z", TierAccess("a", "b"))
     assert place is not None
     assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
+    assert place.settling
+    found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    again = seen.holder(found, False, "z", TierAccess("a", "b"))
+    assert again == replace(place, settling=False)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,16 @@ class Keeper:
         self._resting = False
         self._sealing: int | None = None
         self._read_due = 0.0
+        self._settles_until = clock() + settings.settle_seconds
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
+
+    def settle(self, settling: bool) -> None:
+        """Whether its pod is not Ready yet. No reason to wait for long."""
+        if self._visitor.settling and not settling:
+            self._wake.set()
+        self._visitor.settling = settling and self._clock() < self._settles_until
 
     def follow(self, world: World | None, resting: bool = False) -> None:
         """The world as status has it. A new commit, and the end of a rest, are reasons to look at once."""

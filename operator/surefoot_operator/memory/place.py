@@ -34,6 +34,8 @@ class HolderPlace:
     admin_password: str = field(default="", repr=False)
     tls_ca: str | None = field(default=None, repr=False)
     """PEM of the authority of a server that speaks TLS; None: it does not."""
+    settling: bool = False
+    """Its pod is not Ready: a companion may be about to touch its memory, before any job uses it."""
 
     def same_server(self, other: HolderPlace) -> bool:
         """Whether both mean one life of one server: what it held may still be there."""

@@ -82,6 +82,8 @@ class MemoryTier:
                 kept = self._keepers[place.node] = keeper(
                     place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
                 )
+            if kept is not None:
+                kept.settle(place.settling)
         for kept in self._keepers.values():
             kept.follow(status.world, resting)
         self._remember(places)

@@ -54,6 +54,8 @@ class Visitor:
         self._fence = -1
         self._layouts: dict[str, Layout] = {}
         self._told: set[str] = set()
+        self.settling = False
+        """Whether a server that is nobody's yet is left to its companion."""
 
     def visit(self, errand: Errand) -> Report:
         """Provisions what is new, then does the errand. After a failure everything is looked up anew next time."""
@@ -137,8 +139,6 @@ class Visitor:
         drains: sealing it here, before its time, would refuse saves that may still arrive."""
         self._forget()
         place = self._place
-        if self._admin.is_being_filled():
-            raise BeingFilled(f"the holder on {place.node} is being filled: it is asked again", instance)
         tls = place.tls_ca is not None
         endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain, tls)
         account = Credentials("", place.admin_password, place.tls_ca or "")
@@ -146,6 +146,9 @@ class Visitor:
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
             known = client.index().fence
+        if known < 0 and (self.settling or self._admin.is_being_filled()):
+            client.close()
+            raise BeingFilled(f"the memory of the holder on {place.node} is touched first: it is asked again", instance)
         fence = known if errand.claimed and known >= 0 else max(known, errand.epoch)
         self._admin.provision(self._job, self._account, fence)
         self._fence = fence

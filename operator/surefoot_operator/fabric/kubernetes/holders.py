@@ -58,14 +58,13 @@ def _pod(pod: Object, nodes: Mapping[str, NodeSeen]) -> HolderPod:
     metadata = pod["metadata"]
     where = seen.node_of(pod) or ""
     node = nodes.get(where)
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", ()))
     return HolderPod(
         name=metadata["name"],
         uid=metadata["uid"],
         node=where,
         domain=node.domain if node is not None else where,
         revision=str((metadata.get("labels") or {}).get(_REVISION, "")),
-        ready=ready,
+        ready=seen.is_ready(pod),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_ready=node is None or node.ready,
     )

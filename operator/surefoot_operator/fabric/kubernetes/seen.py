@@ -177,10 +177,17 @@ def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPl
         port=port,
         process=f"{pod['metadata']['uid']}/{container}",
         running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
+        settling=len(pod["spec"]["containers"]) > 1 and not is_ready(pod),
         admin_user=access.user,
         admin_password=access.password,
         tls_ca=access.authority if labels.HOLDER_TLS in (pod["metadata"].get("annotations") or {}) else None,
     )
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether every container of it says so."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _server(pod: Object) -> tuple[str, int]:
