@@ -88,9 +88,9 @@ def reason_of(error: Exception) -> str:
 for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "promote")):
     checkpoint_seconds.labels(_tier, _phase)
     checkpoint_bytes.labels(_tier)
-for _source in ("memory", "persistent", "mixed"):
+for _source in ("staging", "memory", "persistent", "mixed"):
     restore_seconds.labels(_source)
-for _source in ("memory", "persistent"):
+for _source in ("staging", "memory", "persistent"):
     restore_bytes.labels(_source)
 for _tier, _reasons in {
     "staging": ("memory", "copy", "changed"),

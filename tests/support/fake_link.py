@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from surefoot.agent.line import Attached, Staged, Stepped
+from surefoot.agent.link import Left
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -41,6 +42,9 @@ class FakeLink:
         self.slot_bytes = slot_bytes
         self.memory = bytearray(self.slots * slot_bytes)
         return memoryview(self.memory), self.slots, slot_bytes
+
+    def left(self, checkpoint: Checkpoint) -> dict[int, Left]:
+        return {}
 
     def free_slot(self, wait_seconds: float) -> int | None:
         return next((slot for slot in range(self.slots) if slot not in self.busy), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.sources import joined
 from surefoot_operator.api.status import Incident
 from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, node_lost, step_of
 from surefoot_operator.policy.failures import Loss
@@ -74,10 +75,10 @@ def closed(facts: Facts) -> Incidents:
     if incident is None or incident.assigned_seconds is None or not has_stepped(facts, epoch):
         return facts.status.incidents
     first = [s.step_at_seconds for s in in_epoch(facts, epoch) if s.step_at_seconds is not None]
-    sources = {s.restored_from for s in in_epoch(facts, epoch) if s.restored_from}
+    sources = joined(s.restored_from for s in in_epoch(facts, epoch) if s.restored_from)
     incident = replace(
         incident,
         first_step_seconds=min(first, default=facts.now),
-        restored_from=sources.pop() if len(sources) == 1 else ("mixed" if sources else None),
+        restored_from=sources,
     )
     return (*facts.status.incidents[:-1], incident)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.messages import Assign, FromAgent
+from surefoot.protocol.sources import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,4 @@ class Life:
 
     @property
     def restored_from(self) -> str | None:
-        sources = {r.source for r in self.ranks}
-        if not self.restored or sources == {"none"}:
-            return None
-        return sources.pop() if len(sources) == 1 else "mixed"
+        return joined(r.source for r in self.ranks if r.source is not None) if self.restored else None

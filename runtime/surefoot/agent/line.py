@@ -32,6 +32,13 @@ class NeedArena:
 
 
 @dataclass(frozen=True, slots=True)
+class WantLeft:
+    """Ask which saves of `checkpoint` still lie in this local rank's staging memory; LeftHere answers."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """Slot `slot` is sealed: it holds the stream of `step`, and behind it the JSON of the plain values.
 
@@ -113,7 +120,18 @@ class Closing:
 
 
 FromTrainer = (
-    Attach | NeedArena | Staged | Stepped | HoldReply | Holding | RestoreDone | RestoreFailed | Say | Counted | Closing
+    Attach
+    | NeedArena
+    | WantLeft
+    | Staged
+    | Stepped
+    | HoldReply
+    | Holding
+    | RestoreDone
+    | RestoreFailed
+    | Say
+    | Counted
+    | Closing
 )
 
 # ---- agent → trainer ----------------------------------------------------------------------------------------------
@@ -152,6 +170,15 @@ class ArenaGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftHere:
+    """Saves that an earlier trainer sealed in this memory: (rank, slot, stream_bytes, layout). Whoever reads them
+    verifies them: a slot may have been written to since. The file's descriptor comes along if there are any."""
+
+    slot_bytes: int
+    saves: tuple[tuple[int, int, int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFreed:
     """The save in this slot is on its holders, or was given up (`ok` false: refused, full, or away)."""
 
@@ -173,7 +200,7 @@ class LevelIs:
     level: int
 
 
-ToTrainer = Attached | ArenaGiven | SlotFreed | HoldAt | LevelIs
+ToTrainer = Attached | ArenaGiven | LeftHere | SlotFreed | HoldAt | LevelIs
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=2, oldest=2)
 

@@ -6,10 +6,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The stream of a rank save that still lies in staging memory, as it was sealed or damaged since."""
+
+    stream: memoryview
+    layout: str
 
 
 class Link(Protocol):
@@ -22,6 +32,10 @@ class Link(Protocol):
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Writable memory of (slots × slot_bytes), the number of slots, and the slot size; allocated and touched."""
+        ...
+
+    def left(self, checkpoint: Checkpoint) -> Mapping[int, Left]:
+        """Rank → save of `checkpoint` in the staging memory that this trainer will have; to be read before `arena`."""
         ...
 
     def free_slot(self, wait_seconds: float) -> int | None:

@@ -96,6 +96,8 @@ class Reception:
                 self._agent.staging.stage(local, save, life.assign.world if life.assign is not None else 0, message)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
+            case line.WantLeft(checkpoint=checkpoint):
+                trainer.tell(*self._agent.staging.left(local, checkpoint))
             case line.HoldReply(step=step, accepted=accepted):
                 dispatch(on.HoldAnswered(epoch, local, step, accepted))
             case line.Holding(step=step):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from surefoot.agent import saves
 from surefoot.agent.arena import SLOTS, MemoryFile
-from surefoot.agent.line import Staged
+from surefoot.agent.line import LeftHere, Staged
 from surefoot.agent.saves import SaveBook
 from surefoot.drain.engine import Arena, Drain, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
 from surefoot.holder.connection import Credentials
-from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings
 from surefoot.tiers import Tier
@@ -60,6 +60,8 @@ class _Seat:
     drain: Drain
     inside: dict[int, RankSave]
     """What drains from each slot."""
+    sealed: dict[int, tuple[RankSave, Staged]]
+    """What was last sealed in each slot; it lies there until the slot is written again."""
 
 
 class Staging:
@@ -107,6 +109,15 @@ class Staging:
             self._seats[local] = self._seat(local, file)
             return Given(file, (), time.monotonic() - began)
 
+    def left(self, local: int, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
+        """Saves of `checkpoint` in this local rank's memory, and its descriptor if there are any."""
+        seat = self._seats.get(local)
+        if seat is None:
+            return LeftHere(0), None
+        found = [(save, said) for save, said in seat.sealed.values() if save.checkpoint == checkpoint]
+        saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
+        return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None
+
     def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
         """A trainer sealed a slot: its bytes are the drain's until it is freed."""
         seat = self._seats.get(local)
@@ -114,6 +125,7 @@ class Staging:
             _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
             return
         seat.inside[message.slot] = save
+        seat.sealed[message.slot] = (save, message)
         self.book = saves.staged(self.book, save)
         sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
         seat.drain.stage(message.slot, sealed, message.layout_json)
@@ -152,7 +164,7 @@ class Staging:
         )
         drain = Drain(Arena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
         self._aim(drain)
-        return _Seat(file, drain, {})
+        return _Seat(file, drain, {}, {})
 
     def _call(self, call: Callable[[], None]) -> None:
         try:

@@ -14,6 +14,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from surefoot.agent import line
 from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
+from surefoot.agent.link import Left
 from surefoot.agent.sockets import reachable
 from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
 from surefoot.protocol.identities import Checkpoint
 
 _ATTACH_SECONDS = 30.0
+_LEFT_SECONDS = 5.0
 _ARENA_SECONDS = 300.0
 """Touching hundreds of GB takes minutes; it happens once in an agent's life."""
 _SEND_SECONDS = 5.0
@@ -47,7 +50,10 @@ class AgentLink:
         # everything below is guarded by _changed
         self._attached: Attached | None = None
         self._given: line.ArenaGiven | None = None
-        self._arena_fd: int | None = None
+        self._given_fd: int | None = None
+        self._fds: deque[int] = deque()
+        """Descriptors, each ahead of the message that it belongs to."""
+        self._left: list[tuple[line.LeftHere, int | None]] = []
         self._busy: set[int] = set()
         self._slots = 0
         self._at = 0
@@ -103,6 +109,26 @@ class AgentLink:
             os.close(fd)
         self._memory = memoryview(self._mapping)
         return self._memory, given.slots, given.slot_bytes
+
+    def left(self, checkpoint: Checkpoint) -> Mapping[int, Left]:
+        """Asked of the agent; nothing if it does not answer, since holders have it all."""
+        self._send(line.WantLeft(checkpoint))
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._left) or self._broken is not None, _LEFT_SECONDS)
+            if not self._left:
+                return {}
+            here, fd = self._left.pop()
+        if fd is None:
+            return {}
+        try:
+            whole = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+        found = {}
+        for rank, slot, stream_bytes, layout in here.saves:
+            begin = slot * here.slot_bytes
+            found[rank] = Left(whole[begin : begin + stream_bytes], layout)
+        return found
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:
@@ -178,7 +204,8 @@ class AgentLink:
         self._send(line.NeedArena(slot_bytes))
         with self._changed:
             self._changed.wait_for(lambda: self._given is not before or self._broken is not None, _ARENA_SECONDS)
-            given, fd, self._arena_fd = self._given, self._arena_fd, None
+            given, fd = self._given, self._given_fd
+            self._given_fd = None
             if given is None or given is before or fd is None:
                 why = self._broken or "it did not answer"
                 raise SurefootError(f"the agent gave no staging memory of 2 × {slot_bytes} bytes: {why}; see its log")
@@ -217,7 +244,7 @@ class AgentLink:
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
                 if fds:
-                    self._arena_fd = fds[0]
+                    self._fds += fds
                 messages = [line.decode(text) for text in unframer.feed(data)]
             except (OSError, ProtocolError) as error:
                 self._break(f"the line to the agent broke: {error}")
@@ -235,8 +262,10 @@ class AgentLink:
                 case Attached():
                     self._attached, self._level = message, message.level
                 case line.ArenaGiven():
-                    self._given = message
+                    self._given, self._given_fd = message, self._descriptor()
                     self._busy = set(message.busy)
+                case line.LeftHere():
+                    self._left.append((message, self._descriptor() if message.saves else None))
                 case line.SlotFreed(slot=slot):
                     self._busy.discard(slot)
                 case line.LevelIs(level=level):
@@ -254,6 +283,9 @@ class AgentLink:
             if reply is not None:
                 # sent under the lock: the agent must not hear of a later step before this answer
                 self._send(reply)
+
+    def _descriptor(self) -> int | None:
+        return self._fds.popleft() if self._fds else None
 
     def _accept(self, step: int) -> bool:
         if step == self._hold:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from surefoot.agent.link import Left
 from surefoot.checkpointer.links import Connected
 from surefoot.errors import StateMismatch, Unreadable
 from surefoot.protocol.identities import Checkpoint
@@ -42,7 +43,7 @@ def restore(program: Program, connected: Connected) -> int:
         link.restored(0, "none", 0, 0.0)
         return 0
     try:
-        with _reader(connected, about.parent) as reader:
+        with _reader(connected, about.parent, link.left(about.parent)) as reader:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
@@ -114,11 +115,11 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:
     return taken.source, taken.read_bytes
 
 
-def _reader(connected: Connected, checkpoint: Checkpoint) -> CheckpointReader:
+def _reader(connected: Connected, checkpoint: Checkpoint, left: Mapping[int, Left] | None = None) -> CheckpointReader:
     rank = connected.link.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
     if not checkpoint.imported:
-        return CheckpointReader(checkpoint, read_catalogue(connected.sources), options)
+        return CheckpointReader(checkpoint, read_catalogue(connected.sources), options, left)
     if connected.older is None:
         raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
     return CheckpointReader(checkpoint.negated(), read_catalogue([connected.older]), options)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Never, Protocol, TypeVar
 
 from surefoot import metrics
 from surefoot.drain.engine import Arena, Drain, DrainOptions, DrainWatcher
@@ -105,6 +105,10 @@ class EmbeddedLink(Generic[AttachedT]):
                 self._memory[page] = 0
             self._drain = self._made(Arena(memoryview(self._memory), SLOTS, self._slot_bytes))
         return memoryview(self._memory), SLOTS, self._slot_bytes
+
+    def left(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
+        """Nothing outlives this process."""
+        return {}
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:

@@ -6,12 +6,14 @@ fills the other. What comes damaged, or not at all, is read again through `Copie
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from surefoot import metrics
 from surefoot.drain import verified
@@ -23,8 +25,22 @@ from surefoot.restore.place import Placer
 from surefoot.restore.plan import RangeRead, Segment
 from surefoot.tiers import ReadsAhead, Tier
 
+log = logging.getLogger(__name__)
+
+STAGING = -2
+"""The number of no source: the staging memory of this machine."""
+
 AHEAD = 2
 """Reads that a thread has asked for or is working on."""
+
+
+class Staged(Protocol):
+    """What is needed of agent.link.Left."""
+
+    @property
+    def stream(self) -> memoryview: ...
+    @property
+    def layout(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,8 @@ class Part:
 
     stream: Stream
     table: bytes
+    staged: memoryview | None = None
+    """Its stream in this machine's staging memory, if it lies there."""
 
 
 @dataclass(slots=True)
@@ -56,7 +74,11 @@ class Fetch:
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
-        for read, source in zip(reads, copies.spread([(r.rank, r.length) for r in reads]), strict=True):
+        here = [r for r in reads if parts[r.rank].staged is not None]
+        if here:
+            self._queues[STAGING].extend(here)
+        away = [r for r in reads if parts[r.rank].staged is None]
+        for read, source in zip(away, copies.spread([(r.rank, r.length) for r in away]), strict=True):
             self._queues[source].append(read)
         self._failed = threading.Event()
         self._lock = threading.Lock()
@@ -120,13 +142,16 @@ class Fetch:
         for segment in read.segments:
             self._placers[segment.wanted].place(segment, _bytes_of(segment, read, stream, data))
         with self._lock:
-            self.by_kind[self._copies.sources[source].kind] += read.length
+            kind = "staging" if source == STAGING else self._copies.sources[source].kind
+            self.by_kind[kind] += read.length
 
     def _taken(self, asked: _Asked) -> tuple[memoryview, int] | None:
         """What was asked for, verified; None if it did not come whole."""
+        manifest = self._copies.manifest(asked.read.rank)
+        if asked.source == STAGING:
+            return self._staged(asked.read, manifest)
         if asked.tier is None:
             return None
-        manifest = self._copies.manifest(asked.read.rank)
         try:
             asked.tier.take_chunk(manifest.save, asked.read.chunk, asked.data)
             self._check(asked.read, manifest, asked.data, self._copies.sources[asked.source].name)
@@ -136,6 +161,19 @@ class Fetch:
             self._copies.connections.drop(asked.source)
             return None
         return asked.data, asked.source
+
+    def _staged(self, read: RangeRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
+        """From where it lies: nobody but this process' own saves ever writes there."""
+        staged = self._parts[read.rank].staged
+        assert staged is not None, "the queue has only such"
+        data = staged[read.stream_start : read.stream_start + read.length]
+        try:
+            self._check(read, manifest, data, "staging memory")
+        except Corrupt as changed:
+            metrics.restore_fallbacks.labels("staging").inc()
+            log.info("%s: it was written to since; a holder is asked", changed)
+            return None
+        return data, STAGING
 
     def _read(self, read: RangeRead, asked: _Asked) -> tuple[memoryview, int]:
         """From the copy it was meant for, then from every other; damage is noted, silence waited for."""

@@ -16,9 +16,10 @@ from surefoot import metrics
 from surefoot.drain import verified
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.sources import joined
 from surefoot.restore.catalogue import Catalogue
 from surefoot.restore.copies import Copies
-from surefoot.restore.fetch import Fetch, Part
+from surefoot.restore.fetch import Fetch, Part, Staged
 from surefoot.restore.heal import heal
 from surefoot.restore.layouts import Layouts
 from surefoot.restore.place import Destination, Placer
@@ -40,7 +41,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a read took. `source`: memory, persistent or mixed."""
+    """What a read took. `source`: staging, memory, persistent or mixed."""
 
     wanted_bytes: int
     read_bytes: int
@@ -50,14 +51,21 @@ class Restored:
 
     @property
     def source(self) -> str:
-        kinds = [kind for kind, size in self.by_kind.items() if size]
-        return kinds[0] if len(kinds) == 1 else "mixed" if kinds else "none"
+        return joined(kind for kind, size in self.by_kind.items() if size) or "none"
 
 
 class CheckpointReader:
     """One checkpoint, open for reading. Closes its connections at the end of the `with`."""
 
-    def __init__(self, checkpoint: Checkpoint, catalogue: Catalogue, options: ReadOptions | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        catalogue: Catalogue,
+        options: ReadOptions | None = None,
+        staged: Mapping[int, Staged] | None = None,
+    ) -> None:
+        """`staged`: streams of rank saves in this machine's own memory, read first and verified like any other."""
+        self._staged = staged or {}
         self._options = options or ReadOptions()
         self._copies = Copies(checkpoint, catalogue, self._options.reader, self._options.patience_seconds)
         self.layouts = Layouts(self._copies)
@@ -97,7 +105,7 @@ class CheckpointReader:
         """Fills the destinations. Raises the first error of any thread; what was placed by then is undefined."""
         began = time.monotonic()
         planned = self.plan(destinations)
-        parts = {rank: Part(self.layouts.stream(rank), self._table(rank)) for rank in {r.rank for r in planned.ranges}}
+        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
         fetch = Fetch(self._copies, parts, [Placer(d) for d in destinations], planned.ranges)
         fetch.run(self._options.threads)
         seconds = time.monotonic() - began
@@ -111,6 +119,12 @@ class CheckpointReader:
     def heal(self, writer_epoch: int) -> list[str]:
         """Rewrites what was found damaged, from good copies; a sentence for each damage found. Never raises."""
         return heal(self._copies, self.layouts.stream, writer_epoch)
+
+    def _part(self, rank: int) -> Part:
+        stream, staged = self.layouts.stream(rank), self._staged.get(rank)
+        if staged is not None and (staged.layout, len(staged.stream)) != (stream.digest, stream.layout.stream_bytes):
+            staged = None
+        return Part(stream, self._table(rank), staged.stream if staged is not None else None)
 
     def _table(self, rank: int) -> bytes:
         if rank not in self._tables:
