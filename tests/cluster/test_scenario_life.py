@@ -13,6 +13,7 @@ from cluster.scenarios.measuring import strike
 from cluster.scenarios.rows import Row, write
 from cluster.scenarios.shapes import ELASTIC, FIXED, document
 from cluster.scenarios.stage import Stage
+from surefoot_operator.api.spec import FINALIZER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -65,6 +66,23 @@ def test_a_deleted_job_leaves_nothing_in_memory_and_its_checkpoints_in_s3(stage:
     assert any("manifest" in name for name in kept), kept
     stage.assert_equal(found, job)
     write(Row("deleted", result=found, notes={"objects kept in S3": len(kept)}))
+    stage.remove(job)
+
+
+def test_a_deleted_job_takes_its_checkpoints_along_where_it_says_so(stage: Stage) -> None:
+    job = stage.training("asked", ELASTIC)
+    job.wait("a checkpoint is in S3", lambda: job.status.floor is not None)
+    job.change({"checkpoint": {"persistent": {"onJobDeletion": "Delete"}}})
+    jobs = job.space.jobs.items
+    job.wait("it is held", lambda: FINALIZER in jobs[job.asked.name]["metadata"].get("finalizers", ()))
+    assert tiers.stored(stage.installed, job.uid)
+    job.delete()
+    job.space.wait("the job is gone", lambda: job.asked.name not in jobs, 120.0)
+    assert tiers.stored(stage.installed, job.uid) == []
+    job.space.wait("its pods are gone", lambda: not job.pods(), 60.0)
+    said = stage.kubectl("get", "events", "--field-selector", f"involvedObject.name={job.asked.name}")
+    assert "PersistentDataDeleted" in said
+    write(Row("deleted with its checkpoints"))
     stage.remove(job)
 
 

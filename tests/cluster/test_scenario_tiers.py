@@ -44,9 +44,11 @@ def test_memory_and_s3_away_together_hold_no_training_up(stage: Stage, engine_of
     struck = strike(job)
     engine_of.kill_daemon("s3")
     stage.installed.take_memory_away()
-    job.wait("nothing is protected any more", lambda: "False" in stage.protected_since(job, struck.at))
-    stage.goes_on(job, AWAY_SECONDS)
-    stage.installed.bring_memory_back()
+    try:
+        job.wait("nothing is protected any more", lambda: "False" in stage.protected_since(job, struck.at))
+        stage.goes_on(job, AWAY_SECONDS)
+    finally:
+        stage.installed.bring_memory_back()
     engine_of.start_daemon("s3")
     job.wait("every checkpoint is protected again", lambda: stage.protected_since(job, struck.at)[-1:] == ["True"])
     floor = job.status.floor
