@@ -58,7 +58,7 @@ class AgentSettings:
     token: str = field(repr=False)
     local_ranks: int = 1
     run_folder: str = ""
-    """Scratch: unix socket, per-rank logs (`logs/worker-INDEX-ATTEMPT/epoch-E/rank-R.log`), ledgers."""
+    """Unix sockets, and where metrics are served. On a cluster it lies in memory."""
     heartbeat_seconds: float = 0.5
     step_timeout_seconds: float = 600.0
     termination_grace_seconds: float = 30.0
@@ -71,6 +71,9 @@ class AgentSettings:
     metrics_port: int | None = None
     """SUREFOOT_METRICS_PORT: where this worker's metrics are served. None: nowhere; 0: any free port, told in
     `metrics/worker-INDEX-ATTEMPT.json` of the run folder."""
+    scratch_folder: str = ""
+    """SUREFOOT_SCRATCH_FOLDER, else the run folder: what grows. Per-rank logs
+    (`logs/worker-INDEX-ATTEMPT/epoch-E/rank-R.log`), ledgers, and what an image does not let a worker write."""
     job_name: str = ""
     """SUREFOOT_JOB_NAME and SUREFOOT_JOB_NAMESPACE: labels of its metrics."""
     job_namespace: str = ""
@@ -128,6 +131,7 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
         token_file=environment.get("SUREFOOT_TOKEN_FILE", ""),
         coordinator_ca=environment.get("SUREFOOT_COORDINATOR_CA", ""),
         metrics_port=_whole(environment, "SUREFOOT_METRICS_PORT") if environment.get("SUREFOOT_METRICS_PORT") else None,
+        scratch_folder=environment.get("SUREFOOT_SCRATCH_FOLDER") or _text(environment, "SUREFOOT_RUN_FOLDER"),
         job_name=environment.get("SUREFOOT_JOB_NAME", ""),
         job_namespace=environment.get("SUREFOOT_JOB_NAMESPACE", ""),
     )

@@ -126,6 +126,7 @@ def test_the_agent_stands_in_front_of_the_command_with_what_it_needs() -> None:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in trainer(pod)["volumeMounts"]}
     assert mounts[told["SUREFOOT_RUN_FOLDER"]["value"]]["emptyDir"] == {"medium": "Memory"}
+    assert mounts[told["SUREFOOT_SCRATCH_FOLDER"]["value"]]["emptyDir"] == {}, "logs must not use up the memory"
     folder, _, _ = told["SUREFOOT_TOKEN_FILE"]["value"].rpartition("/")
     (source,) = mounts[folder]["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == "surefoot"

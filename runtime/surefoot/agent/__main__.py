@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = agent_settings()
         identity.trust(settings)
         identity.token(settings)  # mounted before this process starts, or never
-        environment = own_scratch(os.environ, settings.run_folder)
+        environment = own_scratch(os.environ, settings)
     except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
         sys.exit(_BAD_USAGE)

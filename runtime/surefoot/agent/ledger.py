@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Appends to `{run_folder}/ledger/worker-INDEX-ATTEMPT.jsonl`, a line at a time."""
+    """Appends to `{scratch_folder}/ledger/worker-INDEX-ATTEMPT.jsonl`, a line at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Where a worker may write: what its image does not let it, it finds in the run folder instead.
+"""Where a worker may write: what its image does not let it, it finds in the scratch folder instead.
 
 A container that is not root on a read-only root file system has no home, no /tmp, and often no name; torch wants all
 three. Whatever the job's template set or the image allows stays as it is. Called once, by `__main__`.
@@ -12,22 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError
+from surefoot.settings import AgentSettings
 
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def own_scratch(environment: Mapping[str, str], run_folder: str) -> dict[str, str]:
+def own_scratch(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
     """The environment in which everything has a place to be written to; makes the folders."""
-    root = Path(run_folder).absolute()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"SUREFOOT_RUN_FOLDER {run_folder} cannot be made: {error}; mount it") from error
-    if not _writable(str(root)):
-        raise ConfigurationError(
-            f"SUREFOOT_RUN_FOLDER {run_folder} cannot be written to by user {os.getuid()}: mount a volume there that can"
-        )
+    _made("SUREFOOT_RUN_FOLDER", settings.run_folder)
+    root = _made("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
     added = placed(environment, root, _writable, _named())
     for name, value in added.items():
         if name not in _NAMES:
@@ -47,6 +41,17 @@ def placed(environment: Mapping[str, str], root: Path, writable: Callable[[str],
     if not named and not any(environment.get(name) for name in _NAMES):
         added["USER"] = "surefoot"  # else whatever asks for it fails: the user has no entry in /etc/passwd
     return added
+
+
+def _made(name: str, folder: str) -> Path:
+    root = Path(folder).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{name} {folder} cannot be made: {error}; mount a volume there") from error
+    if not _writable(str(root)):
+        raise ConfigurationError(f"{name} {folder} cannot be written to by user {os.getuid()}: mount a volume that can")
+    return root
 
 
 def _writable(path: str) -> bool:

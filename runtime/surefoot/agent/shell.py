@@ -51,9 +51,9 @@ class Shell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._store: tuple[int, Hosted] | None = None
         environment = with_own_interpreter(environment)
-        folder = Path(settings.run_folder).absolute()
+        folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
         worker = f"worker-{settings.index}-{settings.attempt}"
-        logs = folder / "logs" / worker
+        logs = scratch / "logs" / worker
         logs.mkdir(parents=True, exist_ok=True)
         path = folder / f"{worker}.sock"
         self.figures = Sums()
@@ -62,7 +62,7 @@ class Shell:
         self._line = CoordinatorLine(
             settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
         )
-        self._reception = Reception(self, settings.job, Ledger(folder / "ledger" / f"{worker}.jsonl"))
+        self._reception = Reception(self, settings.job, Ledger(scratch / "ledger" / f"{worker}.jsonl"))
         watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
         self.staging = Staging(self.incarnation, settings.job, watcher)
         self._starter = Starter(

@@ -20,7 +20,7 @@ from surefoot_operator.policy.actions import CreateWorker
 
 Object = dict[str, Any]
 
-RUN_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-token"
+RUN_VOLUME, SCRATCH_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-scratch", "surefoot-token"
 METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -34,6 +34,8 @@ class PodSettings:
     agent: tuple[str, ...] = ("surefoot-agent", "--")
     """Found on the image's PATH."""
     run_folder: str = "/run/surefoot"
+    scratch_folder: str = "/var/lib/surefoot"
+    """On the node's disk: logs grow with the run, and must not use up the memory."""
     purge_image: str = ""
     """For the pod that deletes a job's persistent data; empty: the trainer's own image."""
     token_audience: str = "surefoot"
@@ -102,6 +104,7 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
     trainer["volumeMounts"] = [
         *(trainer.get("volumeMounts") or []),
         {"name": RUN_VOLUME, "mountPath": settings.run_folder},
+        {"name": SCRATCH_VOLUME, "mountPath": settings.scratch_folder},
         {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(trainer, settings)]
@@ -136,6 +139,7 @@ def _volumes(trainer: Object, settings: PodSettings) -> list[Object]:
         staging["sizeLimit"] = limit  # what lies there counts as the trainer's memory
     return [
         {"name": RUN_VOLUME, "emptyDir": staging},
+        {"name": SCRATCH_VOLUME, "emptyDir": {}},
         {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
     ]
 
@@ -166,6 +170,7 @@ def _environment(
         "SUREFOOT_NODE": _field("spec.nodeName"),
         "SUREFOOT_HOST": _field("status.podIP"),
         "SUREFOOT_RUN_FOLDER": {"value": settings.run_folder},
+        "SUREFOOT_SCRATCH_FOLDER": {"value": settings.scratch_folder},
         "SUREFOOT_TOKEN_FILE": {"value": f"{TOKEN_FOLDER}/token"},
         "SUREFOOT_TERMINATION_GRACE_SECONDS": {"value": str(grace)},
     }
