@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from surefoot import Checkpointer
 from surefoot.tools import exporting, importing, passing, safetensors_files
+from surefoot_operator.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
 
@@ -205,3 +206,30 @@ def test_a_folder_that_would_run_code_is_refused(
     )
     told = ran(importing, capsys, "--job", "two", "--step", 1, "--from", tmp_path / "theirs")
     assert "odd.value is not a plain value" in told["problem"]
+
+
+def test_the_command_exports_and_imports(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+apiVersion: surefoot.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: one}}
+spec:
+  replicas: 1
+  checkpoint: {{persistent: {{uri: "{kept.as_uri()}", intervalSteps: 1}}}}
+  template: {{spec: {{containers: [{{name: trainer, image: x, command: [python, x.py]}}]}}}}
+"""
+    )
+    kept_by_checkpointer({"model": nn.Linear(3, 2)}, kept)
+    out = tmp_path / "out"
+    assert main(["checkpoints", "export", "-f", str(job), "--job", "one", "--to", str(out)]) == 0
+    assert "step 1 of job one: 2 tensors, 0.0 MB" in capsys.readouterr().out
+    assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 0
+    assert "step 4 of job two now" in capsys.readouterr().out
+    assert main(["checkpoints", "verify", "-f", str(job), "--job", "two"]) == 0
+    assert "step 4 of epoch 1: verified" in capsys.readouterr().out
+    assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 1
+    assert "has checkpoints already" in capsys.readouterr().err
+    assert main(["checkpoints", "export", "-f", str(job)]) == 2
+    assert "--to FOLDER" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_replicas_together_save_every_element_once_and_alike_many_bytes(
         assert all(a.intersect(b) is None for i, a in enumerate(boxes) for b in boxes[:i])
         assert all(Box.whole(tensor.lengths).contains(box) and box.volume for box in boxes)
     loads = [sum(box.volume * 4 for _, box in mine) for mine in parts]
-    if reserved < sum(loads) / ranks:
+    if reserved < (sum(loads) + reserved) // ranks:
         loads[0] += reserved
     else:
         assert loads[0] == 0 or ranks == 1
@@ -102,7 +102,7 @@ def test_one_long_row_is_shared_too() -> None:
 
 
 def test_thousands_of_replicas_share_only_what_is_worth_sharing() -> None:
-    shares = Shares([Shape((4096, 4096), 4)] * 30, 16384)
+    shares = Shares([Shape((4096, 4096), 4)] * 120, 16384)
     saving = [member for member in range(16384) if shares.of(member)]
     assert len(saving) == shares.sharers == 120
     assert max(b - a for a, b in pairwise(saving)) < 140, "spread over all of them"

@@ -14,7 +14,7 @@ from surefoot_operator.errors import OperatorError
 _COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
     "validate": (validate, "check a TrainingJob without running it"),
-    "checkpoints": (checkpoints, "list or verify what a job has in its persistent tier"),
+    "checkpoints": (checkpoints, "list, verify, export or import what a job has in its persistent tier"),
 }
 
 

@@ -8,19 +8,20 @@ rank's manifest; where it differs (another version, other tensors) the record it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from functools import lru_cache
 
 from surefoot.format.dtypes import itemsize
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.geometry.rules import Rule
-from surefoot.geometry.saving import Holding, Sharers, saved_boxes, shared
-from surefoot.protocol.records import Layout, SpreadRule, TensorLayout
+from surefoot.geometry.saving import Holding, Sharers, Sharing, saved_boxes, shared
+from surefoot.protocol.records import Layout, Spread, SpreadRule, TensorLayout, tensor_json
 
 OWN = -1
 """In place of a rule: every rank has such a tensor of its own, with the rank in its name."""
+
+MOST_KNOWN = 64
+"""How many different holdings are remembered."""
 
 
 def spread_rule(rule: Rule) -> SpreadRule:
@@ -39,7 +40,7 @@ class Family:
         self._rules = [Rule(Grid(*rule[:4]), rule[4]) for rule in self._spread.rules]
         self._number = {tensor.name: i for i, tensor in enumerate(layout.tensors)}
         self._lowest = frozenset(self._spread.lowest)
-        self._groups = lru_cache(maxsize=256)(self._group)
+        self._known: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
 
     def __contains__(self, name: str) -> bool:
         number = self._number.get(name)
@@ -55,18 +56,15 @@ class Family:
 
     def stream(self, rank: int) -> Stream:
         """What the stream of that rank looks like if it holds these tensors and no others."""
-        held = list(self._held(rank))
-        saved = saved_boxes([holding for _, holding in held], rank)
+        held = self._held(rank)
         boxes: dict[str, list[Box]] = defaultdict(list)
-        for number, box in saved:
-            boxes[held[number][1].name].append(box)
-        parts = {
-            holding.name: TensorParts(
-                holding.name, tensor.dtype, tensor.shape, tuple(sorted(boxes[holding.name], key=lambda b: b.offsets))
-            )
-            for tensor, holding in held
-        }
-        return Stream(build_layout(parts.values(), self._spread))
+        for number, box in saved_boxes(held.holdings, rank, held.groups):
+            boxes[held.holdings[number].name].append(box)
+        parts = []
+        for name, mine in boxes.items():
+            tensor = held.tensors[name]
+            parts.append(TensorParts(name, tensor.dtype, tensor.shape, tuple(sorted(mine, key=lambda b: b.offsets))))
+        return held.with_nothing_else(build_layout(parts), self._spread)
 
     def savers(self, name: str, wanted: Box) -> set[int]:
         """Ranks that saved elements of `wanted` (and perhaps a few neighbours that did not)."""
@@ -77,34 +75,70 @@ class Family:
             if group.count == 1 or number in self._lowest:
                 found.add(group.at(0))
                 continue
-            holdings, sharers, places = self._groups(group)
-            for place in places[name]:
-                holding = holdings[sharers.numbers[place]]
+            held = self._held(group.at(0))
+            sharers = held.groups[group]
+            for place in held.places(group)[name]:
+                holding = held.holdings[sharers.numbers[place]]
                 shared_box = wanted.intersect(holding.box)
                 if shared_box is not None:
                     members = sharers.shares.members(place, shared_box.relative_to(holding.box.offsets))
                     found.update(group.at(member) for member in members)
         return found
 
-    def _group(self, group: Grid) -> tuple[list[Holding], Sharers, dict[str, list[int]]]:
-        """What a group's members share, the same seen from each of them: its holdings, and where each name is."""
-        holdings = [holding for _, holding in self._held(group.at(0))]
-        sharers = shared(holdings)[group]
-        places: dict[str, list[int]] = defaultdict(list)
-        for place, number in enumerate(sharers.numbers):
-            places[holdings[number].name].append(place)
-        return holdings, sharers, places
+    def _held(self, rank: int) -> _Held:
+        """What a rank holds; ranks that hold the same get the same answer."""
+        sames = tuple(rule.same(rank) for rule in self._rules)
+        key = (sames, rank if OWN in self._spread.of else None)
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._work_out(rank, sames)
+        return self._known[key]
 
-    def _held(self, rank: int) -> Iterator[tuple[TensorLayout, Holding]]:
+    def _work_out(self, rank: int, sames: tuple[Grid, ...]) -> _Held:
+        holdings: list[Holding] = []
+        tensors: dict[str, TensorLayout] = {}
+        boxes: dict[tuple[int, tuple[int, ...]], list[Box]] = {}  # many tensors have one shape
         for number, (tensor, which) in enumerate(zip(self.layout.tensors, self._spread.of, strict=True)):
             size = itemsize(tensor.dtype)
             if which == OWN:
                 name = tensor.name.replace(f"local/{self.of}/", f"local/{rank}/", 1)
-                yield tensor, Holding(name, Box.whole(tensor.shape), size, Grid.alone(rank), "lowest")
+                tensors[name] = tensor
+                holdings.append(Holding(name, Box.whole(tensor.shape), size, Grid.alone(rank), "lowest"))
                 continue
-            rule = self._rules[which]
-            same, sharing = rule.same(rank), "lowest" if number in self._lowest else "split"
-            parts = [part.box for part in rule.parts(tensor.shape, rank)]
-            nothing = Box((0,) * len(tensor.shape), (0,) * len(tensor.shape))
-            for box in parts or [nothing]:
-                yield tensor, Holding(tensor.name, box, size, same, sharing)  # type: ignore[arg-type]
+            tensors[tensor.name] = tensor
+            if (which, tensor.shape) not in boxes:
+                boxes[which, tensor.shape] = [part.box for part in self._rules[which].parts(tensor.shape, rank)]
+            sharing: Sharing = "lowest" if number in self._lowest else "split"
+            holdings += [Holding(tensor.name, b, size, sames[which], sharing) for b in boxes[which, tensor.shape]]
+        return _Held(holdings, tensors, shared(holdings))
+
+
+class _Held:
+    """The holdings of one rank, and of all that hold the same."""
+
+    def __init__(self, holdings: list[Holding], tensors: dict[str, TensorLayout], groups: dict[Grid, Sharers]) -> None:
+        self.holdings, self.tensors, self.groups = holdings, tensors, groups
+        self._places: dict[Grid, dict[str, list[int]]] = {}
+        names = sorted(tensors)
+        self._number = {name: i for i, name in enumerate(names)}
+        self._empty = [TensorLayout(name, tensors[name].dtype, tensors[name].shape, ()) for name in names]
+        self._texts = [tensor_json(tensor) for tensor in self._empty]
+
+    def with_nothing_else(self, some: Layout, spread: Spread) -> Stream:
+        """The layout of a rank that saves this much. Most tensors have no piece on most ranks: those are written once."""
+        tensors, texts = self._empty.copy(), self._texts.copy()
+        for tensor in some.tensors:
+            number = self._number[tensor.name]
+            tensors[number], texts[number] = tensor, tensor_json(tensor)
+        layout = Layout(tuple(tensors), some.chunk_starts, some.stream_bytes, spread)
+        return Stream(layout, layout.to_json(texts))
+
+    def places(self, group: Grid) -> dict[str, list[int]]:
+        """Where each name stands among what the group shares."""
+        if group not in self._places:
+            found: dict[str, list[int]] = defaultdict(list)
+            for place, number in enumerate(self.groups[group].numbers):
+                found[self.holdings[number].name].append(place)
+            self._places[group] = found
+        return self._places[group]

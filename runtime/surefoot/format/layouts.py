@@ -93,15 +93,16 @@ def read_layout(name: str, text: str) -> Stream:
 class Stream:
     """A layout, worked out: where its pieces and blocks lie. Make one per layout and keep it; it never changes."""
 
-    def __init__(self, layout: Layout) -> None:
-        """Raises ProtocolError where the pieces do not fill the stream."""
+    def __init__(self, layout: Layout, text: str | None = None) -> None:
+        """`text`: the record, if it is known. Raises ProtocolError where the pieces do not fill the stream."""
         self.layout = layout
+        self._text = text
         self.pieces = _placed(layout)
 
     @cached_property
     def text(self) -> str:
         """The layout record."""
-        return self.layout.to_json()
+        return self.layout.to_json() if self._text is None else self._text
 
     @cached_property
     def digest(self) -> str:

@@ -6,7 +6,7 @@ Asked twice: by a rank of itself, when it plans a save, and by a reader of any r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,15 +37,18 @@ class Sharers:
     shares: Shares
 
 
-def saved_boxes(holdings: Sequence[Holding], rank: int) -> list[tuple[int, Box]]:
-    """(number of the holding, box in the tensor's coordinates) of everything that `rank` saves."""
+def saved_boxes(
+    holdings: Sequence[Holding], rank: int, groups: Mapping[Grid, Sharers] | None = None
+) -> list[tuple[int, Box]]:
+    """(number of the holding, box in the tensor's coordinates) of everything that `rank` saves. `groups`: what `shared`
+    says of these holdings, if the caller has asked it before."""
     found = []
     for number, held in enumerate(holdings):
         if held.same is None or held.box.volume == 0:
             continue
         if held.same.count == 1 or (held.sharing == "lowest" and held.same.at(0) == rank):
             found.append((number, held.box))
-    for group, sharers in shared(holdings).items():
+    for group, sharers in (shared(holdings) if groups is None else groups).items():
         member = group.number(rank)
         if member is None:
             raise ValueError(f"rank {rank} is not one of {group}, which are said to hold what it holds")

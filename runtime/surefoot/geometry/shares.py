@@ -23,7 +23,7 @@ UNIT_BYTES = 64 * 1024
 """Cuts fall between rows of at most this size, or between as many elements."""
 
 MANY = 64
-LEAST_BYTES = 16 * 1024 * 1024
+LEAST_BYTES = 64 * 1024 * 1024
 """More than MANY ranks share only as long as each gets this much: smaller shares cost more than they save."""
 
 

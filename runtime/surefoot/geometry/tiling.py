@@ -17,7 +17,7 @@ from surefoot.geometry.box import Box
 SMALL_BYTES = 64 * 1024
 """Pieces up to this size are one block; flat pieces are cut into blocks of it."""
 
-WIDE_ROW_BYTES = 8 * 1024
+WIDE_ROW_BYTES = 16 * 1024
 """Rows wider than this get tiles of 32 KiB instead of 16 KiB: the waste at an edge matters less, the digests more."""
 
 TILE_ROWS = 32

@@ -7,6 +7,7 @@ The exact JSON stands in docs/format.md; `FORMAT` grows with it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -84,25 +85,13 @@ class Layout:
         ends = (*self.chunk_starts[1:], self.stream_bytes)
         return tuple(end - start for start, end in zip(self.chunk_starts, ends, strict=True))
 
-    def to_json(self) -> str:
-        """Canonical JSON: equal layouts give equal text, so its digest names the layout."""
-        body: dict[str, Any] = {
-            "format": FORMAT,
-            "tensors": [
-                [
-                    t.name,
-                    t.dtype,
-                    list(t.shape),
-                    [[list(p.offsets), list(p.lengths), list(p.tile), p.stream_offset] for p in t.pieces],
-                ]
-                for t in self.tensors
-            ],
-            "chunk_starts": list(self.chunk_starts),
-            "stream_bytes": self.stream_bytes,
-        }
+    def to_json(self, texts: Sequence[str] | None = None) -> str:
+        """Canonical JSON: equal layouts give equal text, so its digest names the layout. `texts`: those of the tensors."""
+        body: dict[str, Any] = {"chunk_starts": self.chunk_starts, "stream_bytes": self.stream_bytes}
         if self.spread is not None:
             body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
-        return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+        tensors = ",".join(map(tensor_json, self.tensors) if texts is None else texts)
+        return f'{{"format":{FORMAT},"tensors":[{tensors}],{_compact(body)[1:]}'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
@@ -119,6 +108,16 @@ class Layout:
             raise ProtocolError(
                 f"a layout record cannot be read: {error!r}; the copy is damaged, another is needed"
             ) from error
+
+
+def tensor_json(tensor: TensorLayout) -> str:
+    """One tensor of a layout record."""
+    pieces = [[p.offsets, p.lengths, p.tile, p.stream_offset] for p in tensor.pieces]
+    return _compact([tensor.name, tensor.dtype, tensor.shape, pieces])
+
+
+def _compact(body: Any) -> str:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 
 def _spread(body: Any) -> Spread | None:

@@ -20,8 +20,9 @@ from surefoot.restore.segments import RangeRead as RangeRead
 from surefoot.restore.segments import Segment as Segment
 from surefoot.restore.segments import ranges_of
 
-GAP_BYTES = 16 * 1024
-"""Two wanted ranges of a chunk that lie this near are read as one: a request costs more than these bytes."""
+GAP_BYTES = 8 * 1024
+"""Two wanted ranges of a chunk that lie this near are read as one: a request costs more than these bytes. Less than a
+tile of a large tensor, or reads along another dimension than the saved one would take whole tiles for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

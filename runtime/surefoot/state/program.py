@@ -157,6 +157,8 @@ class Program:
         return shared["parts"][part.name]
 
     def _own(self, entry: Entry) -> Entry:
+        if not self._local:
+            return entry
         if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
             return entry.kept_local(self._rank)
         return entry
