@@ -164,6 +164,16 @@ def test_a_flush_of_an_older_epoch_finishes_nothing() -> None:
     assert not any(isinstance(m, Finished) for m in sent(said))
 
 
+def test_a_worker_ends_with_the_code_of_the_trainer_that_failed() -> None:
+    for asked, codes, expected in ((1, (42, -9), 42), (0, (0, 0), 0), (0, (42, -9), 0), (1, (-9, -9), 1)):
+        life = running()
+        for local, code in enumerate(codes):
+            life, _ = live(on.TrainerExited(1, local, code), life=life)
+        life, _ = live(on.LeaveAsked(asked), life=life)
+        _, said = live(on.Flushed(1), life=life)
+        assert said == [on.Exit(expected)]
+
+
 def test_leaving_kills_flushes_and_exits_in_this_order() -> None:
     life, said = live(on.LeaveAsked(143), life=running(ranks=1))
     assert said == [on.KillTrainers(1)]

@@ -86,7 +86,7 @@ def _proceed(life: Life) -> Step:
         return life, ()
     if life.leaving is not None:
         if life.flushed:
-            return replace(life, gone=True), (on.Exit(life.leaving),)
+            return replace(life, gone=True), (on.Exit(_exit_code(life.leaving, life)),)
         return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
     if life.stopped < life.claimed:
         return replace(life, stopped=life.claimed), (on.StopStore(life.claimed), on.Send(Stopped(life.claimed)))
@@ -96,6 +96,12 @@ def _proceed(life: Life) -> Step:
         if not any(isinstance(fact, Finished) for fact in life.facts):
             return _fact(life, Finished(life.started, 0, life.step))
     return _start(life)
+
+
+def _exit_code(asked: int, life: Life) -> int:
+    """A trainer that failed by itself gives the worker its own code, so that a container says what went wrong."""
+    own = next((r.code for r in life.ranks if r.code is not None and r.code > 0), None)
+    return own if asked and own is not None else asked
 
 
 def _start(life: Life) -> Step:
