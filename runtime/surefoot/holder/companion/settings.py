@@ -28,7 +28,7 @@ class CompanionSettings:
     hold_seconds: float = 10.0
     """SUREFOOT_COMPANION_HOLD_SECONDS: how long the operator leaves a server alone that is being filled. Then jobs
     come first, and filling ends early."""
-    look_seconds: float = 1.0
+    look_seconds: float = 0.5
     """SUREFOOT_COMPANION_LOOK_SECONDS: how often the server is asked."""
     call_seconds: float = 5.0
     """SUREFOOT_COMPANION_CALL_SECONDS: longest wait for one answer."""
