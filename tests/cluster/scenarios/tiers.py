@@ -20,8 +20,8 @@ for host in hosts:
     client = redis.Redis(host, username=os.environ["SUREFOOT_HOLDER_USER"], password=os.environ["SUREFOOT_HOLDER_PASSWORD"])
     for what, call in (
         ("read", lambda: client.hgetall(f"sf:{uid}:index")),
-        ("write", lambda: client.setrange(f"sf:{uid}:1:0:0:c999", 0, b"x")),
-        ("delete", lambda: client.unlink(f"sf:{uid}:1:0:0:c999")),
+        ("write", lambda: client.set(f"sf:{uid}:tried", b"x")),
+        ("delete", lambda: client.unlink(f"sf:{uid}:tried")),
     ):
         try:
             call()
