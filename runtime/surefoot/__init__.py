@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from surefoot.data import sample_generator as sample_generator
     from surefoot.errors import StateMismatch as StateMismatch
     from surefoot.errors import SurefootError as SurefootError
+    from surefoot.state import describe_flat as describe_flat
 
 _ROOM_OF = {
     "Checkpointer": "surefoot.checkpointer",
     "Batch": "surefoot.data",
     "ElasticLoader": "surefoot.data",
     "ElasticSampler": "surefoot.data",
+    "describe_flat": "surefoot.state",
     "sample_generator": "surefoot.data",
     "StateMismatch": "surefoot.errors",
     "SurefootError": "surefoot.errors",
@@ -35,6 +37,7 @@ __all__ = [
     "ElasticSampler",
     "StateMismatch",
     "SurefootError",
+    "describe_flat",
     "sample_generator",
 ]
 

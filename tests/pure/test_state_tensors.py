@@ -175,6 +175,31 @@ def test_replicas_without_the_rank_itself_are_refused() -> None:
         Program({"model": nn.Linear(2, 2)}, (3, 4), replicas=[0, 1])
 
 
+def test_what_replicas_says_of_modules_is_not_said_of_what_all_ranks_share() -> None:
+    class Average:
+        def state_dict(self) -> dict[str, Any]:
+            return {"mean": torch.ones(3)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    def entries(rank: int) -> dict[str, Any]:
+        model = nn.ParameterDict({f"stage{rank // 2}": nn.Parameter(torch.ones(2))})
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+        objects = {"model": model, "optimizer": optimizer, "average": Average()}
+        replicas = [rank // 2 * 2, rank // 2 * 2 + 1]
+        return {e.name: e.place.same for e in Program(objects, (rank, 4), replicas=replicas).entries()}
+
+    for rank in range(4):
+        found = {name: list(same.ranks()) for name, same in entries(rank).items()}
+        stage = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert found == {
+            f"model/stage{rank // 2}": stage,
+            "optimizer/groups/0/lr": [0, 1, 2, 3],
+            "average/mean": [0, 1, 2, 3],
+        }
+
+
 def test_what_one_rank_keeps_to_itself_is_told_by_any_layout() -> None:
     objects = {"model": nn.Linear(2, 2), "extra": nn.Linear(3, 1)}
     plans = [save_plan(Program(objects, (rank, 4), local=("extra",)).entries(), rank) for rank in range(4)]

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.layout_kinds import ALONE, KINDS, Built, stepped
+from support.layout_kinds import ALONE, KINDS
+from support.layout_model import Built, stepped
 from support.saved_streams import restored, saved
 from surefoot.state import Program
 

@@ -29,6 +29,7 @@ class ObjectPart:
             )
         self.name, self._subject = name, subject
         rank, world = where
+        replicas = replicas.of_objects()
         default = replicas.of(name) or Grid.world(world)
         self.everywhere = default.count == world
         self._places = Places(rank, default, replicas)

@@ -45,7 +45,7 @@ class OptimizerPart:
             self._held = [h for h in self._held if id(h.parameter) in mine]
         default = Grid.world(world) if mine is None else Grid.alone(rank)
         self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
-        self._groups_places = Places(rank, Grid.world(world), replicas)
+        self._groups_places = Places(rank, Grid.world(world), replicas.of_objects())
         self.everywhere = mine is None and all(_everywhere(h, replicas, where) for h in self._held)
 
     def entries(self) -> Iterator[Entry]:

@@ -6,6 +6,7 @@ Needed where not all ranks have the same model: pipeline stages, and experts tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,15 +15,16 @@ from surefoot.geometry.grids import Grid
 
 
 class Replicas:
-    """`given`: a process group, a device mesh or ranks, for everything, or by pattern of names (`model/experts.*`)."""
+    """`given`: a process group, a device mesh or ranks, for all modules, or by pattern of names (`model/experts.*`)."""
 
     def __init__(self, given: Any, rank: int) -> None:
-        patterns = dict(given) if isinstance(given, Mapping) else {} if given is None else {"*": given}
-        self._grids = {pattern: _grid(what) for pattern, what in patterns.items()}
-        for pattern, grid in self._grids.items():
+        by_pattern = isinstance(given, Mapping)
+        self._grids = {pattern: _grid(what) for pattern, what in given.items()} if by_pattern else {}
+        self._modules = None if by_pattern or given is None else _grid(given)
+        for grid in (*self._grids.values(), *([] if self._modules is None else [self._modules])):
             if grid.coordinate(rank) is None:
                 raise ConfigurationError(
-                    f"replicas[{pattern!r}] are ranks without this one ({rank}): name the ranks that hold the same as it"
+                    f"replicas are given as ranks without this one ({rank}): name the ranks that hold the same as it"
                 )
 
     def of(self, name: str) -> Grid | None:
@@ -30,7 +32,13 @@ class Replicas:
         for pattern, grid in self._grids.items():
             if fnmatchcase(name, pattern) or name.partition("/")[0] == pattern:
                 return grid
-        return None
+        return self._modules
+
+    def of_objects(self) -> Replicas:
+        """For what belongs to no module (schedulers, param groups): only what was said by name."""
+        found = copy(self)
+        found._modules = None
+        return found
 
 
 def _grid(what: Any) -> Grid:

@@ -1,0 +1,42 @@
+"""What writer and reader share: the step in an id, and this process' connection to its tiers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from surefoot.checkpointer.links import Connected, Options, link_of
+from surefoot.errors import ConfigurationError
+
+KEY = "dcp"
+"""Where a rank's values keep what DCP's plan says beside its tensors."""
+
+_connected: dict[Options, Connected] = {}
+
+
+def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
+    """The number at the end of a checkpoint id."""
+    found = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
+    if found is None:
+        raise ConfigurationError(
+            f"checkpoint id {os.fspath(checkpoint_id)!r} has no number at its end: name it by its step, like 'step-100'"
+        )
+    return int(found[1])
+
+
+def connected(options: Options) -> Connected:
+    """This process' one connection with these options; the first call is made on all ranks alike."""
+    if options not in _connected:
+        _connected[options] = link_of(options, None)
+    return _connected[options]
+
+
+def is_connected(options: Options) -> bool:
+    return options in _connected
+
+
+def disconnect(options: Options) -> None:
+    """Ends the connection, if there is one."""
+    found = _connected.pop(options, None)
+    if found is not None:
+        found.close(0)
