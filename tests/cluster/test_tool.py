@@ -6,7 +6,6 @@ Minutes, root (or docker), and a machine to itself; skipped where a cluster stan
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +16,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from cluster import binaries, engines, layout, pods, remains, state
+from cluster import engines, layout, pods, remains, state, use
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.kind import NAME as KIND
-from cluster.kind import KindCluster
 from cluster.processes import run, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -42,20 +40,19 @@ ASK = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """A cluster that is brought up over what a killed `up` left, and is taken down at the end."""
-    if state.load() is not None:
+    if use.stands():
         pytest.skip("a cluster stands on this machine; take it down first")
-    chosen = engines.choose()
-    if os.geteuid() != 0 and not isinstance(chosen, KindCluster):
-        pytest.skip("namespaces need root")
-    if shutil.which("go") is None and binaries.unbuilt():
-        pytest.skip(f"there is no Go toolchain to build {', '.join(binaries.unbuilt())}")
-    _kill_an_up_in_the_middle()
-    try:
-        chosen.up(3)
-        yield chosen
-    finally:
-        chosen.down()
-    assert remains.left() == []
+    if use.why_none():
+        pytest.skip(use.why_none())
+    with use.held(alone=True):
+        chosen = engines.choose()
+        _kill_an_up_in_the_middle()
+        try:
+            chosen.up(3)
+            yield chosen
+        finally:
+            chosen.down()
+        assert remains.left() == []
 
 
 def _kill_an_up_in_the_middle() -> None:
