@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster import engines
-from cluster.engine import Engine
 from cluster.scenarios import faults, resting, rows, stock
 from cluster.scenarios.job import Job
 from cluster.scenarios.measuring import Struck
@@ -113,31 +112,31 @@ def main() -> int:
         if name not in parts:
             parser.error(f"there is no part {name!r}; there are {', '.join(parts)}")
     engine = engines.choose()
-    failed = [name for name in wanted if not _tried(engine, name, options.times)]
+    failed: list[str] = []
+    if wanted != ["stock"]:
+        stage = Stage(engine).open()
+        try:
+            failed += [name for name in wanted if name != "stock" and not _tried(stage, name, options.times)]
+        finally:
+            stage.close()
+    if "stock" in wanted:
+        print("stock", flush=True)
+        rows.update("stock", "node crash", stock.node_crash(engine))
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _tried(engine: Engine, name: str, times: int) -> bool:
+def _tried(stage: Stage, name: str, times: int) -> bool:
     print(name, flush=True)
     try:
-        if name == "stock":
-            rows.update("stock", "node crash", stock.node_crash(engine))
-            return True
-        stage = Stage(engine).open()
-        try:
-            if name in FAULTS:
-                rows.update("medians", name, measured(stage, name, times))
-            elif name == "300 pods":
-                rows.update("bench", name, resting.pods_asked(stage))
-            else:
-                rows.update("bench", name, resting.at_rest(stage))
-        finally:
-            stage.close()
+        if name in FAULTS:
+            rows.update("medians", name, measured(stage, name, times))
+        else:
+            rows.update("bench", name, resting.pods_asked(stage) if name == "300 pods" else resting.at_rest(stage))
     except (AssertionError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        engine.up(len(engine.facts().node_names))
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        stage.make_well()
         return False
     return True
 
