@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from surefoot.staging import Outcome, Source, Stager
-from surefoot.staging.copies import Copy
-from surefoot.staging.ordering import SAMPLED_PART
+from surefoot.staging.copies import Copy, copies_of
+from surefoot.staging.samples import SAMPLED_PART, Sampler
 
 
 def source(name: str, tensor: torch.Tensor, start: int) -> Source:
@@ -111,13 +111,26 @@ def test_a_write_through_data_evades_versions_and_is_found_by_comparing_all(
     assert outcomes == [Outcome(("t0",))]
 
 
-def test_every_lazy_byte_is_compared_once_in_so_many_saves(stager: Stager, slot: np.ndarray) -> None:
-    lazy = sources(*[torch.ones(100_000, dtype=torch.uint8) for _ in range(SAMPLED_PART + 9)])
+def test_every_lazy_byte_is_compared_once_in_so_many_saves() -> None:
+    sampler, memory = Sampler(), np.zeros(100_000, dtype=np.uint8)
+    copies = [(f"t{i}", copies_of(torch.ones(100_000, dtype=torch.uint8), (1000,), memory)[0]) for i in range(73)]
     found: list[str] = []
-    for turn in range(SAMPLED_PART):
-        stager._turn = turn
-        found += [s.name for s in stager._sampled(lazy)]
-    assert sorted(found) == sorted(s.name for s in lazy)
+    for sampler.turn in range(SAMPLED_PART):
+        found += [name for name, _, _ in sampler.of(copies, every=False)]
+    assert sorted(found) == sorted(name for name, _ in copies)
+
+
+def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot: np.ndarray) -> None:
+    place = [torch.full((300_000,), 1.0)]
+    source = Source("w", lambda: place[0], lambda: place[0], (16_000,), 0, 1_200_000)
+    for value in (1.0, 2.0, 2.0, 3.0):
+        if value != place[0][0]:
+            place[0] = torch.full((300_000,), value)
+        outcomes: list[Outcome] = []
+        stager.start(slot, [], [source], outcomes.append)
+        stager.join()
+        assert outcomes[0].sealed
+        assert np.all(slot[:1_200_000].view(np.float32) == value)
 
 
 def test_a_failed_copy_is_an_outcome_not_a_crash(
@@ -134,7 +147,6 @@ def test_a_failed_copy_is_an_outcome_not_a_crash(
     monkeypatch.undo()
     with monkeypatch.context() as patched:
         patched.setattr(Copy, "run", fails)
-        patched.setattr(Stager, "_sampled", lambda self, lazy: iter(()))
         stager.start(slot, [], lazy, outcomes.append)
         stager.join()
     assert isinstance(outcomes[0].error, MemoryError)

@@ -104,7 +104,9 @@ class AgentLink:
             return self._memory, self._given.slots, self._given.slot_bytes
         given, fd = self._ask_for_memory(slot_bytes)
         try:
-            self._mapping = mmap.mmap(fd, given.slots * given.slot_bytes)
+            # its pages are there; populating makes this process' own table of them now and not at the first save
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._mapping = mmap.mmap(fd, given.slots * given.slot_bytes, flags=flags)
         finally:
             os.close(fd)
         self._memory = memoryview(self._mapping)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Literal, Protocol
 
 import numpy as np
@@ -44,6 +45,9 @@ class Saver:
         self._stager = Stager()
         self._arena: Arena | None = None
         self._plan: SavePlan | None = None
+        self._entries: Sequence[Entry] = ()
+        self._pieces: tuple[list[Source], list[Source]] = ([], [])
+        """What the plan was made for, and what is copied for it: eager and lazy."""
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
         self.staged_step = 0
@@ -54,7 +58,11 @@ class Saver:
     def prepare(self) -> None:
         """Gets the staging memory (allocated and touched) before the first save needs it."""
         entries = self._program.entries()
-        self._room(self._planned(entries), len(self._program.values(0)))
+        plan = self._planned(entries)
+        arena = self._room(plan, len(self._program.values(0)))
+        for index in range(arena.slots):
+            for sources in self._pieces:
+                self._stager.prepare(arena.slot(index), sources)
 
     def save(self, step: int, wait_seconds: float) -> Result:
         """Begins the save of `step`: eager copies are done when this returns, lazy ones go on behind."""
@@ -99,14 +107,18 @@ class Saver:
         slot = arena.slot(index)
         end = plan.layout.stream_bytes
         slot[end : end + len(values)] = np.frombuffer(values, dtype=np.uint8)
-        eager, lazy = self._sources(plan, entries)
+        eager, lazy = self._pieces
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
         self._stager.start(slot, eager, lazy, self._sealing(message, begun), self._compare_all)
         return "staged"
 
     def _planned(self, entries: Sequence[Entry]) -> SavePlan:
-        if self._plan is None or self._plan.structure != structure_of(entries):
+        same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
+        if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
+        if not same:
+            self._entries = entries
+            self._pieces = self._divided(self._plan, entries)
         return self._plan
 
     def _room(self, plan: SavePlan, values_bytes: int) -> Arena:
@@ -124,7 +136,8 @@ class Saver:
     def _layout_for(self, plan: SavePlan) -> str | None:
         return None if plan.digest in self._told else plan.layout_json
 
-    def _sources(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[Source], list[Source]]:
+    def _divided(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[Source], list[Source]]:
+        """The pieces to copy: eager and lazy ones."""
         eager: list[Source] = []
         lazy: list[Source] = []
         for portion in plan.portions:
@@ -145,6 +158,7 @@ class Saver:
                 self.staged_step = message.step
                 return
             self._unsteady.update(outcome.changed)
+            self._entries = ()
             if outcome.error is not None:
                 self._failed(message.step, "copy", f"copying step {message.step} failed: {outcome.error}")
             else:
@@ -176,4 +190,4 @@ def _source(entry: Entry, portion: Portion) -> Source:
         part = entry.local_part()
         return part[slices] if slices else part
 
-    return Source(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop)
+    return Source(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices)

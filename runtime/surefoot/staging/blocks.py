@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -30,8 +31,13 @@ class Region:
     element_strides: tuple[int, ...]
 
 
-def regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region]:
+@lru_cache(maxsize=4096)
+def regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> tuple[Region, ...]:
     """The regions of a piece; together they cover each element once."""
+    return tuple(_regions(lengths, tile))
+
+
+def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region]:
     choices = []
     for n, t in zip(lengths, tile, strict=True):
         whole, rest = divmod(n, t)

@@ -22,6 +22,7 @@ import torch
 
 from surefoot.staging.arena import Bytes
 from surefoot.staging.copies import Copy, copies_of, copy_from_device
+from surefoot.staging.samples import Sample, Sampler, differing
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ STUCK_NICE = 5
 """Priority of the copying thread, and where it could not be raised again when somebody comes to wait for it: lower
 would leave the training waiting for a thread that a busy machine does not run."""
 
-SAMPLED_PART = 64
-"""One in so many lazy bytes is compared at each save; after so many saves every byte was."""
+_MOST_KNOWN = 200_000
+"""Copies remembered; beyond this a program changes its tensors faster than remembering helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Source:
     tile: tuple[int, ...]
     start: int
     stop: int
+    within: tuple[slice, ...] = ()
+    """Which part of `holder` it is."""
 
     @property
     def size_bytes(self) -> int:
@@ -72,7 +75,7 @@ class _Staging:
     slot: Bytes
     lazy: Sequence[Source]
     stamps: list[tuple[int, int]]
-    samples: list[tuple[Source, Bytes]]
+    samples: list[Sample]
     done: Callable[[Outcome], None]
     queue: deque[Copy] = field(default_factory=deque)
     running: int = 0
@@ -89,11 +92,22 @@ class Stager:
         self._wake = threading.Condition()
         self._current: _Staging | None = None
         self._closed = False
-        self._turn = 0
+        self._sampler = Sampler()
         self._stream: Any = None
         self._normal_nice: int | None = None
+        self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
+        """Copies made before, by where they go to; good as long as the tensor lies where it did."""
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
         self._thread.start()
+
+    def prepare(self, slot: Bytes, sources: Sequence[Source]) -> None:
+        """Makes the copies that saves into `slot` will need, so that the first save costs what the tenth does."""
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        for source in sources:
+            if not source.holder().is_cuda:
+                self._copies(source, slot, 0)
+        self._sampler.prepare(sum(s.size_bytes for s in sources))
 
     def start(
         self,
@@ -109,18 +123,16 @@ class Stager:
         behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
         staging = _Staging(slot, behind, [_stamp(s) for s in behind], [], done)
         self._copy_now(now, slot)
-        for source in behind if compare_all else self._sampled(behind):
-            reference = np.empty(source.size_bytes, dtype=np.uint8)
-            self._copy_now([source], reference, origin=source.start)
-            staging.samples.append((source, reference))
-        self._turn += 1
-        on_device = [s for s in behind if s.read().is_cuda]
+        on_device = [s for s in behind if s.holder().is_cuda]
+        copies = [(s.name, copy) for s in behind if not s.holder().is_cuda for copy in self._copies(s, slot, 0)]
+        staging.samples = [
+            *self._sampler.of(copies, compare_all),
+            *self._sampled_on_device(on_device, slot, compare_all),
+        ]
+        self._sampler.turn += 1
         if on_device:
             staging.event = self._enqueue(on_device, slot)
-        for source in behind:
-            tensor = source.read()
-            if not tensor.is_cuda:
-                staging.queue.extend(copies_of(tensor, source.tile, slot[source.start : source.stop]))
+        staging.queue.extend(copy for _, copy in copies)
         with self._wake:
             self._current = staging
             self._wake.notify_all()
@@ -156,14 +168,24 @@ class Stager:
 
     def _copy_now(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> None:
         """Host tensors by this thread; device tensors behind what is queued on them, and waited for."""
-        on_device = [s for s in sources if s.read().is_cuda]
+        on_device = [s for s in sources if s.holder().is_cuda]
         for source in sources:
-            tensor = source.read()
-            if not tensor.is_cuda:
-                for copy in copies_of(tensor, source.tile, target[source.start - origin : source.stop - origin]):
+            if not source.holder().is_cuda:
+                for copy in self._copies(source, target, origin):
                     copy.run()
         if on_device:
             self._enqueue(on_device, target, origin).synchronize()
+
+    def _copies(self, source: Source, target: Bytes, origin: int) -> list[Copy]:
+        """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
+        tensor = source.holder()
+        where = (target.ctypes.data + source.start - origin, source.size_bytes)
+        what = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.within)
+        known = self._known.get(where)
+        if known is None or known[0] != what:
+            made = copies_of(source.read(), source.tile, target[source.start - origin : source.stop - origin])
+            known = self._known[where] = (what, made)
+        return known[1]
 
     def _enqueue(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> Any:
         if self._stream is None:
@@ -178,16 +200,12 @@ class Stager:
             event.record(self._stream)
         return event
 
-    def _sampled(self, lazy: Sequence[Source]) -> Iterator[Source]:
-        """About 1/64 of the lazy bytes, another part at each save: whole pieces, chosen by where they lie."""
-        total = sum(s.size_bytes for s in lazy)
-        begin = (self._turn % SAMPLED_PART) * total // SAMPLED_PART
-        end = begin + total // SAMPLED_PART
-        position = 0
-        for source in lazy:
-            if begin <= position < end:
-                yield source
-            position += source.size_bytes
+    def _sampled_on_device(self, sources: Sequence[Source], slot: Bytes, every: bool) -> Iterator[Sample]:
+        """The same of device tensors, whole pieces at a time."""
+        for source in [sources[i] for i in self._sampler.whose_turn([s.size_bytes for s in sources], every)]:
+            reference = np.empty(source.size_bytes, dtype=np.uint8)
+            self._copy_now([source], reference, origin=source.start)
+            yield source.name, slot[source.start : source.stop], reference
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -269,7 +287,7 @@ def _changed(staging: _Staging) -> Iterator[str]:
         if _stamp(source) != stamp:
             seen.add(source.name)
             yield source.name
-    for source, reference in staging.samples:
-        copied = staging.slot[source.start : source.stop]
-        if source.name not in seen and not np.array_equal(copied, reference):
-            yield source.name
+    for name in differing(staging.samples):
+        if name not in seen:
+            seen.add(name)
+            yield name
