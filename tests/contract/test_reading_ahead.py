@@ -1,4 +1,4 @@
-"""Asking a holder ahead, on a real Redis, plain and over TLS: in order, straight into memory, and never another's bytes."""
+"""Reading and writing ahead, on a real Redis, plain and over TLS: in order, and never another's bytes or answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from support import redis_server
-from surefoot.errors import ChunkMissing, TierUnavailable
+from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES
-from surefoot.tiers import ReadsAhead, RedisTier, open_holder
+from surefoot.tiers import ReadsAhead, RedisTier, WritesAhead, open_holder
 
 SAVE = RankSave(1, 10, 0)
 JOB = "reading-ahead"
@@ -79,6 +79,25 @@ def test_what_is_not_there_is_missing_and_what_was_asked_behind_it_is_not_taken_
         with pytest.raises(TierUnavailable):
             taken(tier, 3, 20)
     assert bytes(tier.read_chunk(SAVE, 3, 0, 20)) == CHUNKS[3][:20]
+
+
+def test_chunks_sent_ahead_are_all_there_when_they_are_settled(tier: RedisTier) -> None:
+    assert isinstance(tier, WritesAhead)
+    for number, data in enumerate(CHUNKS):
+        tier.send_chunk(SAVE, 10 + number, memoryview(data))
+    tier.settle()
+    for number, data in enumerate(CHUNKS):
+        assert bytes(tier.read_chunk(SAVE, 10 + number, 0, len(data))) == data
+
+
+def test_a_full_holder_says_so_of_the_chunk_before_or_when_it_is_settled(tier: RedisTier) -> None:
+    def send() -> None:
+        for number in range(20):  # 80 MiB into 64
+            tier.send_chunk(SAVE, 10 + number, memoryview(CHUNKS[0]))
+        tier.settle()
+
+    with pytest.raises(TierFull):
+        send()
 
 
 def test_an_account_that_is_gone_is_said_so(tier: RedisTier, server: HolderServer) -> None:

@@ -19,7 +19,7 @@ from surefoot.drain.slots import Acknowledged, Ended, Refused, SaveWritten, Targ
 from surefoot.drain.work import SaveWork
 from surefoot.errors import ChunkMissing, Fenced, SurefootError, TierFull
 from surefoot.protocol.identities import HolderId
-from surefoot.tiers import Tier
+from surefoot.tiers import Tier, WritesAhead
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Writer:
             self._layouts.clear()
             return self._failed(order, "missing", missing)
         except TierFull as full:
+            self._disconnect()  # an answer may still be due
             return self._failed(order, "full", full)
         except SurefootError as away:
             self._disconnect()
@@ -112,11 +113,16 @@ class Writer:
         tier = self._connected()
         if work.layout.digest not in self._layouts:
             tier.put_layout(work.layout.digest, work.layout.text)
+        ahead = tier if isinstance(tier, WritesAhead) else None
+        put = tier.put_chunk if ahead is None else ahead.send_chunk
         for index in range(len(work.chunk_lengths)):
             if work.is_stopped(self.target):
+                self._disconnect()  # with whatever answers are still due
                 return Ended(order.slot, self.target)
-            tier.put_chunk(save, index, work.chunk(index))
+            put(save, index, work.chunk(index))
             self._probe("chunk")
+        if ahead is not None:
+            ahead.settle()
         manifest = work.manifest(self.target)
         if manifest is None:
             return Ended(order.slot, self.target)

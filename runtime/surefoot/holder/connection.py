@@ -75,7 +75,7 @@ class Wire:
             return self._connection.read_response()
 
     def ask(self, *arguments: Any) -> None:
-        """Sends one command whose reply `take` reads; several may be asked for before the first is taken."""
+        """Sends one command whose reply `take` or `answer` reads; several may be asked for before the first is read."""
         with self._limited():
             self._line()
             self._connection.send_command(*arguments)
@@ -98,6 +98,19 @@ class Wire:
             self._asked -= 1
             if not whole:
                 self.close()
+
+    @property
+    def due(self) -> int:
+        """How many replies are still to come."""
+        return self._asked
+
+    def answer(self) -> Any:
+        """The reply to the oldest command asked for, as `call` returns it."""
+        if not self._asked or self._connection._sock is None:
+            raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
+        with self._limited():
+            self._asked -= 1
+            return self._connection.read_response()
 
     def forget(self) -> None:
         """Nobody will take what was asked for: its replies must not be taken for another's."""

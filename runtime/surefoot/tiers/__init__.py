@@ -6,3 +6,4 @@ from surefoot.tiers.redis import RedisTier as RedisTier
 from surefoot.tiers.redis import open_holder as open_holder
 from surefoot.tiers.tier import ReadsAhead as ReadsAhead
 from surefoot.tiers.tier import Tier as Tier
+from surefoot.tiers.tier import WritesAhead as WritesAhead

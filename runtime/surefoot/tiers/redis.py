@@ -25,6 +25,12 @@ class RedisTier:
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
         self._client.put_chunk(save, index, data)
 
+    def send_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
+        self._client.send_chunk(save, index, data)
+
+    def settle(self) -> None:
+        self._client.settle()
+
     def put_values(self, save: RankSave, data: bytes) -> None:
         self._client.put_values(save, data)
 

@@ -66,6 +66,19 @@ class Tier(Protocol):
 
 
 @runtime_checkable
+class WritesAhead(Protocol):
+    """What a tier offers beside `Tier` if it can take a chunk while it still stores the one before."""
+
+    def send_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
+        """As `put_chunk`; an error may be that of the chunk before. `data` is not read any more when it returns."""
+        ...
+
+    def settle(self) -> None:
+        """Returns when every chunk sent is stored; raises as `put_chunk`. Nothing else is called between."""
+        ...
+
+
+@runtime_checkable
 class ReadsAhead(Protocol):
     """What a tier offers beside `Tier` if it can be asked for the next bytes while the last ones are being used."""
 
