@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from support.layout_model import Built, Whole, adam, clean, fresh
+from support.layout_model import Built, Whole, adam, clean, fresh, mesh
 
 
 def fsdp1(seed: int) -> Built:
@@ -19,13 +19,22 @@ def fsdp1_original(seed: int) -> Built:
     return _flat(seed, original=True)
 
 
-def _flat(seed: int, original: bool) -> Built:
+def fsdp1_hybrid(seed: int) -> Built:
+    """Shards within each half of the ranks, the halves replicas of each other."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    over = mesh(2, dist.get_world_size() // 2)
+    return _flat(seed, original=False, device_mesh=over, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+
+def _flat(seed: int, original: bool, **how: Any) -> Built:
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
     from torch.distributed.fsdp import StateDictType
 
     model: Any = fresh(seed)
-    model.second = Fsdp(model.second, use_orig_params=original, device_id=torch.device("cpu"))
-    model = Fsdp(model, use_orig_params=original, device_id=torch.device("cpu"))
+    how |= {"use_orig_params": original, "device_id": torch.device("cpu")}
+    model.second = Fsdp(model.second, **how)
+    model = Fsdp(model, **how)
     optimizer = adam(model)
 
     def gather() -> Whole:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from support.layout_flat_kinds import flat_partition, fsdp1, fsdp1_original, zero_redundancy
+from support.layout_flat_kinds import flat_partition, fsdp1, fsdp1_hybrid, fsdp1_original, zero_redundancy
 from support.layout_model import Built, Whole, adam, clean, fresh, gathered, mesh
 
 
@@ -180,6 +180,7 @@ KINDS: dict[str, Callable[[int], Built]] = {
     "local_experts": local_experts,
     "fsdp1": fsdp1,
     "fsdp1_original": fsdp1_original,
+    "fsdp1_hybrid": fsdp1_hybrid,
     "zero_redundancy": zero_redundancy,
     "flat_partition": flat_partition,
     "float8": float8,
