@@ -49,7 +49,8 @@ def write(folder: Path, whole: StateDict, tensors: Mapping[str, Saved], bands: B
     """Writes a folder that `dcp.load` reads; refuses one that has a checkpoint."""
     if (folder / ".metadata").exists():
         raise ConfigurationError(f"{folder} has a checkpoint already: name an empty or new folder")
-    writer = FileSystemWriter(folder, thread_count=1, overwrite=False)
+    # nothing is resolved ahead: a band is emptied when the next one is asked for
+    writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0, overwrite=False)
     save({}, storage_writer=writer, planner=_Exporting(whole, tensors, bands), no_dist=True)
 
 
@@ -64,6 +65,7 @@ class _Exporting(SavePlanner):
         self._plain = {key: value for key, value in flat.items() if key not in names}
         self._names, self._tensors, self._bands = names, tensors, bands
         self._boxes: dict[tuple[str, torch.Size], Box] = {}
+        self._given = torch.empty(0)
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """Everything was given at the start."""
@@ -91,7 +93,10 @@ class _Exporting(SavePlanner):
             torch.save(self._plain[key], buffer)
             return buffer
         assert write_item.index.offset is not None, "every band was planned with its place"
-        return self._bands.read(self._names[key], self._boxes[key, write_item.index.offset])
+        # torch's FileSystemWriter keeps the last band of every tensor until its file is whole: let it keep empty ones
+        self._given.untyped_storage().resize_(0)
+        self._given = self._bands.read(self._names[key], self._boxes[key, write_item.index.offset]).clone()
+        return self._given
 
     def _item(self, key: str, band: Band) -> WriteItem:
         what = self._tensors[band.name]

@@ -61,7 +61,7 @@ def bands_of(tensors: Mapping[str, Saved]) -> Iterator[Band]:
 
 
 class BandReader:
-    """Reads bands in their order, several small ones at a time, verified; holds at most about two limits of bytes."""
+    """Reads bands in their order, several small ones at a time, verified; holds at most about one limit of bytes."""
 
     def __init__(self, reader: CheckpointReader, tensors: Mapping[str, Saved], order: Sequence[Band]) -> None:
         self._reader, self._tensors = reader, tensors

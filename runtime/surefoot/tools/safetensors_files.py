@@ -108,36 +108,39 @@ class Weights:
     """The tensors of one file, or of a folder of files, to be read by parts."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
-
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         if not files:
             raise ConfigurationError(f"{path} has no .safetensors files: name one, or a folder of them")
-        self._where: dict[str, Any] = {}
+        self._where: dict[str, Path] = {}
+        self._saved: dict[str, Saved] = {}
         for file in files:
-            opened: Any = safe_open(file, framework="pt")
-            for name in opened.keys():  # noqa: SIM118  # it is no dictionary
-                if name in self._where:
-                    raise StateMismatch(f"tensor {name} is in two files of {path}: keep one set of files in the folder")
-                self._where[name] = opened
+            self._look(file)
 
     def saved(self) -> dict[str, Saved]:
-        found = {}
-        for name, file in self._where.items():
-            shape = tuple(file.get_slice(name).get_shape())
-            found[name] = Saved(dtype_name(self._rows(name, shape, 0, 0).dtype), shape)
-        return found
+        return self._saved
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """A band; its rows are read and no others."""
-        if not box.lengths:
-            whole: torch.Tensor = self._where[name].get_tensor(name)
-            return whole
-        rows = self._rows(name, box.lengths, box.offsets[0], box.stops[0])
-        return rows[(slice(None), *(slice(o, o + n) for o, n in zip(box.offsets[1:], box.lengths[1:], strict=True)))]
+        """A band; its rows are read and no others. The file is mapped for this long only: what is mapped is in memory."""
+        with _opened(self._where[name]) as file:
+            if not box.lengths:
+                whole: torch.Tensor = file.get_tensor(name)
+                return whole.clone()
+            rows: torch.Tensor = file.get_slice(name)[box.offsets[0] : box.stops[0]]
+            columns = (slice(o, o + n) for o, n in zip(box.offsets[1:], box.lengths[1:], strict=True))
+            return rows[(slice(None), *columns)].clone()
 
-    def _rows(self, name: str, shape: tuple[int, ...], begin: int, end: int) -> torch.Tensor:
-        found: torch.Tensor = (
-            self._where[name].get_slice(name)[begin:end] if shape else self._where[name].get_tensor(name)
-        )
-        return found
+    def _look(self, path: Path) -> None:
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118  # it is no dictionary
+                if name in self._where:
+                    raise StateMismatch(f"tensor {name} is in {path} and in {self._where[name]}: keep one set of files")
+                shape = tuple(file.get_slice(name).get_shape())
+                nothing = file.get_slice(name)[0:0] if shape else file.get_tensor(name)
+                self._where[name] = path
+                self._saved[name] = Saved(dtype_name(nothing.dtype), shape)
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(path, framework="pt")
