@@ -12,6 +12,10 @@ from cluster.processes import wait
 
 TOP = "surefoot-cluster"
 MOUNT = Path("/sys/fs/cgroup")
+WEIGHT = 16
+"""Pods of all nodes together against one process of the host: as one, they would starve beside whatever else runs here."""
+
+_ONE = {"cpu.shares": 1024, "cpu.weight": 100}
 
 
 def of_node(node: Node) -> str:
@@ -23,6 +27,10 @@ def make(node: Node) -> None:
     """In every hierarchy: kubelet wants its root to be there."""
     for hierarchy in _hierarchies():
         (hierarchy / TOP / node.name).mkdir(parents=True, exist_ok=True)
+        for name, one in _ONE.items():  # cgroup v1 and v2
+            file = hierarchy / TOP / name
+            if file.exists():
+                file.write_text(str(WEIGHT * one))
 
 
 def remove(node: Node) -> None:
