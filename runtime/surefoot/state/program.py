@@ -160,6 +160,10 @@ class Program:
         if not self._local:
             return entry
         if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
+            if entry.window is not None:
+                raise ConfigurationError(
+                    f"{entry.name} is named local and lies in a tensor with others: it cannot be this rank's own affair"
+                )
             return entry.kept_local(self._rank)
         return entry
 
