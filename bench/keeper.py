@@ -1,7 +1,7 @@
 """An agent, as far as saving goes: staging memory and drains of `surefoot.agent`, without trainers of its own.
 
-A worker attaches to it as a trainer would (`SUREFOOT_EPOCH=1` to save; `2` to restore the newest save). Older saves
-are dropped as the leader would drop them. Each acknowledged copy becomes a line of the diary, with the monotonic
+A worker attaches to it as a trainer would: `SUREFOOT_EPOCH=1` to save; `2` to restore the newest save from holders; `3`
+to restore it in place, from the staging memory that it left. Older saves are dropped as the leader would drop them. Each acknowledged copy becomes a line of the diary, with the monotonic
 clock that all processes share. Started by `holders`.
 """
 
@@ -28,6 +28,7 @@ from surefoot.settings import JobSettings, job_settings
 
 KEPT = 2
 INCARNATION = "bench"
+IN_PLACE = 3
 
 
 class Keeper:
@@ -72,6 +73,9 @@ class Keeper:
         match message:
             case line.Staged():
                 self._staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
+            case line.WantLeft(checkpoint=checkpoint):
+                in_place = trainer.epoch == IN_PLACE
+                trainer.tell(*(self._staging.left(0, checkpoint) if in_place else (line.LeftHere(0), None)))
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._task = asyncio.create_task(self._give(trainer, slot_bytes))
             case line.Say(reason=reason, text=text):

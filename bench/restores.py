@@ -1,4 +1,4 @@
-"""Restoring the same program from two Redis holders, and with `dcp.load` from tmpfs, turn by turn in one process.
+"""Restoring the same program from two Redis holders, with `dcp.load` from tmpfs, and in place, turn by turn in one process.
 
 `python -m bench.restores TASK OUT`. Before each load the tensors are overwritten; after it their digests are compared
 with those of what was saved. dcp.load is timed alone; Surefoot's time is that of all of `Checkpointer.restore`.
@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from xxhash import xxh3_64_hexdigest
 
 from bench.cores import cpu_seconds
+from bench.keeper import IN_PLACE
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Asked
@@ -36,7 +37,11 @@ class Restores:
         dcp.save(self.program.state(), checkpoint_id=self.folder)
         self._save()
         saved = self._digests()
-        ways = {"surefoot": self._surefoot, "dcp.load": self._dcp}
+        ways = {
+            "surefoot": lambda: self._surefoot(2),
+            "dcp.load": self._dcp,
+            "surefoot in place": lambda: self._surefoot(IN_PLACE),
+        }
         found: dict[str, Any] = {"state_bytes": self.program.size_bytes}
         for name in ways:
             found[name] = {"seconds": [], "cpu_seconds": []}
@@ -60,8 +65,8 @@ class Restores:
             raise RuntimeError("the save to restore from failed")
         saving._end(flush_seconds=60.0)
 
-    def _surefoot(self) -> float:
-        os.environ["SUREFOOT_EPOCH"] = "2"
+    def _surefoot(self, epoch: int) -> float:
+        os.environ["SUREFOOT_EPOCH"] = str(epoch)
         reading = self._opened()
         began = time.monotonic()
         reading.restore()

@@ -84,7 +84,7 @@ def _of_turn(turn: Mapping[str, Any]) -> dict[str, float | None]:
         found["stall_over_warm_copy_no_spare_core"] = (
             median([*turn["none"]["stalls_every_1"], *turn["none"]["stalls_every_10"]]) / copy
         )
-        if counts:
+        if not turn["none_incomplete"]:
             found |= _lost(turn["none"], "_no_spare_core")
     return found
 

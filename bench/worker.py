@@ -1,7 +1,6 @@
 """One system's turn, in a process of its own: `python -m bench.worker SYSTEM TASK OUT`. Writes one JSON object to OUT.
 
-The turn: plain steps and steps with saves, with a core to spare; the same with none (where asked); saves with nothing
-else running; a load. Times are of the monotonic clock; nothing is left out of a stall.
+The turn: plain steps and steps with saves, with a core to spare or with none; saves with nothing else running; a load. Times are of the monotonic clock; nothing is left out of a stall.
 """
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ class Turn:
         began = time.monotonic()
         self.system.prepare()
         found["prepare_seconds"] = time.monotonic() - began
-        found["spare"] = self.trained("spare", task["pairs"], task["steps_every_1"])
-        if task["none_pairs"]:
-            found["none"] = self.trained("none", task["none_pairs"], task["none_every_1"])
-        found["idle"] = self.idle(task["idle_saves"])
+        mode = task["mode"]
+        found[mode] = self.trained(mode, task["pairs"], task["steps_every_1"])
+        if task["idle_saves"]:
+            found["idle"] = self.idle(task["idle_saves"])
         found["peak_extra_bytes"] = resident_bytes([me, *descendants(me)]) - plain
         found["incomplete"] = self.system.incomplete()
         if task["loads"]:
