@@ -18,6 +18,7 @@ from support.saves import put_save
 from support.spreads import KINDS, data_of, stream
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
+from surefoot.geometry import Box
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, Source, read_catalogue
@@ -141,3 +142,38 @@ def test_a_reader_brings_generated_tensors_back(before: str, n: int, after: str,
     for h, a in zip(held, found, strict=True):
         at = tuple(slice(o, o + k) for o, k in zip(h.box.offsets, h.box.lengths, strict=True))
         assert np.array_equal(a, wholes[h.name][at]), h
+
+
+@pytest.mark.parametrize(
+    ("kind", "records"), [("FSDP2", 1), ("HSDP", 1), ("experts", 1), ("pipeline", 2), ("flat (FSDP1, ZeRO)", 4)]
+)
+def test_every_tensor_is_known_from_few_records(kind: str, records: int) -> None:
+    place = MemoryPlace("memory:one")
+    for rank in range(4):
+        one = stream(KINDS[kind](SHAPES, 4, rank), rank)
+        put_save(place.tier(), RankSave(1, 5, rank), 4, one, data_of(one, WHOLES))
+    catalogue = read_catalogue([Source("memory:one", "memory", place.tier)])
+    with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
+        found = reader.layouts.tensors(own=3)
+        assert {name: tensor.shape for name, tensor in found.items()} == SHAPES
+        assert reader.layouts.records_read == records
+
+
+def test_a_tensor_that_one_rank_has_more_than_the_others_is_found_when_all_are_asked() -> None:
+    place = MemoryPlace("memory:one")
+    more = {**SHAPES, "odd": (2, 2)}
+    wholes = {**WHOLES, "odd": np.ones((2, 2), np.float32)}
+    for rank in range(2):
+        held = KINDS["FSDP2"](SHAPES, 2, rank)
+        if rank == 1:
+            held = [*held, *[h for h in KINDS["partitioned (ZeRO-1)"](more, 1, 0) if h.name == "odd"]]
+        one = stream(held, rank)
+        put_save(place.tier(), RankSave(1, 5, rank), 2, one, data_of(one, wholes))
+    catalogue = read_catalogue([Source("memory:one", "memory", place.tier)])
+    with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
+        assert "odd" not in reader.layouts.tensors(own=0)
+        assert "odd" in reader.layouts.tensors(own=0, every=True)
+        found = np.zeros((2, 2), np.float32)
+        where = memoryview(found.reshape(-1).view(np.uint8))
+        reader.read([Destination("odd", "float32", (2, 2), Box.whole((2, 2)), where)])
+        assert found.all()
