@@ -20,6 +20,7 @@ from pathlib import Path
 
 from surefoot import metrics
 from surefoot.agent import line
+from surefoot.agent.arena import map_whole
 from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
@@ -62,6 +63,8 @@ class AgentLink:
         self._broken: str | None = None
         self._closing = False
         self._mapping: mmap.mmap | None = None
+        self._file = -1
+        """Which file is mapped."""
         self._memory: memoryview | None = None
         self._reader = threading.Thread(target=self._read, name="surefoot-link", daemon=True)
 
@@ -104,9 +107,9 @@ class AgentLink:
             return self._memory, self._given.slots, self._given.slot_bytes
         given, fd = self._ask_for_memory(slot_bytes)
         try:
-            # its pages are there; populating makes this process' own table of them now and not at the first save
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self._mapping = mmap.mmap(fd, given.slots * given.slot_bytes, flags=flags)
+            if self._mapping is None or self._file != os.fstat(fd).st_ino:
+                self._mapping = map_whole(fd, given.slots * given.slot_bytes)
+                self._file = os.fstat(fd).st_ino
         finally:
             os.close(fd)
         self._memory = memoryview(self._mapping)
@@ -123,9 +126,11 @@ class AgentLink:
         if fd is None:
             return {}
         try:
-            whole = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+            # the agent will give this very file as staging memory
+            self._mapping, self._file = map_whole(fd, os.fstat(fd).st_size), os.fstat(fd).st_ino
         finally:
             os.close(fd)
+        whole = memoryview(self._mapping).toreadonly()
         found = {}
         for rank, slot, stream_bytes, layout in here.saves:
             begin = slot * here.slot_bytes

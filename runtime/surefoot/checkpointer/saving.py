@@ -6,6 +6,7 @@ A save that fails is a metric, a word to a person and a log line. Called by `fac
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -48,6 +49,7 @@ class Saver:
         self._entries: Sequence[Entry] = ()
         self._pieces: tuple[list[Source], list[Source]] = ([], [])
         """What the plan was made for, and what is copied for it: eager and lazy."""
+        self._preparing: threading.Thread | None = None
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
         self.staged_step = 0
@@ -56,13 +58,12 @@ class Saver:
         """Time that saves held the training up, since somebody last set it to nought."""
 
     def prepare(self) -> None:
-        """Gets the staging memory (allocated and touched) before the first save needs it."""
-        entries = self._program.entries()
-        plan = self._planned(entries)
-        arena = self._room(plan, len(self._program.values(0)))
-        for index in range(arena.slots):
-            for sources in self._pieces:
-                self._stager.prepare(arena.slot(index), sources)
+        """Gets the staging memory (allocated and touched) before the first save needs it, beside the training."""
+        self._prepared()
+        plan = self._planned(self._program.entries())
+        work = (plan, len(self._program.values(0)))
+        self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
+        self._preparing.start()
 
     def save(self, step: int, wait_seconds: float) -> Result:
         """Begins the save of `step`: eager copies are done when this returns, lazy ones go on behind."""
@@ -87,14 +88,34 @@ class Saver:
 
     def close(self) -> None:
         """Ends the copying thread after the save under way."""
+        self._prepared()
         self._stager.close()
         if self._arena is not None:
             self._arena.close()
             self._arena = None
 
+    # ---- getting ready ---------------------------------------------------------------------------------------------
+
+    def _make_ready(self, plan: SavePlan, values_bytes: int) -> None:
+        try:
+            arena = self._room(plan, values_bytes)
+            for index in range(arena.slots):
+                for sources in self._pieces:
+                    self._stager.prepare(arena.slot(index), sources)
+        except Exception as error:  # noqa: BLE001  # no memory to stage in: the training goes on, unprotected
+            _log.warning("no staging memory: %s", error)
+            metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
+
+    def _prepared(self) -> None:
+        """Waits for what `prepare` began."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
     # ---- one save --------------------------------------------------------------------------------------------------
 
     def _save(self, step: int, wait_seconds: float, begun: float) -> Result:
+        self._prepared()
         self._stager.wait()
         entries = self._program.entries()
         plan = self._planned(entries)
