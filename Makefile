@@ -90,6 +90,25 @@ bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock K
 demo-cluster: $(VENV)/.ready ## chart installed, job applied, a node crashed and returned, on a real Kubernetes; compared with an undisturbed job
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.demo
 
+.PHONY: dashboards
+dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
+	$(BIN)/python -m dashboards
+
+BENCH_PEERS = build/bench/peers
+$(VENV)/.bench: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group bench
+	mkdir -p $(BENCH_PEERS)
+	@# the wheel leaves out the server that the client is tested with
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(BENCH_PEERS) amzn-sagemaker-checkpointing==1.1.3
+	tar -xzf $(BENCH_PEERS)/amzn_sagemaker_checkpointing-1.1.3.tar.gz -C $(BENCH_PEERS)
+	touch $@
+
+.PHONY: bench bench-quick
+bench: $(VENV)/.bench ## checkpoints beside seven peers on a quiet machine: build/bench/checkpoint.json (half an hour)
+	$(BIN)/python -m bench
+bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minutes
+	$(BIN)/python -m bench --quick
+
 SEEDS ?= 2000
 SEED ?=
 .PHONY: simulate
