@@ -11,9 +11,10 @@ from uuid import uuid4
 import pytest
 
 from support import redis_server
-from support.fake_tiers import MemoryPlace, no_hook
+from support.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
 from surefoot.agent.line import Attached, Staged
+from surefoot.drain.copying import copy_save
 from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.keeping import Keeper
@@ -265,3 +266,58 @@ def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -
     source.close()
     keeper.keep_now()
     assert [m.save.step for m in folder_tier(tmp_path).manifests()] == [30, 40]
+
+
+class Bucket(MemoryTier):
+    """Takes three chunks at once, and remembers which came and how many were under way."""
+
+    at_once = 3
+
+    def __init__(self, place: MemoryPlace, refuse: int | None = None) -> None:
+        super().__init__(place)
+        self.refuse = refuse
+        self.came: list[int] = []
+        self.most = self._under_way = 0
+        self._counting = threading.Lock()
+        self._full = threading.Event()
+
+    def kept(self, save: RankSave) -> dict[int, int]:
+        return {part: len(data) for (s, part), data in self._place.parts.items() if s == save and isinstance(part, int)}
+
+    def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
+        with self._counting:
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+            if self.most == self.at_once:
+                self._full.set()
+        self._full.wait(5)  # until as many as may be are
+        if index == self.refuse:
+            raise TierUnavailable("the bucket is away")
+        super().put_chunk(save, index, data)
+        with self._counting:
+            self._under_way -= 1
+            self.came.append(index)
+
+
+def test_chunks_go_up_several_at_once_and_a_copy_goes_on_where_an_earlier_one_ended() -> None:
+    source, target = MemoryPlace("memory:a"), MemoryPlace("persistent")
+    saver = Saver(lambda _: source.tier(), (HolderId("a", "1"),), options=FAST, chunk_blocks=1)
+    save = RankSave(1, 10, 0)
+    stream = saver.save(save, arrays(10, {f"w{i}": (300, 70) for i in range(8)}))
+    saver.close()
+    chunks = len(stream.layout.chunk_starts)
+    assert chunks >= 8
+    first = Bucket(target, refuse=5)
+    with pytest.raises(TierUnavailable):
+        copy_save(save, [source.tier()], first, 1, Pace())
+    assert first.most == 3
+    assert not target.index
+    assert 3 <= len(first.came) < chunks
+    second = Bucket(target)
+    second._full.set()
+    written = copy_save(save, [source.tier()], second, 1, Pace())
+    assert sorted([*first.came, *second.came]) == list(range(chunks)), "none is sent twice"
+    assert written < stream.layout.stream_bytes
+    assert [m.save for m in target.tier().manifests()] == [save]
+    for index in range(chunks):
+        assert target.parts[save, index] == source.parts[save, index]

@@ -6,8 +6,11 @@ save. The target's index entry comes last; repeating a copy that is already ther
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import TracebackType
 from typing import TypeVar
 
 from surefoot import metrics
@@ -16,9 +19,42 @@ from surefoot.drain.pace import Pace
 from surefoot.errors import ChunkMissing, Corrupt, SurefootError, TierUnavailable, Unreadable
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import Tier
+from surefoot.tiers import ManyStreams, Tier
 
 T = TypeVar("T")
+
+
+class Puts:
+    """Chunks on their way to a tier: as many at once as it takes, never more in memory than that."""
+
+    def __init__(self, target: Tier, save: RankSave) -> None:
+        self._target, self._save = target, save
+        streams = target.at_once if isinstance(target, ManyStreams) else 1
+        self._pool = ThreadPoolExecutor(streams, thread_name_prefix="surefoot-put") if streams > 1 else None
+        self._room = streams
+        self._under_way: deque[Future[None]] = deque()
+
+    def put(self, index: int, data: memoryview) -> None:
+        """Begins one; raises what an earlier one raised."""
+        if self._pool is None:
+            self._target.put_chunk(self._save, index, data)
+            return
+        while len(self._under_way) >= self._room:
+            self._under_way.popleft().result()
+        self._under_way.append(self._pool.submit(self._target.put_chunk, self._save, index, data))
+
+    def __enter__(self) -> Puts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """All of them are there when the block ends without an error, and none is under way when it ends with one."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is None:
+            for put in self._under_way:
+                put.result()
 
 
 class Abandoned(SurefootError):
@@ -37,16 +73,18 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
     values = _first_good("values", save, having, lambda tier: verified.values_from(tier, manifest))
     target.put_layout(manifest.layout, stream.text)
     lengths = stream.layout.chunk_lengths()
-    for index, length in enumerate(lengths):
-        if not pace.take(length):
-            raise Abandoned(f"copying {save} to {target.name} was called off")
-        read = partial(verified.chunk_from, manifest=manifest, stream=stream, table=table, index=index)
-        data = _first_good(f"chunk {index}", save, having, read)
-        target.put_chunk(save, index, data)
+    there = target.kept(save) if isinstance(target, ManyStreams) else {}
+    missing = [index for index, length in enumerate(lengths) if there.get(index) != length]
+    with Puts(target, save) as puts:
+        for index in missing:
+            if not pace.take(lengths[index]):
+                raise Abandoned(f"copying {save} to {target.name} was called off")
+            read = partial(verified.chunk_from, manifest=manifest, stream=stream, table=table, index=index)
+            puts.put(index, _first_good(f"chunk {index}", save, having, read))
     target.put_digests(save, table)
     target.put_values(save, values)
     target.commit(manifest, writer_epoch, lengths)
-    return sum(lengths) + len(table) + len(values)
+    return sum(lengths[index] for index in missing) + len(table) + len(values)
 
 
 def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier]]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class ObjectStore(Protocol):
-    """One folder or one bucket prefix. One thread at a time per instance."""
+    """One folder or one bucket prefix. `put`, `read`, `sizes` and `folders` may be called by several threads at once."""
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         """Writes, or writes again; a reader sees all of it or what was there before."""

@@ -10,6 +10,7 @@ There is no fence here: a save of an overtaken world is not on the lineage, so n
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 from surefoot.errors import ChunkMissing, ProtocolError, TierError, TierUnavailable
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -18,13 +19,18 @@ from surefoot.tiers.objects import ObjectStore
 
 _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
 _RANK = re.compile(r"rank-(\d+)")
+_CHUNK = re.compile(r"c(\d{4,})")
 _CLAIM_TRIES = 50
+_READERS = 8
+"""Manifests read at once: a listing of a thousand ranks is a thousand round trips."""
 
 
 class PersistentTier:
     """One job in a store."""
 
     name = "persistent"
+    at_once = 4
+    """Puts at once. One stream to a bucket is a tenth of what several are."""
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store = store
@@ -64,16 +70,13 @@ class PersistentTier:
 
     def manifests(self) -> tuple[RankManifest, ...]:
         found, damaged = [], []
-        for checkpoint in self.seen():
-            for save in self._saves(checkpoint):
-                try:
-                    manifest = self._read_manifest(save)
-                except ChunkMissing:
-                    continue  # still being written, or its writer died: not visible
-                if manifest is None:
-                    damaged.append(f"persistent: {self._part(save, 'manifest.json')}")
-                else:
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
+            saves = [save for listed in pool.map(self._saves, self.seen()) for save in listed]
+            for save, (there, manifest) in zip(saves, pool.map(self._visible, saves), strict=True):
+                if manifest is not None:
                     found.append(manifest)
+                elif there:
+                    damaged.append(f"persistent: {self._part(save, 'manifest.json')}")
         self._damaged = tuple(damaged)
         return tuple(sorted(found, key=lambda m: m.save))
 
@@ -149,6 +152,11 @@ class PersistentTier:
                 continue
         return found
 
+    def kept(self, save: RankSave) -> dict[int, int]:
+        """Chunks that are here; each was written in one piece, and a name always means the same bytes."""
+        sizes = self._store.sizes(self._folder(save))
+        return {int(m[1]): size for name, size in sizes.items() if (m := _CHUNK.fullmatch(name))}
+
     # ---- how --------------------------------------------------------------------------------------------------------
 
     def _publish(self, manifest: RankManifest) -> None:
@@ -161,6 +169,13 @@ class PersistentTier:
             self._store.make_durable(self._folder(manifest.save))
         elif not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
+
+    def _visible(self, save: RankSave) -> tuple[bool, RankManifest | None]:
+        """Whether a manifest is there, and it, unless it is damaged; none is while it is written, or its writer died."""
+        try:
+            return True, self._read_manifest(save)
+        except ChunkMissing:
+            return False, None
 
     def _read_manifest(self, save: RankSave) -> RankManifest | None:
         """None where it is damaged or describes another save."""

@@ -66,6 +66,18 @@ class Tier(Protocol):
 
 
 @runtime_checkable
+class ManyStreams(Protocol):
+    """What a tier offers beside `Tier` if one connection is slow and several are not, and a copy may be gone on with."""
+
+    at_once: int
+    """How many threads may call `put_chunk` at once."""
+
+    def kept(self, save: RankSave) -> dict[int, int]:
+        """Chunks that an earlier try has put here already, with their lengths; each is whole."""
+        ...
+
+
+@runtime_checkable
 class WritesAhead(Protocol):
     """What a tier offers beside `Tier` if it can take a chunk while it still stores the one before."""
 
