@@ -127,7 +127,7 @@ class Run:
         """The same for all, but: nobody asks for a blocking system's every tenth step, and the slowest saves less."""
         task = dict(self.task)
         if name != OURS and self.size.rounds == 1:
-            task |= {"pairs": 1 if name in ASYNCHRONOUS else 0, "steps_every_1": 3}
+            task |= {"pairs": 0 if name == "dcp.save" else 1, "steps_every_1": 3}
         if name == "sagemaker":
             task |= {"pairs": 0, "idle_saves": max(2, self.size.idle_saves // 2)}
         return task

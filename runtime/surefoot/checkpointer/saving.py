@@ -50,6 +50,7 @@ class Saver:
         self._pieces: tuple[list[Source], list[Source]] = ([], [])
         """What the plan was made for, and what is copied for it: eager and lazy."""
         self._preparing: threading.Thread | None = None
+        self._ready_for: SavePlan | None = None
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
         self.staged_step = 0
@@ -61,6 +62,9 @@ class Saver:
         """Gets the staging memory (allocated and touched) before the first save needs it, beside the training."""
         self._prepared()
         plan = self._planned(self._program.entries())
+        if plan is self._ready_for:
+            return
+        self._ready_for = plan
         work = (plan, len(self._program.values(0)))
         self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
         self._preparing.start()
