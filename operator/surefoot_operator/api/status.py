@@ -108,6 +108,8 @@ class JobStatus:
     """Newest lineage checkpoint complete in the persistent tier; only grows along the lineage."""
     bad: tuple[Checkpoint, ...] = ()
     next_attempt: int = 1
+    failed_starts: int = 0
+    """Rounds of workers that ended by themselves since the last commit: each is waited after for longer."""
     last_complete: Checkpoint | None = None
     """A hint for people and for 'was anything ever recorded'."""
     recorded: bool = False

@@ -96,6 +96,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         recorded=recorded,
         named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
         given_up=given_up[-64:],
+        failed_starts=0,
         origin=chosen.parent if chosen.older_job is not None else status.origin,
         older_job=chosen.older_job or status.older_job,
         incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),

@@ -26,7 +26,7 @@ from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
-from surefoot_operator.policy.workers import Tending, tend
+from surefoot_operator.policy.workers import Tending, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
 
@@ -187,6 +187,9 @@ def _claimed(facts: Facts) -> _Decision:
     status = replace(facts.status, incidents=phased)
     if isinstance(choice, Chosen):
         return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
+    worn = worn_out(facts)
+    if worn is not None:
+        return _fail(facts, worn)
     base = _Decision(choice.reason, status, choice.actions, wakes=(choice.until_seconds,))
     if facts.spec.suspend:
         heard = any(audible(facts, s) for s in facts.sessions.values())
@@ -200,6 +203,9 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         reason = f"the job is suspended; it will go on from {choice.parent or 'step 0'}"
         return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
     found = muster(facts)
+    worn = worn_out(facts) if not found.members else None
+    if worn is not None:
+        return _fail(facts, worn)
     if not found.members:
         base = _Decision(found.waiting or "waiting for workers", facts.status, wakes=(found.until_seconds,))
         return _with_workers(facts, base, target_size(facts.spec))
@@ -237,7 +243,7 @@ def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
     tending: Tending = tend(facts, wanted)
     return replace(
         base,
-        status=replace(base.status, next_attempt=tending.next_attempt),
+        status=replace(base.status, next_attempt=tending.next_attempt, failed_starts=tending.failed_starts),
         actions=(*tending.actions, *base.actions),
         events=(*base.events, *tending.events),
         wakes=(*base.wakes, tending.until_seconds),

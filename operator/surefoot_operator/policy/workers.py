@@ -6,10 +6,11 @@ committed world are left alone here: losing one is a matter of the world, and th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from surefoot.protocol.identities import WorkerId
-from surefoot_operator.names import WORKER_CREATED
+from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
 from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, unwanted, worker_id
@@ -21,7 +22,11 @@ SILENT_WITHOUT_ROOM_SECONDS = 30.0
 """The same where only its own node could take the replacement: it may well thaw and be warm."""
 
 FAILING_SECONDS = 5.0
-"""A worker that failed sooner after its creation is not replaced before that, so that nothing spins."""
+"""A worker that failed sooner after its creation is not replaced before that, so that nothing spins; doubled each round."""
+
+LONGEST_FAILING_SECONDS = 160.0
+_MOST_NAMED = 4
+_LONGEST_DETAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class Tending:
 
     actions: tuple[Action, ...]
     next_attempt: int
+    failed_starts: int = 0
     events: tuple[Event, ...] = ()
     until_seconds: float | None = None
 
@@ -56,6 +62,7 @@ def tend(facts: Facts, wanted: int) -> Tending:
     deletes = [d for place in places.values() for w in place.goes for d in _delete(facts, w)]
     attempt = _next_attempt(facts)
     taken = {member.index for member in members}
+    failed = [w for place in places.values() if place.vacant for w in place.goes[-1:] if ended_by_itself(facts, w)]
     creates = [
         CreateWorker(index, attempt, _avoided(facts))
         for index, place in places.items()
@@ -64,9 +71,42 @@ def tend(facts: Facts, wanted: int) -> Tending:
     return Tending(
         actions=(*deletes, *creates),
         next_attempt=attempt + 1 if creates else facts.status.next_attempt,
-        events=tuple(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in creates),
+        failed_starts=facts.status.failed_starts + bool(creates and failed),
+        events=(
+            *(Event(WORKER_LOST, _failed(w), warning=True) for w in failed[:_MOST_NAMED]),
+            *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in creates),
+        ),
         until_seconds=soonest(place.until_seconds for place in places.values()),
     )
+
+
+def worn_out(facts: Facts) -> str | None:
+    """Why a claimed epoch is given up: its workers end again and again before they can be members; None: it is not."""
+    rounds, limit = facts.status.failed_starts, facts.spec.run_policy.backoff_limit
+    failed = [w for w in facts.seen.workers if ended_by_itself(facts, w)]
+    if rounds < limit or not failed:
+        return None
+    return f"{_failed(max(failed, key=lambda w: w.attempt))}; {rounds} replacements used up backoffLimit ({limit})"
+
+
+def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
+    """It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too."""
+    world = facts.status.world
+    member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
+    own = bool(worker.exit_code) and not worker.deleting and not node_lost(facts, worker.node)
+    return worker.phase == "Failed" and own and not member
+
+
+def _failed(worker: WorkerSeen) -> str:
+    said = worker.message.strip().splitlines()[-1:]  # the last line of a log is where a traceback names its cause
+    detail = f": {said[0][:_LONGEST_DETAIL]}" if said else ""
+    return f"worker {worker.index} ended with exit code {worker.exit_code} before it could train{detail}"
+
+
+def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
+    """Until when a place whose workers failed stays empty."""
+    wait = min(LONGEST_FAILING_SECONDS, FAILING_SECONDS * 2 ** min(facts.status.failed_starts, 16))
+    return max((w.created_seconds + wait for w in workers if w.phase == "Failed"), default=0.0)
 
 
 def _members(facts: Facts) -> set[WorkerId]:
@@ -94,7 +134,7 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
         due = _patience_ends(facts, worker)
         if due is None or blind or facts.now < due:
             return _Place(tuple(w for w in workers if w is not worker), until_seconds=None if blind else due)
-    due = max((w.created_seconds + FAILING_SECONDS for w in workers if w.phase == "Failed"), default=0.0)
+    due = _failing_until(facts, workers)
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(tuple(workers), vacant=True)
@@ -107,7 +147,7 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     live = [w for w in newer if w.phase not in over and not node_lost(facts, w.node)]
     kept = (member, *live[-1:])
     goes = tuple(w for w in workers if w not in kept)
-    due = max((w.created_seconds + FAILING_SECONDS for w in newer if w.phase == "Failed"), default=0.0)
+    due = _failing_until(facts, newer)
     if live:
         return _Place(goes)
     if facts.now < due:

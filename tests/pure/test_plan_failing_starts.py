@@ -1,0 +1,99 @@
+"""Workers that end before they can train: replaced after growing waits, and not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.builders import BEGAN, job, running, with_worker, worker
+from surefoot_operator.api.spec import RunPolicy
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Plan
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 1000
+
+
+def beginning(failed_starts: int = 0, age: float = 1000.0, workers: int = 1, **dead: object) -> Observed:
+    """Epoch 1 is claimed; worker 0 ended with code 1 after it was made `age` seconds ago, and no agent was ever heard."""
+    ended = replace(
+        worker(0),
+        phase="Failed",
+        exit_code=1,
+        message="Traceback\nModuleNotFoundError: No module named 'surefoot'\n",
+        created_seconds=NOW - age,
+    )
+    return Observed(
+        now=NOW,
+        term_seconds=BEGAN,
+        job=job(workers),
+        status=JobStatus(
+            world=World(1, "Claimed", changed_seconds=BEGAN),
+            next_attempt=2,
+            failed_starts=failed_starts,
+            start_seconds=BEGAN,
+        ),
+        workers=(replace(ended, **dead), *(worker(i) for i in range(1, workers))),  # type: ignore[arg-type]
+        free_nodes=3,
+    )
+
+
+def creates(made: Plan) -> list[CreateWorker]:
+    return [a for a in made.actions if isinstance(a, CreateWorker)]
+
+
+def test_a_worker_that_ended_is_replaced_counted_and_said_with_its_last_words() -> None:
+    made = plan(beginning())
+    assert [c.index for c in creates(made)] == [0]
+    assert any(isinstance(a, DeleteWorker) for a in made.actions)
+    assert made.status.failed_starts == 1
+    (said,) = [e.message for e in made.events if e.reason == "WorkerLost"]
+    assert "exit code 1" in said
+    assert said.endswith("ModuleNotFoundError: No module named 'surefoot'")
+
+
+def test_each_round_is_waited_after_for_twice_as_long() -> None:
+    for rounds, wait in ((0, 5), (1, 10), (3, 40), (5, 160), (9, 160)):
+        policy = beginning(rounds, age=wait - 1)
+        policy = replace(policy, job=job(1, run_policy=RunPolicy(backoff_limit=20)))
+        early = plan(policy)
+        assert not creates(early), (rounds, wait)
+        assert early.wake_after_seconds is not None
+        assert early.wake_after_seconds <= 1.0
+        assert creates(plan(replace(policy, now=NOW + 1.5))), (rounds, wait)
+
+
+def test_beyond_its_limit_the_job_fails_and_says_what_the_program_said() -> None:
+    made = plan(beginning(failed_starts=6))
+    assert made.status.phase == "Failed"
+    assert "No module named 'surefoot'" in made.status.message
+    assert "backoffLimit (6)" in made.status.message
+    assert plan(beginning(failed_starts=5)).status.phase != "Failed"
+
+
+def test_what_a_node_or_a_person_ended_counts_for_nothing() -> None:
+    for dead in ({"exit_code": None}, {"deleting": True}):
+        made = plan(beginning(failed_starts=9, **dead))
+        assert made.status.phase != "Failed", dead
+        assert made.status.failed_starts == 9, dead
+
+
+def test_a_member_whose_agent_ended_is_a_loss_and_no_failed_start() -> None:
+    seen = with_worker(running(), 1, phase="Failed", exit_code=1)
+    claim = plan(seen)
+    assert claim.status.world is not None
+    assert claim.status.world.state == "Claimed"
+    again = plan(replace(seen, status=claim.status, now=seen.now + 10))
+    assert again.status.failed_starts == 0
+    assert not [e for e in again.events if e.reason == "WorkerLost"]
+
+
+def test_a_replacement_that_cannot_start_never_ends_a_world_that_trains() -> None:
+    seen = running(workers=2, least=1)
+    extra = replace(worker(2, 5), phase="Failed", exit_code=1, created_seconds=seen.now - 500)
+    seen = replace(seen, job=job(3, least=1), workers=(*seen.workers, replace(extra, node="n0")))
+    seen = replace(seen, status=replace(seen.status, failed_starts=50, next_attempt=6), free_nodes=1)
+    made = plan(seen)
+    assert made.status.phase == "Running"
+    assert made.status.world == seen.status.world
+    assert made.status.failed_starts == 51
