@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import floor, holders, picture
@@ -38,8 +40,8 @@ PACKAGES = (
 class Run:
     """One run; `task` is what workers are told."""
 
-    def __init__(self, size: Size, names: list[str]) -> None:
-        self.size, self.names = size, names
+    def __init__(self, size: Size, names: list[str], folder: str) -> None:
+        self.size, self.names, self.folder = size, names, folder
         self.began = time.monotonic()
         self.task: dict[str, Any] = {
             "width": size.width,
@@ -50,7 +52,7 @@ class Run:
             "mode": "spare",
             "idle_saves": size.idle_saves,
             "loads": 1,
-            "folder": SHARED_MEMORY,
+            "folder": folder,
         }
         # parameters and two moments of about 12·width² each a layer, and the embeddings
         self.state_bytes = 12 * (size.layers * 12 * size.width**2 + 1024 * size.width)
@@ -63,31 +65,33 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             out, log = Path(folder) / "out.json", Path(folder) / "log"
             with log.open("wb") as to:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments, str(out)],
+                    env={**os.environ, **environment, **EVERYWHERE},
+                    stdout=to,
+                    stderr=to,
+                    start_new_session=True,
+                )
                 try:
-                    done = subprocess.run(
-                        [sys.executable, "-m", module, *arguments, str(out)],
-                        env={**os.environ, **environment, **EVERYWHERE},
-                        stdout=to,
-                        stderr=to,
-                        timeout=seconds,
-                        check=False,
-                    )
+                    code = process.wait(seconds)
                 except subprocess.TimeoutExpired:
                     return {"error": f"ended after {seconds:g} s"}
-            if done.returncode == 0 and out.exists():
+                finally:
+                    _end_group(process)
+            if code == 0 and out.exists():
                 found: dict[str, Any] = json.loads(out.read_text())
                 return found
             last = [text for text in log.read_text(errors="replace").splitlines() if text.strip()][-3:]
-            return {"error": f"exit code {done.returncode}: {' | '.join(last)}"}
+            return {"error": f"exit code {code}: {' | '.join(last)}"}
 
     def calibrate(self) -> dict[str, Any]:
         """Chooses the batch: a plain step is a little longer than a drain under training."""
-        probe = {**self.task, "sequences": 2, "pairs": 1, "steps_every_1": 1, "idle_saves": 1, "loads": 0}
+        probe = {**self.task, "sequences": 2, "pairs": 1, "steps_every_1": 3, "idle_saves": 1, "loads": 0}
         found = self.turn(OURS, probe)
         if "error" in found:
             return found
-        steps = sorted(found["spare"]["plain_steps"])
-        step, drain = steps[len(steps) // 2], max(found["drains"])
+        steps = found["spare"]["plain_steps"]
+        step, drain = median(steps), median(found["drains"][:-1])  # the last was with nothing else running
         advance = found["advance_seconds"]
         each = (step - advance) / probe["sequences"]
         wanted = STEP_OVER_DRAIN * drain
@@ -134,14 +138,14 @@ class Run:
 
     def restores(self) -> dict[str, Any]:
         size = self.size
-        task = {"width": size.width, "layers": size.restore_layers, "restores": size.restores, "folder": SHARED_MEMORY}
+        task = {"width": size.width, "layers": size.restore_layers, "restores": size.restores, "folder": self.folder}
         state = 12 * (size.restore_layers * 12 * size.width**2 + 1024 * size.width)
         with holders.running(state // 2) as tier:
             return self.job("bench.restores", [json.dumps(task)], tier.environment(), size.system_seconds * 2)
 
 
-def measured(size: Size, names: list[str]) -> dict[str, Any]:
-    run = Run(size, names)
+def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
+    run = Run(size, names, folder)
     run.say(
         f"{run.state_bytes / 1e9:.2f} GB of state, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
     )
@@ -176,6 +180,15 @@ def measured(size: Size, names: list[str]) -> dict[str, Any]:
     }
 
 
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """The worker, and whatever helpers of its system outlive it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
 def _errors(found: list[dict[str, Any]]) -> list[str]:
     return [turn[key] for turn in found for key in ("error", "none_error") if key in turn]
 
@@ -193,7 +206,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     options = parser.parse_args()
-    found = measured(QUICK if options.quick else FULL, options.only)
+    with tempfile.TemporaryDirectory(prefix="surefoot-bench-", dir=SHARED_MEMORY) as folder:
+        found = measured(QUICK if options.quick else FULL, options.only, folder)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "checkpoint.json").write_text(json.dumps(found, indent=1) + "\n")
     picture.draw(found["figures"], options.out / "checkpoint.svg")
