@@ -39,6 +39,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
+SERVICE = "/api/v1/namespaces/default/services/contract-workers"
 DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 HOLDER = {"surefoot.dev/part": "memory-tier"}
 READY_SECONDS = 60.0
@@ -157,6 +158,8 @@ class KubernetesLab:
         self.plain.call("DELETE", f"{JOBS}/contract")
         assert wait(lambda: self._are_gone(f"surefoot.dev/job-uid={self.uid}"), READY_SECONDS)
         assert wait(lambda: not self.plain.answers(f"{JOBS}/contract"), READY_SECONDS)
+        # collected some time after its owner: the next job of that name would find it somebody else's
+        assert wait(lambda: not self.plain.answers(SERVICE), READY_SECONDS)
 
     def _are_gone(self, query: str) -> bool:
         try:

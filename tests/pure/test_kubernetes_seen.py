@@ -187,6 +187,14 @@ def test_a_patch_tests_the_status_that_it_stands_on() -> None:
     assert status.stored_stamp(stored) == stamp(new)
 
 
+def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> None:
+    """Found on a cluster: a writer that expected a world had its test left out, and wrote."""
+    nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
+    expecting = stamp(JobStatus(world=World(1, "Claimed")))
+    tests = [o for o in status.operations(nobody_wrote, {}, expecting) if o["op"] == "test"]
+    assert ("/status/world/epoch", 1) in [(o["path"], o["value"]) for o in tests]
+
+
 def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
     first = status.shown(new, (), JOB, 0.0)

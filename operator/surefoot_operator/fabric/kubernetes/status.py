@@ -18,6 +18,10 @@ from surefoot_operator.observed import WorkerSeen
 Object = dict[str, Any]
 
 
+_NOTHING = Stamp(0, None, None)
+"""Of a job that nobody has written to."""
+
+
 def stored_stamp(stored: Object) -> Stamp:
     """Of a job as the API gives it."""
     found = stored.get("status") or {}
@@ -29,7 +33,7 @@ def operations(stored: Object, body: Object, test: Stamp) -> list[Object]:
     """Replaces the status of exactly this job if its stamp is as tested. `stored`: as it was last seen."""
     tests = [_test("/metadata/uid", stored["metadata"]["uid"])]
     # a missing member equals null; the mapping around it must be there
-    if "status" not in stored:
+    if "status" not in stored and test == _NOTHING:
         tests.append(_test("/status", None))
     else:
         tests.append(_test("/status/serial", test.serial or None))
