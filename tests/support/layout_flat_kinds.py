@@ -20,10 +20,10 @@ def fsdp1_original(seed: int) -> Built:
 
 
 def fsdp1_hybrid(seed: int) -> Built:
-    """Shards within each half of the ranks, the halves replicas of each other."""
+    """Shards within each pair of ranks, the pairs replicas of each other. (Torch shards nothing within pairs of one.)"""
     from torch.distributed.fsdp import ShardingStrategy
 
-    over = mesh(2, dist.get_world_size() // 2)
+    over = mesh(dist.get_world_size() // 2, 2)
     return _flat(seed, original=False, device_mesh=over, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
 
 
