@@ -158,8 +158,10 @@ class KubernetesLab:
         self.plain.call("DELETE", f"{JOBS}/contract")
         assert wait(lambda: self._are_gone(f"surefoot.dev/job-uid={self.uid}"), READY_SECONDS)
         assert wait(lambda: not self.plain.answers(f"{JOBS}/contract"), READY_SECONDS)
-        # collected some time after its owner: the next job of that name would find it somebody else's
-        assert wait(lambda: not self.plain.answers(SERVICE), READY_SECONDS)
+        # collected some time after its owner, if at all where it was made beside the deletion: the next job of that
+        # name would find it somebody else's
+        if self.plain.answers(SERVICE):
+            self.plain.call("DELETE", SERVICE)
 
     def _are_gone(self, query: str) -> bool:
         try:
