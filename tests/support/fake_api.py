@@ -73,6 +73,15 @@ class FakeApi:
                 raise ApiRefused(f"PATCH {path}", 422, "Invalid", "no such label")
         return self.keep(path, self.objects[path])
 
+    async def delete(self, path: str, options: Body) -> Body:
+        await self._asked("DELETE", path)
+        if path not in self.objects:
+            raise ApiRefused(f"DELETE {path}", 404, "NotFound", "not found")
+        wanted = options.get("preconditions", {}).get("uid")
+        if wanted is not None and wanted != self.objects[path]["metadata"].get("uid"):
+            raise ApiRefused(f"DELETE {path}", 409, "Conflict", "the uid differs")
+        return self.objects.pop(path)
+
     def keep(self, path: str, body: Body) -> Body:
         """Stores it as a new version."""
         self._version += 1

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> Object:
-    """Makes a pod or a secret, or finds the one of this job that bears its name."""
+    """Makes a pod, a service or a secret, or finds the one of this job that bears its name."""
     name = body["metadata"]["name"]
     try:
         return await api.post(labels.core_path(job.namespace, kind), body)
@@ -29,8 +29,15 @@ async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> 
             raise
     if kind == "secrets":
         return body  # named by a digest of its content, so it has that content; and we need no right to read secrets
-    found = await api.get(labels.core_path(job.namespace, kind, name))
-    if (found["metadata"].get("labels") or {}).get(labels.JOB_UID) != job.uid:
+    path = labels.core_path(job.namespace, kind, name)
+    found = await api.get(path)
+    given = found["metadata"].get("labels") or {}
+    if given.get(labels.JOB_UID) != job.uid:
+        if kind == "services" and labels.job_labels(job.name, given.get(labels.JOB_UID, "")).items() <= given.items():
+            # the garbage collector may miss what was made beside a deletion while the API server was away
+            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": found["metadata"]["uid"]}}
+            await api.delete(path, options)
+            return await api.post(labels.core_path(job.namespace, kind), body)
         raise FabricError(
             f"{kind} {job.namespace}/{name} belongs to somebody else than job {job.name}; delete or rename it"
         )

@@ -1,0 +1,49 @@
+"""What bears the name of something that a job needs: its own is found, an older job's is replaced, another's is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.fake_api import FakeApi
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import apply, labels
+
+JOB = labels.JobIdentity("default", "gpt", "uid-new")
+PATH = "/api/v1/namespaces/default/services/gpt-workers"
+
+
+def service(job_uid: str, uid: str, **other: str) -> dict[str, Any]:
+    return {
+        "kind": "Service",
+        "metadata": {"name": "gpt-workers", "uid": uid, "labels": {**labels.job_labels("gpt", job_uid), **other}},
+    }
+
+
+def stored_uid(api: FakeApi) -> str:
+    return str(api.objects[PATH]["metadata"]["uid"])
+
+
+async def test_ours_is_found_and_kept() -> None:
+    api = FakeApi()
+    api.keep(PATH, service("uid-new", "s1"))
+    await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+    assert stored_uid(api) == "s1"
+
+
+async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
+    api = FakeApi()
+    api.keep(PATH, service("uid-old", "s1"))
+    await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+    assert stored_uid(api) == "s2"
+    assert ("DELETE", PATH) in api.asked
+
+
+@pytest.mark.parametrize("name", [labels.MANAGED_BY, labels.JOB_NAME])
+async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
+    api = FakeApi()
+    api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))
+    with pytest.raises(FabricError, match="belongs to somebody else"):
+        await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+    assert stored_uid(api) == "s1"
