@@ -12,7 +12,7 @@ from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import seen, status
+from surefoot_operator.fabric.kubernetes import labels, seen, status
 from surefoot_operator.memory import TierAccess
 
 JOB: dict[str, Any] = {
@@ -205,3 +205,20 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     assert again["checkpointTime"] == first["checkpointTime"]
     newer = JobStatus(last_complete=Checkpoint(1, 6))
     assert status.shown(newer, (), {**JOB, "status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (
+            {"exitCode": 1, "message": "Traceback\n  File\nModuleNotFoundError: no torch\n", "reason": "Error"},
+            "ModuleNotFoundError: no torch",
+        ),
+        ({"exitCode": 137, "message": "step 41\nstep 42\n", "reason": "OOMKilled"}, "OOMKilled"),
+        ({"exitCode": 2, "reason": "Error"}, "Error"),
+    ],
+)
+def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
+    metadata = {"name": "p", "uid": "u", "labels": {labels.WORKER_INDEX: "0", labels.ATTEMPT: "1"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": labels.TRAINER, "state": {"terminated": ended}}]}
+    assert seen.worker({"metadata": metadata, "spec": {}, "status": status}).message == said

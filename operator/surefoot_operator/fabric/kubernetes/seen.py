@@ -78,6 +78,12 @@ def purge(pod: Object) -> PurgeSeen | None:
     return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created)
 
 
+def _last_words(ended: Object, code: int) -> str:
+    """The last line of what a program that ended by itself left; one that was killed had no word on it."""
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return lines[-1][:_SAID] if lines and code > 0 else ""
+
+
 def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
     status = pod.get("status", {})
     state = _state(status, labels.TRAINER)
@@ -85,7 +91,7 @@ def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
     ended = state.get("terminated")
     if ended is not None:
         code = exit_code(int(ended["exitCode"]))
-        return ("Failed" if code else "Succeeded"), code, said or ended.get("message") or ended.get("reason") or ""
+        return ("Failed" if code else "Succeeded"), code, said or _last_words(ended, code) or ended.get("reason") or ""
     phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
     if phase == "Running" and "running" not in state:
         phase = "Pending"  # init containers or sidecars run, the trainer does not yet
