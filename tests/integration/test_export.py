@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from support.same_state import assert_same
 from surefoot import Checkpointer
 from surefoot.tools import exporting, importing, passing, safetensors_files
 from surefoot_operator.cli.main import main
@@ -65,18 +66,6 @@ def kept_by_checkpointer(objects: dict[str, Any], folder: Path, job: str = "one"
     with Checkpointer(**objects, folder=str(folder), interval_steps=1, job=job) as checkpointer:
         checkpointer.restore()
         checkpointer.step()
-
-
-def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for one, two in zip(a["model"].state_dict().items(), b["model"].state_dict().items(), strict=True):
-        assert one[0] == two[0]
-        assert torch.equal(one[1], two[1]), one[0]
-    mine, theirs = a["optimizer"].state_dict(), b["optimizer"].state_dict()
-    assert mine["param_groups"] == theirs["param_groups"]
-    for index, state in mine["state"].items():
-        for key, value in state.items():
-            assert torch.equal(value, theirs["state"][index][key]), (index, key)
-    assert a["scheduler"].state_dict() == b["scheduler"].state_dict()
 
 
 def ran(tool: Any, capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from support.same_state import assert_same
 from support.saved_streams import merged, restored, saved
 from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.state import Program
@@ -54,19 +55,6 @@ def program(objects: dict[str, Any], rank: int = 0, world: int = 1, local: tuple
 
 def streams_of(objects: dict[str, Any], world: int, local: tuple[str, ...] = ()) -> list[Any]:
     return [saved(program(objects, rank, world, local), rank, 3) for rank in range(world)]
-
-
-def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for one, two in zip(a["model"].state_dict().items(), b["model"].state_dict().items(), strict=True):
-        assert one[0] == two[0]
-        assert torch.equal(one[1], two[1]), one[0]
-    mine, theirs = a["optimizer"].state_dict(), b["optimizer"].state_dict()
-    assert mine["param_groups"] == theirs["param_groups"]
-    for index, state in mine["state"].items():
-        for key, value in state.items():
-            assert torch.equal(value, theirs["state"][index][key]), (index, key)
-            assert value.dtype == theirs["state"][index][key].dtype
-    assert a["scheduler"].state_dict() == b["scheduler"].state_dict()
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 2), (2, 3), (1, 4)])
