@@ -35,6 +35,10 @@ class TierFull(TierError):
     """The tier has no room left. Saving resumes when it has."""
 
 
+class StagingRefused(SurefootError):
+    """There is no memory to stage saves in. The training goes on unprotected; each due save asks again."""
+
+
 class ChunkMissing(TierError):
     """The tier answered, and does not have what was asked for."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from surefoot.errors import ChunkMissing, Corrupt, Fenced, SurefootError, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, Corrupt, Fenced, StagingRefused, SurefootError, TierFull, TierUnavailable
 from surefoot.protocol.latency import BUCKETS_SECONDS
 
 checkpoint_seconds = Histogram(
@@ -78,6 +78,8 @@ def reason_of(error: Exception) -> str:
             return "unavailable"
         case Corrupt():
             return "corrupt"
+        case StagingRefused():
+            return "memory"
         case SurefootError():
             return "refused"
         case _:

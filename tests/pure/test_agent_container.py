@@ -8,7 +8,7 @@ import pytest
 
 from support.certificates import authority
 from surefoot.agent import identity
-from surefoot.agent.room import Room, require, room
+from surefoot.agent.room import Demand, Room, require, returning, room
 from surefoot.agent.scratch import placed
 from surefoot.errors import ConfigurationError
 from surefoot.settings import agent_settings
@@ -72,14 +72,26 @@ def test_without_a_limit_the_machine_s_room_counts(tmp_path: Path) -> None:
 
 
 def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    require(500, Room(500, 1000, 500))
-    require(10**15, None)
-    with pytest.raises(OSError, match=r"limit is 1000 bytes and 500 are in use.*by 1 bytes or more"):
-        require(501, Room(500, 1000, 500))
+    require(Demand(2, (250,)), Room(500, 1000, 500))
+    require(Demand(2, (10**15,)), None)
+    refused = (
+        r"2 slots of 1\.20 GB for 4 ranks, 9\.60 GB of staging memory, do not fit: the container's memory limit is"
+    )
+    refused += r" 8\.00 GB and 3\.10 GB are in use; raise resources\.limits\.memory of the trainer by 4\.70 GB or more"
+    with pytest.raises(OSError, match=refused):
+        require(Demand(2, (1_200_000_000,) * 4), Room(4_900_000_000, 8_000_000_000, 3_100_000_000))
+    with pytest.raises(OSError, match=r"2 slots of up to 6 bytes for 2 ranks, 18 bytes.*the machine has 10 bytes left"):
+        require(Demand(2, (6, 3)), Room(10, None, 0))
     with pytest.raises(OSError, match="the machine has 10 bytes left"):
-        require(11, Room(10, None, 0))
-    with pytest.raises(OSError, match="the machine has 10 bytes left"):
-        require(11, Room(10, 1000, 0))
+        require(Demand(2, (6,)), Room(10, 1000, 0))
+
+
+def test_memory_that_is_given_back_first_counts_as_free() -> None:
+    found = Room(100, 1000, 900)
+    with pytest.raises(OSError, match="do not fit"):
+        require(Demand(2, (150,)), found)
+    require(Demand(2, (150,)), returning(found, 200))
+    assert returning(None, 200) is None
 
 
 def test_a_token_s_file_is_read_each_time(tmp_path: Path) -> None:

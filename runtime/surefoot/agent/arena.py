@@ -1,7 +1,7 @@
 """Staging memory of one local rank: an anonymous file that the agent maps, touches once, and hands to its trainer.
 
 It outlives the trainer: what was staged is drained although its writer is dead. It lies in no file system: neither
-/dev/shm nor a volume's size limits it, only the container's memory does, which is asked before. Made by `staging`.
+/dev/shm nor a volume's size limits it, only the container's memory does, which `staging` asks before it makes one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-
-from surefoot.agent.room import require, room
 
 SLOTS = 2
 _MADV_POPULATE_READ = 22
@@ -33,12 +31,11 @@ def map_whole(fd: int, size: int) -> mmap.mmap:
 
 
 class MemoryFile:
-    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer. OSError if they do not fit."""
+    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer. OSError if they cannot be mapped."""
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         self.slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         size = SLOTS * self.slot_bytes
-        require(size, room())
         self.fd = os.memfd_create(f"surefoot-{name}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size)

@@ -170,6 +170,13 @@ class ArenaGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class ArenaRefused:
+    """There is no staging memory for this rank now. It trains on, and asks again with its next save."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeftHere:
     """Saves that an earlier trainer sealed in this memory: (rank, slot, stream_bytes, layout). Whoever reads them
     verifies them: a slot may have been written to since. The file's descriptor comes along if there are any."""
@@ -200,7 +207,7 @@ class LevelIs:
     level: int
 
 
-ToTrainer = Attached | ArenaGiven | LeftHere | SlotFreed | HoldAt | LevelIs
+ToTrainer = Attached | ArenaGiven | ArenaRefused | LeftHere | SlotFreed | HoldAt | LevelIs
 
 _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=2, oldest=2)
 

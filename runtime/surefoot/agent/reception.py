@@ -127,11 +127,9 @@ class Reception:
 
     async def _give_memory(self, trainer: Trainer, local: int, slot_bytes: int) -> None:
         try:
-            given = await self._agent.staging.give(local, slot_bytes)
+            given = await self._agent.staging.give(local, slot_bytes, len(self._agent.life.ranks))
         except OSError as error:
-            text = f"2 × {slot_bytes} bytes of staging memory cannot be had: {error}"
-            self._agent.notice("NoStagingMemory", text)
-            trainer.cut()
+            trainer.tell(line.ArenaRefused(error.strerror or str(error)))
             return
         message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
         trainer.tell(message, given.file.fd)

@@ -1,14 +1,17 @@
 """How much memory this container may still take: asked before staging memory is touched.
 
 Memory that is touched beyond the limit is not refused by the kernel: it kills a process of the container. So what does
-not fit is refused here, with the numbers. Reads /proc and /sys only; called by `arena`.
+not fit is refused here, with the numbers: for all local ranks at once, since a checkpoint that lacks one of them is
+none. Reads /proc and /sys only; called by `staging`.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from surefoot.protocol.amounts import amount
 
 _ROOTS = (
     # version 2 as a container sees its own group, then version 1
@@ -40,18 +43,43 @@ def room(groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/memi
     return None if free is None else Room(free, None, 0)
 
 
-def require(size: int, found: Room | None) -> None:
-    """Raises OSError with the numbers where `size` bytes would not fit."""
-    if found is None or size <= found.free:
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Staging memory that is still to be taken: `slots` for each local rank that has none of the size it needs."""
+
+    slots: int
+    slot_bytes: tuple[int, ...]
+    """Of each such rank."""
+
+    @property
+    def size(self) -> int:
+        return self.slots * sum(self.slot_bytes)
+
+    def __str__(self) -> str:
+        ranks, even = len(self.slot_bytes), len(set(self.slot_bytes)) <= 1
+        each = f"{'' if even else 'up to '}{amount(max(self.slot_bytes, default=0))}"
+        return (
+            f"{self.slots} slots of {each} for {ranks} rank{'s' * (ranks != 1)}, {amount(self.size)} of staging memory,"
+        )
+
+
+def require(demand: Demand, found: Room | None) -> None:
+    """Raises OSError with the numbers where it would not fit."""
+    if found is None or demand.size <= found.free:
         return
-    if found.limit is not None and found.limit - found.used < size:
+    if found.limit is not None and found.limit - found.used < demand.size:
         text = (
-            f"{size} bytes of staging memory do not fit: the container's memory limit is {found.limit} bytes and "
-            f"{found.used} are in use; raise resources.limits.memory of the trainer by {size - found.free} bytes or more"
+            f"{demand} do not fit: the container's memory limit is {amount(found.limit)} and {amount(found.used)} are "
+            f"in use; raise resources.limits.memory of the trainer by {amount(demand.size - found.free)} or more"
         )
     else:
-        text = f"{size} bytes of staging memory do not fit: the machine has {found.free} bytes left"
+        text = f"{demand} do not fit: the machine has {amount(found.free)} left"
     raise OSError(errno.ENOMEM, text)
+
+
+def returning(found: Room | None, size: int) -> Room | None:
+    """The room there would be with `size` bytes of ours given back."""
+    return None if found is None else replace(found, free=found.free + size, used=max(0, found.used - size))
 
 
 def _number(path: Path) -> int | None:

@@ -187,7 +187,7 @@ class Shell:
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
-        life, book = self.life, self.staging.book
+        life, book, needs = self.life, self.staging.book, self.staging.needs
         saved, copies = book.saved(life.started, len(life.ranks))
         return messages.Heartbeat(
             epoch=life.started,
@@ -203,6 +203,8 @@ class Shell:
             level=life.reported_level,
             stall_seconds=life.stall_seconds,
             restored_from=life.restored_from,
+            save_bytes=needs.save_bytes,
+            unstaged=needs.unstaged,
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:

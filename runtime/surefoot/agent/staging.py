@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from surefoot.agent import saves
+from surefoot.agent import occupancy, saves
 from surefoot.agent.arena import SLOTS, MemoryFile
 from surefoot.agent.line import LeftHere, Staged
+from surefoot.agent.occupancy import Occupancy
+from surefoot.agent.room import Demand, require, returning, room
 from surefoot.agent.saves import SaveBook
 from surefoot.drain.engine import Arena, Drain, DrainWatcher
 from surefoot.drain.slots import SealedSave
@@ -75,6 +77,7 @@ class Staging:
         self._giving = asyncio.Lock()
         self._holders: Holders | None = None
         self._loop = asyncio.get_running_loop()
+        self._books = Occupancy()
         self.book = SaveBook()
 
     def holders(self) -> tuple[HolderId, ...]:
@@ -94,20 +97,26 @@ class Staging:
                 return open_holder(endpoint, self._job.job, account, self._job.holder_call_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
-    async def give(self, local: int, slot_bytes: int) -> Given:
-        """The memory of local rank `local`: what it has if that is large enough, else new, touched memory."""
+    async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> Given:
+        """The memory of local rank `local`: what it has if that is large enough, else new, touched memory.
+
+        OSError, and a notice, if it and what the other ones of `ranks` local ranks still need do not fit together.
+        """
         async with self._giving:
-            seat = self._seats.get(local)
-            if seat is not None and seat.file.slot_bytes >= slot_bytes:
-                return Given(seat.file, tuple(sorted(seat.inside)), 0.0)
-            began = time.monotonic()
-            if seat is not None:
-                del self._seats[local]  # the larger one may not be had
-                await asyncio.to_thread(self._end, seat)
-            file = MemoryFile(f"rank-{local}", slot_bytes)
-            await asyncio.to_thread(file.touch)
-            self._seats[local] = self._seat(local, file)
-            return Given(file, (), time.monotonic() - began)
+            self._books = occupancy.asked(self._books, local, slot_bytes, ranks)
+            try:
+                given = await self._given(local, slot_bytes)
+            except OSError as error:
+                self._refuse(local, error.strerror or str(error))
+                raise
+            self._books = occupancy.given(self._books, local)
+            self._watcher.on_progress()
+            return given
+
+    @property
+    def needs(self) -> Occupancy:
+        """What the ranks here need, and why one of them has no memory."""
+        return self._books
 
     def left(self, local: int, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
         """Saves of `checkpoint` in this local rank's memory, and its descriptor if there are any."""
@@ -118,6 +127,31 @@ class Staging:
         saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
         return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None
 
+    async def _given(self, local: int, slot_bytes: int) -> Given:
+        seat = self._seats.get(local)
+        if seat is not None and seat.file.slot_bytes >= slot_bytes:
+            return Given(seat.file, tuple(sorted(seat.inside)), 0.0)
+        began = time.monotonic()
+        has = {number: taken.file.slot_bytes for number, taken in self._seats.items()}
+        missing = occupancy.missing(self._books, has)
+        back = sum(len(taken.file.memory) for number, taken in self._seats.items() if number in missing)
+        require(Demand(SLOTS, tuple(missing.values())), returning(room(), back))
+        if seat is not None:
+            del self._seats[local]  # the larger one may not be had
+            await asyncio.to_thread(self._end, seat)
+        file = MemoryFile(f"rank-{local}", slot_bytes)
+        await asyncio.to_thread(file.touch)
+        self._seats[local] = self._seat(local, file)
+        return Given(file, (), time.monotonic() - began)
+
+    def _refuse(self, local: int, why: str) -> None:
+        """People are told when it begins; the heartbeat says it for as long as it lasts."""
+        news = not self._books.refused
+        self._books = occupancy.refused(self._books, local, why)
+        if news:
+            self._watcher.on_notice("NoStagingMemory", why)
+        self._watcher.on_progress()
+
     def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
         """A trainer sealed a slot: its bytes are the drain's until it is freed."""
         seat = self._seats.get(local)
@@ -127,12 +161,15 @@ class Staging:
         seat.inside[message.slot] = save
         seat.sealed[message.slot] = (save, message)
         self.book = saves.staged(self.book, save)
+        self._books = occupancy.staged(self._books, local, message.stream_bytes + message.values_bytes)
         sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
         seat.drain.stage(message.slot, sealed, message.layout_json)
         self._watcher.on_progress()
 
     def retarget(self, holders: Holders) -> None:
         """Where saves go from now on."""
+        if self._holders is None or holders.epoch != self._holders.epoch:
+            self._books = Occupancy()  # another world, other shares
         self._holders = holders
         for seat in self._seats.values():
             self._aim(seat.drain)

@@ -26,7 +26,7 @@ from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.link import Left
 from surefoot.agent.sockets import reachable
-from surefoot.errors import ConfigurationError, ProtocolError, SurefootError
+from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
 from surefoot.protocol.identities import Checkpoint
 
 _ATTACH_SECONDS = 30.0
@@ -52,6 +52,8 @@ class AgentLink:
         self._attached: Attached | None = None
         self._given: line.ArenaGiven | None = None
         self._given_fd: int | None = None
+        self._refused: str | None = None
+        """Why the agent has no memory for us, since we last asked."""
         self._fds: deque[int] = deque()
         """Descriptors, each ahead of the message that it belongs to."""
         self._left: list[tuple[line.LeftHere, int | None]] = []
@@ -207,10 +209,15 @@ class AgentLink:
 
     def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGiven, int]:
         with self._changed:
-            before = self._given
+            before, self._refused = self._given, None
         self._send(line.NeedArena(slot_bytes))
         with self._changed:
-            self._changed.wait_for(lambda: self._given is not before or self._broken is not None, _ARENA_SECONDS)
+            self._changed.wait_for(
+                lambda: self._given is not before or self._refused is not None or self._broken is not None,
+                _ARENA_SECONDS,
+            )
+            if self._refused is not None:
+                raise StagingRefused(self._refused)
             given, fd = self._given, self._given_fd
             self._given_fd = None
             if given is None or given is before or fd is None:
@@ -271,6 +278,8 @@ class AgentLink:
                 case line.ArenaGiven():
                     self._given, self._given_fd = message, self._descriptor()
                     self._busy = set(message.busy)
+                case line.ArenaRefused(why=why):
+                    self._refused = why
                 case line.LeftHere():
                     self._left.append((message, self._descriptor() if message.saves else None))
                 case line.SlotFreed(slot=slot):

@@ -18,6 +18,7 @@ import torch
 from surefoot import metrics
 from surefoot.agent.line import Staged
 from surefoot.agent.link import Link
+from surefoot.errors import StagingRefused
 from surefoot.staging import Arena, Outcome, Source, Stager
 from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
 
@@ -53,6 +54,7 @@ class Saver:
         self._ready_for: SavePlan | None = None
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
+        self._refused = False
         self.staged_step = 0
         """Newest step whose slot was sealed and handed over."""
         self.stall_seconds = 0.0
@@ -74,6 +76,9 @@ class Saver:
         begun = time.perf_counter()
         try:
             return self._save(step, wait_seconds, begun)
+        except StagingRefused as refusal:
+            self._unstaged(refusal)  # the agent has told people already, once
+            return "failed"
         except Exception as error:  # noqa: BLE001  # whatever fails in a save, the training goes on
             self._failed(step, metrics.reason_of(error), f"the save of step {step} failed: {error}")
             return "failed"
@@ -106,6 +111,8 @@ class Saver:
             for index in range(arena.slots):
                 for sources in self._pieces:
                     self._stager.prepare(arena.slot(index), sources)
+        except StagingRefused as refusal:
+            self._unstaged(refusal)
         except Exception as error:  # noqa: BLE001  # no memory to stage in: the training goes on, unprotected
             _log.warning("no staging memory: %s", error)
             metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
@@ -154,6 +161,7 @@ class Saver:
                 self._link.flush(60.0)  # what drains from the old memory must be out of it
                 self._arena.close()
             self._arena = Arena(*self._link.arena(wanted))
+            self._refused = False
             if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it so
                 self._arena.pin()
         return self._arena
@@ -203,6 +211,13 @@ class Saver:
             self._link.say("SaveFailed", text)
         except Exception:  # noqa: BLE001  # a word that nobody hears must not stop the training either
             _log.exception("nobody could be told that the save of step %d failed", step)
+
+    def _unstaged(self, refusal: StagingRefused) -> None:
+        """Every due save asks again; the log says it once."""
+        metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
+        if not self._refused:
+            self._refused = True
+            _log.warning("training goes on without saves until there is memory to stage them in: %s", refusal)
 
     def _stalled(self, begun: float) -> None:
         self.stall_seconds += time.perf_counter() - begun

@@ -15,7 +15,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from surefoot.protocol.codec import Codec
+from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 
 VERSION = 2
@@ -68,6 +68,10 @@ class Heartbeat:
     stall_seconds: float | None = None
     restored_from: str | None = None
     """memory, persistent, staging or mixed; None before."""
+    save_bytes: int = since(2, 0)
+    """What one save of all local ranks takes; 0: not known yet."""
+    unstaged: str = since(2, "")
+    """Why a local rank has no memory to stage saves in; empty: each has."""
 
 
 @dataclass(frozen=True, slots=True)
