@@ -48,6 +48,12 @@ protected = Gauge("surefoot_checkpoint_protected", "1 while a failure now would 
 copies = Gauge(
     "surefoot_checkpoint_copies", "Copies of the newest complete checkpoint in memory, the least over its ranks.", _JOB
 )
+memory_needed = Gauge(
+    "surefoot_memory_needed_bytes", "What a node's holder must take of the job's checkpoints.", [*_JOB, "node"]
+)
+memory_available = Gauge(
+    "surefoot_memory_available_bytes", "What a node's holder may take of the job's checkpoints.", [*_JOB, "node"]
+)
 complete_step = Gauge("surefoot_checkpoint_complete_step", "Newest complete checkpoint's step.", [*_JOB, "tier"])
 complete_at = Gauge(
     "surefoot_checkpoint_complete_timestamp_seconds",
@@ -70,7 +76,16 @@ recovery_seconds = Histogram(
 restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", [*_JOB, "cause"])
 lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", _JOB)
 
-RUNNING = (agents_connected, holders, protected, copies, complete_step, complete_at)
+RUNNING = (
+    agents_connected,
+    holders,
+    protected,
+    copies,
+    memory_needed,
+    memory_available,
+    complete_step,
+    complete_at,
+)
 """What a job has only until it ends."""
 
 OF_JOBS = (
@@ -97,6 +112,14 @@ def of(family: _F, job: tuple[str, str], *more: str) -> _F:
     """The job's own series of this family, which ends with `forget`. `job`: namespace and name."""
     _series.setdefault(job, set()).add((family, more))
     return family.labels(*job, *more)
+
+
+def end(family: Counter | Gauge | Histogram, job: tuple[str, str], *more: str) -> None:
+    """One series of this job ends, if it is there."""
+    known = _series.get(job, set())
+    if (family, more) in known:
+        known.discard((family, more))
+        family.remove(*job, *more)
 
 
 def forget(namespace: str, job: str) -> None:

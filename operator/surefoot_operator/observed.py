@@ -102,6 +102,10 @@ class SessionSeen:
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
+    save_bytes: int = 0
+    """What one save of all its ranks takes in `epoch`; 0: not known yet."""
+    unstaged: str = ""
+    """Why one of its ranks has no memory to stage saves in; empty: each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,10 @@ class HolderSeen:
     read_epoch: int | None = None
     """Claimed epoch for which `entries` were read *after* sealing; None: `entries` are not fit to decide."""
     entries: tuple[RankManifest, ...] = ()
+    used_bytes: int | None = None
+    """What the server holds for all jobs when `entries` were read, rounded up by a hundredth of its limit at most."""
+    limit_bytes: int | None = None
+    """What it may hold. Both None: not known, or without a limit."""
 
 
 @dataclass(frozen=True, slots=True)

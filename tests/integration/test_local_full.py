@@ -17,12 +17,14 @@ def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_
     # 3.3 MB of state in all, and a server needs about 1 MiB for itself
     job = Job(steps=90, memory={"sizeLimit": "3Mi"}, gates=(45,), trainer=("--width", "8192"))
     with running(tmp_path, job) as run:
+        run.wait("a word that checkpoints do not fit", lambda: bool(run.told("CheckpointsTooLarge")))
         run.wait("a word that saving has stalled", lambda: bool(run.told("CheckpointStalled")))
         run.wait("a word that a save is not whole", lambda: bool(run.told("SaveIncomplete")))
         run.wait_for_step(45)
         assert run.status.last_complete is None
         protected = next(c for c in run.status.conditions if c.type == "CheckpointProtected")
         assert (protected.status, protected.reason) == ("False", "Stalled")
+        assert "; checkpoints do not fit: node-" in protected.message
         for holder in run.holders():
             holder.call("CONFIG SET", "maxmemory", 64 * MIB)
         run.open_gate(45)

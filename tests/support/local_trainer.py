@@ -1,6 +1,6 @@
 """A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
 
-local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME]
+local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
 machine is. A run whose gates are open already never stops.
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--first-dtype", default="float64")
+    parser.add_argument("--unstageable", type=int, default=0)
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -35,6 +36,9 @@ def main() -> None:
     first = torch.nn.Linear(8, given.width, dtype=getattr(torch, given.first_dtype))
     second = torch.nn.Linear(given.width, 8, dtype=torch.float64)
     model = torch.nn.ModuleList([first, second])
+    if given.unstageable:
+        # one byte of memory that counts as so many: no machine has what staging it would take
+        model.register_buffer("wide", torch.zeros(1, dtype=torch.uint8).expand(given.unstageable))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     dataset = torch.utils.data.TensorDataset(torch.randn(80 * BATCH, 8, dtype=torch.float64))
     loader = surefoot.ElasticLoader(dataset, BATCH, seed=0)

@@ -204,6 +204,8 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         finished_steps=0,
         held=None,
         unreadable=None,
+        save_bytes=0,
+        unstaged="",
     )
     return replace(session, seen=blank, loss=None)
 
@@ -230,6 +232,8 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             step_seconds=beat.step_seconds if beat.step_seconds is not None else old.step_seconds,
             restored=old.restored or beat.restored,
             restored_from=beat.restored_from or old.restored_from,
+            save_bytes=beat.save_bytes,
+            unstaged=beat.unstaged,
         )
         session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
     return replace(session, seen=fresh, level=beat.level, stall_seconds=beat.stall_seconds)

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from surefoot.errors import BeingFilled, Fenced, SurefootError, TierUnavailable
 from surefoot.holder import Credentials
+from surefoot.holder.provisioning import Memory
 from surefoot_operator import metrics
 from surefoot_operator.api.status import World
 from surefoot_operator.memory.place import HolderPlace
@@ -24,6 +25,7 @@ from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
+_GRAINS = 100
 Changed = Callable[[bool], None]
 """Called after each change; True if a plan should be made at once, False if newer saves alone were read."""
 P = ParamSpec("P")
@@ -166,13 +168,17 @@ class Keeper:
         fresh = HolderSeen(report.endpoint, "Ready", since, fence=report.fence)
         if report.index is not None and report.fence >= errand.epoch:
             fresh = replace(fresh, read_epoch=errand.epoch, entries=report.index.manifests)
+            used, limit = _rounded(report.memory)
+            fresh = replace(fresh, used_bytes=used, limit_bytes=limit)
             self._read_due = now + self._settings.read_seconds
         elif old is not None:
-            fresh = replace(fresh, read_epoch=old.read_epoch, entries=old.entries)
+            fresh = replace(old, endpoint=fresh.endpoint, state="Ready", since_seconds=since, fence=report.fence)
         if errand.seal:
             self._sealing = None
         if fresh != self.seen:
-            urgent = self.seen is None or fresh != replace(self.seen, entries=fresh.entries)
+            urgent = self.seen is None or fresh != replace(
+                self.seen, entries=fresh.entries, used_bytes=fresh.used_bytes, limit_bytes=fresh.limit_bytes
+            )
             self.seen = fresh
             self._changed(urgent)
 
@@ -189,6 +195,14 @@ class Keeper:
             log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
             self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
             self._changed(True)
+
+
+def _rounded(memory: Memory | None) -> tuple[int | None, int | None]:
+    """Used and limit; rounded, so that not every byte more is news. A server without a limit has room for anything."""
+    if memory is None or not memory.limit_bytes:
+        return None, None
+    grain = max(1, memory.limit_bytes // _GRAINS)
+    return -(-memory.used_bytes // grain) * grain, memory.limit_bytes
 
 
 def keeper(

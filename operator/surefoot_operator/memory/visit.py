@@ -15,7 +15,7 @@ import xxhash
 
 from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient, HolderIndex
-from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.provisioning import HolderAdmin, Memory
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
@@ -42,6 +42,8 @@ class Report:
     endpoint: HolderEndpoint
     fence: int
     index: HolderIndex | None
+    memory: Memory | None = None
+    """As of the index."""
 
 
 class Visitor:
@@ -76,13 +78,13 @@ class Visitor:
                 self._fence = errand.epoch
             except Fenced:
                 self._fence = client.index().fence  # the plan must learn which epoch rules
-        index = None
+        index = memory = None
         if seal or errand.read:
-            index = client.index()
+            index, memory = client.index(), self._admin.memory()
             self._fence = max(self._fence, index.fence)
             self._note_damage(index.damaged)
             self._read_layouts(client, index.manifests)
-        return Report(client.endpoint, self._fence, index)
+        return Report(client.endpoint, self._fence, index, memory)
 
     def _forget(self) -> None:
         if self._client is not None:

@@ -30,6 +30,8 @@ STALLED_INTERVALS = 3
 UNREAD_SECONDS = 5.0
 """A new leader, and a new epoch, may take so long to read the holders."""
 
+_NO_ROOM = "; checkpoints do not fit: "
+
 Truth = Literal["True", "False", "Unknown"]
 
 
@@ -131,21 +133,32 @@ def _phase(facts: Facts, status: JobStatus) -> Phase:
 
 def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
     phase, message = status.phase, status.message
-    protected = protection(facts)
+    known = {c.type: c for c in facts.status.conditions}
+    room = known.get(names.CHECKPOINTS_FIT)  # `upkeep` judges it
     wanted: list[tuple[str, Truth, str, str]] = [
         (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
         for kind in (names.SUSPENDED, names.RUNNING, names.RECOVERING, names.RESIZING)
     ]
     wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts)))
-    wanted.append((names.CHECKPOINT_PROTECTED, *protected))
+    wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):
         wanted.append((phase, "True", phase, message))
-    known = {c.type: c for c in facts.status.conditions}
+    elif room is not None:
+        wanted.append((room.type, room.status, room.reason, room.message))
     return tuple(
         _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
     )
+
+
+def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:
+    """With the numbers, where nothing is in safety because checkpoints do not fit."""
+    truth, reason, message = protected
+    message = message.partition(_NO_ROOM)[0]
+    if truth == "False" and room is not None and room.status == "False":
+        message = f"{message}{_NO_ROOM}{room.message}"
+    return truth, reason, message
 
 
 def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: float) -> Condition:

@@ -15,7 +15,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, W
 from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
-from surefoot_operator.policy import promotion
+from surefoot_operator.policy import memory_budget, promotion
 from surefoot_operator.policy.actions import Event, SealHolder
 from surefoot_operator.policy.errands import CopySave, DropSaves, Errand
 from surefoot_operator.policy.facts import (
@@ -58,6 +58,8 @@ class Upkeep:
     pinned: Checkpoint | None = None
     """The checkpoint being promoted; to be handed to the next upkeep."""
     events: tuple[Event, ...] = ()
+    shares: tuple[memory_budget.Share, ...] = ()
+    """What each holder must take of this job, and may; none while that is not known."""
     wake_after_seconds: float | None = None
 
 
@@ -91,6 +93,8 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         *promotion.tidy(facts, status.floor, promoting.pinned),
     )
     reason = "; ".join(map(str, errands)) or "the tiers are as they should be"
+    budget = memory_budget.judged(facts)
+    status = memory_budget.told_in(status, budget, facts.now)
     return Upkeep(
         errands=errands,
         status=status,
@@ -100,7 +104,8 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
-        events=promoting.events,
+        events=(*promoting.events, *memory_budget.news(facts.status, budget)),
+        shares=budget.shares if budget is not None else (),
         wake_after_seconds=_wake(facts),
     )
 

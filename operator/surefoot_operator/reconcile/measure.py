@@ -9,6 +9,7 @@ from surefoot_operator import metrics, names
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.memory_budget import Share
 from surefoot_operator.policy.upkeep import Upkeep
 
 _PHASES = get_args(Phase)
@@ -18,11 +19,12 @@ _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 
 class Figures:
-    """One job's. Remembers only since when each tier's newest checkpoint is known."""
+    """One job's. Remembers only since when each tier's newest checkpoint is known, and which nodes have figures."""
 
     def __init__(self) -> None:
         self._job: tuple[str, str] | None = None
         self._newest: dict[str, Checkpoint] = {}
+        self._nodes: set[str] = set()
 
     def show(self, seen: Observed, status: JobStatus, kept: Upkeep | None) -> None:
         """The gauges, as of this round."""
@@ -46,6 +48,8 @@ class Figures:
         metrics.of(metrics.protected, where).set(safe)
         if kept is not None and committed:
             metrics.of(metrics.copies, where).set(kept.copies)
+        if kept is not None and kept.shares:
+            self._show_shares(where, kept.shares)
         if kept is not None:
             metrics.of(metrics.promotions_abandoned, where).inc(
                 sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
@@ -86,6 +90,17 @@ class Figures:
             for phase in _RECOVERY:
                 metrics.of(metrics.recovery_seconds, self._job, phase)
         return self._job
+
+    def _show_shares(self, where: tuple[str, str], shares: tuple[Share, ...]) -> None:
+        nodes = {share.node for share in shares}
+        for node in self._nodes - nodes:
+            metrics.end(metrics.memory_needed, where, node)
+            metrics.end(metrics.memory_available, where, node)
+        self._nodes = nodes
+        for share in shares:
+            metrics.of(metrics.memory_needed, where, share.node).set(share.needed_bytes)
+            if share.available_bytes is not None:
+                metrics.of(metrics.memory_available, where, share.node).set(share.available_bytes)
 
     def _complete(self, where: tuple[str, str], tier: str, checkpoint: Checkpoint | None, now: float) -> None:
         if checkpoint is None or self._newest.get(tier) == checkpoint:

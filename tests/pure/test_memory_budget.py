@@ -1,0 +1,166 @@
+"""Whether the checkpoints that a job keeps fit into its holders and its pods, with the numbers, and when it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, manifest, running, with_holder, with_session
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import Condition
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.memory_budget import Share, checkpoints, judged, weighed
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.upkeep import Upkeep, upkeep
+
+GIB = 1 << 30
+POLICY = CheckpointPolicy(MemoryTier(interval_steps=10))
+
+
+def share(node: str = "node-b", **other: int | None) -> Share:
+    """Four ranks at 1.2 GB, kept twice and written once, on a server of 8 GiB."""
+    body = Share(node, 4, 4_800_000_000, 3, 8 * GIB, 0, None)
+    return replace(body, **other)  # type: ignore[arg-type]  # tests name real fields
+
+
+def saying(seen: Observed, save_bytes: int, limit: int | None, used: int = 0) -> Observed:
+    """Every agent has said what it needs; every holder has this limit, and holds so much of anybody's."""
+    sessions = tuple(replace(s, save_bytes=save_bytes) for s in seen.sessions)
+    holders = tuple(replace(h, limit_bytes=limit, used_bytes=used) for h in seen.holders)
+    return replace(seen, sessions=sessions, holders=holders)
+
+
+def condition(kept: Upkeep) -> Condition | None:
+    return next((c for c in kept.status.conditions if c.type == "CheckpointsFit"), None)
+
+
+@pytest.mark.parametrize(
+    ("shares", "policy", "text"),
+    [
+        (
+            [share("node-a", save_bytes=1000), share()],
+            POLICY,
+            "node-b would hold 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; its memory tier has 8.59 GB: raise the"
+            " memory tier's maxMemory to 14.4 GB or more, keep fewer checkpoints, use fewer replicas or train with more"
+            " workers",
+        ),
+        (
+            [share(others_bytes=2_000_000_000, ranks=1, save_bytes=3_000_000_000)],
+            CheckpointPolicy(MemoryTier(interval_steps=10, keep=1, replicas=1)),
+            "node-b would hold 3 checkpoints of 1 rank at 3.00 GB = 9.00 GB; its memory tier has 8.59 GB, of which other"
+            " jobs use 2.00 GB: raise the memory tier's maxMemory to 11.0 GB or more or train with more workers",
+        ),
+        (
+            [share(limit_bytes=None, job_limit_bytes=GIB)],
+            POLICY,
+            "node-b would hold 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; sizeLimit allows 1.07 GB: raise"
+            " checkpoint.memory.sizeLimit to 14.4 GB or more, keep fewer checkpoints, use fewer replicas or train with"
+            " more workers",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_with_the_numbers(shares: list[Share], policy: CheckpointPolicy, text: str) -> None:
+    budget = weighed(shares, policy)
+    assert budget is not None
+    assert (budget.fits, budget.reason, budget.message) == (False, "TierTooSmall", text)
+
+
+def test_what_fits_names_the_node_that_has_the_least_left() -> None:
+    budget = weighed([share("node-a", limit_bytes=20 * GIB), share(limit_bytes=15_000_000_000)], POLICY)
+    assert budget is not None
+    assert budget.fits
+    assert budget.message == "node-b holds 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; it may use 15.0 GB"
+
+
+def test_the_last_byte_decides_and_where_no_limit_is_known_nothing_is_said() -> None:
+    exact = share(limit_bytes=14_400_000_000)
+    assert [b is not None and b.fits for b in (weighed([exact], POLICY),)] == [True]
+    over = weighed([replace(exact, limit_bytes=14_399_999_999)], POLICY)
+    assert over is not None
+    assert not over.fits
+    assert weighed([share(limit_bytes=None)], POLICY) is None
+    assert weighed([], POLICY) is None
+
+
+def test_a_checkpoint_that_is_being_uploaded_stays_too() -> None:
+    assert checkpoints(POLICY) == 3
+    assert checkpoints(replace(POLICY, persistent=PersistentTier("file:///x", interval_steps=10))) == 4
+
+
+def test_what_agents_say_is_placed_as_their_saves_are() -> None:
+    # three workers make one group: each saves beside itself and at the next
+    budget = judged(gather(saying(running(), 25_600, 10**9)))
+    assert budget is not None
+    assert {s.node: s.ranks for s in budget.shares} == {"n0": 2, "n1": 2, "n2": 2}
+    assert {s.save_bytes for s in budget.shares} == {2 * 25_700}
+    assert {s.needed_bytes for s in budget.shares} == {3 * 2 * 25_700}
+
+
+def test_nothing_is_judged_before_every_member_has_said_what_it_needs() -> None:
+    seen = saying(running(), 1000, 10)
+    assert judged(gather(with_session(seen, 1, save_bytes=0))) is None
+    assert judged(gather(saying(running(), 1000, None))) is None
+    kept = upkeep(with_session(seen, 1, save_bytes=0))
+    assert condition(kept) is None
+
+
+def test_only_what_cannot_be_this_job_s_is_taken_for_others() -> None:
+    seen = saying(running(), 25_600, 10**6)
+    entries = tuple(replace(manifest(1, 40, r, 3), stream_bytes=25_600, values_bytes=0) for r in (0, 2))
+    for used, others in ((2 * 25_700, 0), (4 * 25_700, 0), (4 * 25_700 + 7, 7)):
+        budget = judged(gather(with_holder(seen, "n0", entries=entries, used_bytes=used)))
+        assert budget is not None
+        assert next(s.others_bytes for s in budget.shares if s.node == "n0") == others
+
+
+def test_it_is_told_once_when_it_stops_fitting_and_once_when_it_fits_again() -> None:
+    seen = saying(running(), 25_600, 100_000)
+    kept = upkeep(seen)
+    first = condition(kept)
+    assert first is not None
+    assert (first.status, first.reason) == ("False", "TierTooSmall")
+    assert [(e.reason, e.warning) for e in kept.events] == [("CheckpointsTooLarge", True)]
+    assert kept.errands == upkeep(running()).errands
+
+    again = upkeep(replace(seen, status=kept.status, now=seen.now + 1))
+    assert again.events == ()
+    assert condition(again) == first
+
+    room = saying(replace(seen, status=kept.status), 25_600, 200_000)
+    fits = upkeep(room)
+    second = condition(fits)
+    assert second is not None
+    assert (second.status, second.reason) == ("True", "Fits")
+    assert [(e.reason, e.warning) for e in fits.events] == [("CheckpointsFit", False)]
+    assert upkeep(saying(running(), 25_600, 200_000)).events == ()
+
+
+def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() -> None:
+    why = (
+        "2 slots of 3.00 GB for 1 rank, 6.00 GB of staging memory, do not fit: the container's memory limit is 4.00 GB"
+    )
+    seen = with_session(saying(running(), 25_600, 10**9), 1, unstaged=why)
+    kept = upkeep(seen)
+    found = condition(kept)
+    assert found is not None
+    assert (found.status, found.reason) == ("False", "StagingTooSmall")
+    assert found.message == f"worker 1 on n1 saves nothing, training goes on: {why}"
+    assert len(kept.shares) == 3
+    back = upkeep(replace(with_session(seen, 1, unstaged=""), status=kept.status))
+    assert [e.reason for e in back.events] == ["CheckpointsFit"]
+
+
+def test_a_job_that_is_not_protected_says_why_it_cannot_be() -> None:
+    seen = saying(running(step=5), 25_600, 100_000)
+    seen = replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders))
+    seen = replace(seen, status=upkeep(seen).status)
+    for _ in range(2):
+        seen = replace(seen, status=plan(seen).status, now=seen.now + 1)
+    found = {c.type: c for c in seen.status.conditions}
+    protected, fit = found["CheckpointProtected"], found["CheckpointsFit"]
+    assert protected.status == "False"
+    assert protected.message.count("; checkpoints do not fit: ") == 1
+    assert protected.message.endswith(fit.message)
+    assert fit.last_transition_seconds == BEGAN + 100
