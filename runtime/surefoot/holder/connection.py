@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from surefoot.errors import ConfigurationError, TierError, TierFull, TierUnavailable
 from surefoot.holder.bulk import limit_by_kernel, reply_into
+from surefoot.holder.nearby import limit_under_way
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
@@ -134,6 +135,7 @@ class Wire:
             self._connection.connect()
             opened: Any = self._connection._sock
             limit_by_kernel(opened, self._call_seconds)
+            limit_under_way(opened)
         line: socket.socket = self._connection._sock
         return line
 
