@@ -60,6 +60,17 @@ complete_at = Gauge(
     "When the newest complete checkpoint was first seen to be complete.",
     [*_JOB, "tier"],
 )
+interval_steps = Gauge(
+    "surefoot_checkpoint_interval_steps", "Steps between two saves to a tier now, asked for or chosen.", [*_JOB, "tier"]
+)
+interval_input_seconds = Gauge(
+    "surefoot_checkpoint_interval_input_seconds",
+    "What the interval of a tier was chosen from (input: wanted, step, cost, drain, incident).",
+    [*_JOB, "tier", "input"],
+)
+memory_loss_odds = Gauge(
+    "surefoot_checkpoint_memory_loss_odds", "Estimated share of incidents that take every copy in memory.", _JOB
+)
 promotions_abandoned = Counter(
     "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one.", _JOB
 )
@@ -85,6 +96,9 @@ RUNNING = (
     memory_available,
     complete_step,
     complete_at,
+    interval_steps,
+    interval_input_seconds,
+    memory_loss_odds,
 )
 """What a job has only until it ends."""
 

@@ -89,6 +89,12 @@ class SessionSeen:
     step_at_seconds: float | None = None
     """When `step` last grew within this epoch; None: no step yet in it."""
     step_seconds: float | None = None
+    typical_step_seconds: float | None = None
+    """Median of the steps of this epoch that were last told, so that one slow step is no trend; None: too few."""
+    stall_seconds: float | None = None
+    """Median time that its last saves held the training up."""
+    drain_seconds: float | None = None
+    """Median time from a save's staging to all its copies."""
     restored: bool = False
     restored_from: str | None = None
     pending: tuple[Checkpoint, ...] = ()
@@ -168,6 +174,8 @@ class Observed:
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)
     """How often uploading a save failed."""
+    upload_seconds: float | None = None
+    """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
     memory_cleaned: bool = False
     """This operator has removed the job from every holder that answers."""
     purges: tuple[PurgeSeen, ...] = ()

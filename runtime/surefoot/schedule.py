@@ -2,6 +2,7 @@
 
 A step is due iff it is a multiple of interval·2^level. Levels only ever halve the set of due steps, so the sets that
 different ranks save nest, and ranks that back off differently still meet at every step that the slowest one saves.
+Where a job names seconds, or `auto`, the interval is one step and the coordinator's level does the rest.
 Called by `checkpointer`, once a step.
 """
 
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-HIGHEST_LEVEL = 10
-"""Backing off ends at every 1,024th interval."""
+HIGHEST_LEVEL = 20
+"""A coordinator may ask for every 1,048,576th interval."""
+
+HIGHEST_BACKOFF = 10
+"""A rank by itself backs off to every 1,024th interval at most."""
 
 LOWER_AFTER = 8
 """A rank that raised its own level lowers it by one after so many saves in a row for which a slot was free."""
@@ -23,9 +27,9 @@ class Backoff:
     level: int = 0
     streak: int = 0
 
-    def skipped(self) -> Backoff:
-        """A due save had no free slot: half as many saves from here on."""
-        return Backoff(min(self.level + 1, HIGHEST_LEVEL), 0)
+    def skipped(self, level: int) -> Backoff:
+        """A due save at `level`, the rank's own or the coordinator's, had no free slot: half as many from here on."""
+        return Backoff(level + 1 if level < HIGHEST_BACKOFF else level, 0)
 
     def staged(self) -> Backoff:
         """A due save was staged; after a streak of them the level comes down again."""
@@ -38,13 +42,13 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The job's intervals in steps; the persistent one counts only where there is a persistent tier."""
+    """The job's intervals in steps; no persistent one (None or 0) where no tier has steps of its own."""
 
     interval_steps: int
     persistent_interval_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.interval_steps < 1 or (self.persistent_interval_steps or 1) < 1:
+        if self.interval_steps < 1 or (self.persistent_interval_steps or 0) < 0:
             raise ValueError(
                 f"intervals of {self.interval_steps} and {self.persistent_interval_steps} steps: each must be at least 1"
             )
@@ -57,7 +61,7 @@ class Schedule:
 
     def persistent_due(self, step: int) -> bool:
         """Whether the save of `step` is promoted: every persistent interval, rounded up to whole memory intervals."""
-        if self.persistent_interval_steps is None or step < 1:
+        if not self.persistent_interval_steps or step < 1:
             return False
         intervals = -(-self.persistent_interval_steps // self.interval_steps)
         return step % (intervals * self.interval_steps) == 0

@@ -19,6 +19,7 @@ class PersistentSettings:
     uri: str
     """`file:///folder` or `s3://bucket/prefix`."""
     interval_steps: int = 100
+    """0: no steps of its own; the coordinator chooses among those that memory has."""
     keep: int = 3
     endpoint: str | None = None
     region: str | None = None

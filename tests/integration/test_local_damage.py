@@ -23,7 +23,7 @@ def newest_everywhere(run: LocalRun) -> list[Checkpoint]:
 def settled(run: LocalRun, gate: int) -> list[Checkpoint]:
     """The two newest once training stands at the gate and everything staged is where it belongs."""
     run.wait_for_step(gate)
-    interval, found = run.job.interval_steps, list[Checkpoint]()
+    interval, found = run.job.interval_steps or 1, list[Checkpoint]()
 
     def is_there() -> bool:
         found[:] = newest_everywhere(run)[-2:]

@@ -73,6 +73,20 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.healthPolicy.heartbeatTimeoutSeconds", 0.6, "spec.healthPolicy.heartbeatTimeoutSeconds", "two heartbeats"),
     ("spec.healthPolicy.stepTimeoutSeconds", float("inf"), "spec.healthPolicy.stepTimeoutSeconds", "above 0"),
     ("spec.checkpoint.memory.intervalSteps", -10, "spec.checkpoint.memory.intervalSteps", "at least 1"),
+    ("spec.checkpoint.memory.intervalSeconds", 0, "spec.checkpoint.memory.intervalSeconds", "above 0"),
+    ("spec.checkpoint.memory.interval", "often", "spec.checkpoint.memory.interval", "allowed are auto"),
+    (
+        "spec.checkpoint.memory",
+        {"intervalSteps": 5, "intervalSeconds": 30},
+        "spec.checkpoint.memory.intervalSeconds",
+        "one of intervalSteps, intervalSeconds and interval is allowed; intervalSteps says 5",
+    ),
+    (
+        "spec.checkpoint.persistent",
+        {"uri": "file:///a", "intervalSeconds": 30, "interval": "auto"},
+        "spec.checkpoint.persistent.interval",
+        "intervalSeconds says 30.0",
+    ),
     ("spec.checkpoint.memory.sizeLimit", "8GiB", "spec.checkpoint.memory.sizeLimit", "8Gi"),
     ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
     ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
@@ -128,8 +142,6 @@ def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
         "spec.spares",
         "spec.elasticPolicy.gracefulShutdownTimeoutSeconds",
         "spec.runPolicy.schedulingPolicy",
-        "spec.checkpoint.memory.intervalSeconds",
-        "spec.checkpoint.persistent.intervalSeconds",
         "spec.checkpoint.onEviction",
     ],
 )
@@ -139,10 +151,26 @@ def test_a_field_that_is_not_acted_upon_yet_is_refused_by_name(path: str) -> Non
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize(
+    ("said", "adaptive", "base", "fixed"),
+    [({}, False, 10, 100), ({"intervalSteps": 1}, False, 1, 1), ({"intervalSeconds": 2.5}, True, 1, None),
+     ({"interval": "auto"}, True, 1, None)],
+)  # fmt: skip
+def test_an_interval_is_said_in_steps_or_seconds_or_left_to_the_operator(
+    said: dict[str, object], adaptive: bool, base: int, fixed: int | None
+) -> None:
+    both = {"memory": said, "persistent": {"uri": "file:///a", **said}}
+    checkpoint = parse_job(changed("spec.checkpoint", both)).spec.checkpoint
+    assert checkpoint.persistent is not None
+    assert (checkpoint.memory.adaptive, checkpoint.persistent.adaptive) == (adaptive, adaptive)
+    assert (checkpoint.memory.base_steps, checkpoint.persistent.fixed_steps) == (base, fixed)
+
+
 def test_what_is_left_out_has_the_documented_default() -> None:
     spec = parse_job(SMALLEST).spec
     assert spec.health_policy == HealthPolicy(0.5, 3.0, 600.0)
-    assert spec.checkpoint.memory == MemoryTier(interval_steps=10, replicas=2, keep=2)
+    assert spec.checkpoint.memory == MemoryTier(replicas=2, keep=2)
+    assert (spec.checkpoint.memory.base_steps, spec.checkpoint.memory.adaptive) == (10, False)
     assert spec.elastic_policy is not None
     assert spec.elastic_policy.scale_up_snooze_seconds == spec.elastic_policy.faulty_scale_down_timeout_seconds == 0.0
     assert (spec.checkpoint.drain_grace_seconds, spec.checkpoint.holder_return_seconds) == (1.0, 10.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.schedule import HIGHEST_LEVEL, LOWER_AFTER, Backoff, Schedule
+from surefoot.schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, Backoff, Schedule
 
 schedules = st.builds(Schedule, st.integers(1, 50), st.none() | st.integers(1, 500))
 
@@ -42,7 +42,7 @@ def test_step_nought_is_never_due() -> None:
 
 
 def test_a_skip_raises_the_level_and_a_streak_lowers_it_by_one() -> None:
-    backoff = Backoff().skipped().skipped()
+    backoff = Backoff().skipped(0).skipped(1)
     assert backoff == Backoff(2, 0)
     for _ in range(LOWER_AFTER - 1):
         backoff = backoff.staged()
@@ -51,16 +51,28 @@ def test_a_skip_raises_the_level_and_a_streak_lowers_it_by_one() -> None:
 
 
 def test_a_skip_ends_the_streak() -> None:
-    backoff = Backoff(1, LOWER_AFTER - 1).skipped()
+    backoff = Backoff(1, LOWER_AFTER - 1).skipped(1)
     assert backoff == Backoff(2, 0)
+
+
+def test_a_skip_counts_from_the_level_that_the_coordinator_asked_for() -> None:
+    assert Backoff().skipped(6) == Backoff(7, 0)
+    assert Backoff().skipped(HIGHEST_BACKOFF + 3).level == HIGHEST_BACKOFF + 3
 
 
 def test_the_level_stays_between_nought_and_the_highest() -> None:
     backoff = Backoff()
-    for _ in range(HIGHEST_LEVEL + 5):
-        backoff = backoff.skipped()
-    assert backoff.level == HIGHEST_LEVEL
+    for _ in range(HIGHEST_BACKOFF + 5):
+        backoff = backoff.skipped(backoff.level)
+    assert backoff.level == HIGHEST_BACKOFF
     assert Backoff().staged() == Backoff()
+
+
+@pytest.mark.parametrize("none", [None, 0])
+def test_without_persistent_steps_the_level_alone_decides(none: int | None) -> None:
+    schedule = Schedule(1, none)
+    assert [step for step in range(33) if schedule.due(step, 3)] == [8, 16, 24, 32]
+    assert not any(schedule.persistent_due(step) for step in range(33))
 
 
 @pytest.mark.parametrize(("interval", "persistent"), [(0, None), (-1, None), (1, -5)])

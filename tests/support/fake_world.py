@@ -348,7 +348,7 @@ class FakeWorld:
                 continue
             step += 1
             agent.seen = replace(agent.seen, step=step, step_at_seconds=self.now, step_seconds=0.1)
-            if step % self.job.spec.checkpoint.memory.interval_steps == 0:
+            if step % self.job.spec.checkpoint.memory.base_steps == 0:
                 self._save(worker, world, step)
             if step >= self.total_steps:
                 agent.seen = replace(agent.seen, finished=0, finished_steps=step)

@@ -51,7 +51,8 @@ class Job:
     ranks: int = 1
     """Of each worker."""
     elastic: tuple[int, int] | None = None
-    interval_steps: int = 5
+    interval_steps: int | None = 5
+    """None: `memory` says how often, in another way."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     persistent: Mapping[str, Any] | None = None
     gates: tuple[int, ...] = ()
@@ -60,7 +61,8 @@ class Job:
     """Of `surefoot local` itself, beside ours."""
 
     def document(self, folder: Path) -> dict[str, Any]:
-        memory = {"intervalSteps": self.interval_steps, "replicas": 2, **self.memory}
+        often = {} if self.interval_steps is None else {"intervalSteps": self.interval_steps}
+        memory = {**often, "replicas": 2, **self.memory}
         checkpoint: dict[str, Any] = {"memory": memory}
         if self.persistent is not None:
             checkpoint["persistent"] = dict(self.persistent)

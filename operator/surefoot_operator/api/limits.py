@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
+    MemoryTier,
     NodeSignals,
     PersistentTier,
     RestoreFrom,
@@ -58,10 +59,12 @@ LIMITS = {
     ("HealthPolicy", "heartbeat_timeout_seconds"): _POSITIVE,
     ("HealthPolicy", "step_timeout_seconds"): _POSITIVE,
     ("MemoryTier", "interval_steps"): _STEPS,
+    ("MemoryTier", "interval_seconds"): _POSITIVE,
     ("MemoryTier", "replicas"): Limit(least=1, most=16),
     ("MemoryTier", "keep"): Limit(least=1, most=1000),
     ("MemoryTier", "size_limit_bytes"): _BYTES,
     ("PersistentTier", "interval_steps"): _STEPS,
+    ("PersistentTier", "interval_seconds"): _POSITIVE,
     ("PersistentTier", "keep"): Limit(least=1),
     ("RestoreFrom", "step"): _STEPS,
     ("CheckpointPolicy", "expected_bytes"): _BYTES,
@@ -137,8 +140,10 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
             memory.topology_key,
             "only kubernetes.io/hostname is acted upon yet: copies lie on different nodes",
         )
+    _check_interval("spec.checkpoint.memory", memory)
     if persistent is not None:
         _check_uri("spec.checkpoint.persistent", persistent.uri, persistent.endpoint)
+        _check_interval("spec.checkpoint.persistent", persistent)
     if policy.restore_from is not None:
         _check_restore_from(policy.restore_from, persistent)
     if policy.expected_bytes is not None and memory.size_limit_bytes is not None:
@@ -151,6 +156,19 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
                 f"at least {needed} bytes a node are needed at the smallest world ({least_holders} workers):"
                 f" {memory.keep} kept, one in flight and one pinned, {copies} copies of {policy.expected_bytes} bytes",
             )
+
+
+def _check_interval(path: str, tier: MemoryTier | PersistentTier) -> None:
+    """One way to say how often: two of them would contradict each other sooner or later."""
+    said = {
+        "intervalSteps": tier.interval_steps,
+        "intervalSeconds": tier.interval_seconds,
+        "interval": tier.interval,
+    }
+    given = [name for name, value in said.items() if value is not None]
+    if len(given) > 1:
+        sentence = f"one of intervalSteps, intervalSeconds and interval is allowed; {given[0]} says {said[given[0]]}"
+        raise SpecError(f"{path}.{given[1]}", said[given[1]], sentence)
 
 
 def _check_restore_from(given: RestoreFrom, persistent: PersistentTier | None) -> None:

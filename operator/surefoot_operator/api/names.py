@@ -32,8 +32,6 @@ NOT_YET: dict[str, dict[str, str]] = {
         "restartStrategy": "trainers are always restarted in place where a worker lives",
     },
     "FailureRule": {"onPodConditions": "rules match exit codes"},
-    "MemoryTier": {"intervalSeconds": "use intervalSteps"},
-    "PersistentTier": {"intervalSeconds": "use intervalSteps"},
     "CheckpointPolicy": {
         "onEviction": "an agent that is told to end drains what is staged",
     },

@@ -106,22 +106,43 @@ class HealthPolicy:
     """None: `KNOWN_SIGNALS`."""
 
 
+DEFAULT_MEMORY_STEPS = 10
+DEFAULT_PERSISTENT_STEPS = 100
+"""Steps between saves to a tier of which a job says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryTier:
-    interval_steps: int = 10
+    """How often: one of the first three, else every `DEFAULT_MEMORY_STEPS`."""
+
+    interval_steps: int | None = None
+    interval_seconds: float | None = None
+    interval: Literal["auto"] | None = None
     replicas: int = 2
     keep: int = 2
     size_limit_bytes: int | None = None
     """Per holder; enforced as Redis maxmemory. None: the fabric's default."""
     topology_key: str = "kubernetes.io/hostname"
 
+    @property
+    def adaptive(self) -> bool:
+        """The operator chooses the steps, and tells trainers a level."""
+        return self.interval is not None or self.interval_seconds is not None
+
+    @property
+    def base_steps(self) -> int:
+        """What workers are told: saves are due at multiples of this, doubled level times."""
+        return 1 if self.adaptive else self.interval_steps or DEFAULT_MEMORY_STEPS
+
 
 @dataclass(frozen=True, slots=True)
 class PersistentTier:
     uri: str
     """`file:///…` or `s3://bucket/prefix`."""
-    interval_steps: int = 100
-    """Rounded up to a multiple of the memory tier's interval."""
+    interval_steps: int | None = None
+    """Rounded up to a multiple of the memory tier's base. One of these three, else every `DEFAULT_PERSISTENT_STEPS`."""
+    interval_seconds: float | None = None
+    interval: Literal["auto"] | None = None
     keep: int = 3
     endpoint: str | None = None
     region: str | None = None
@@ -131,6 +152,16 @@ class PersistentTier:
     sse: str | None = None
     on_job_deletion: Literal["Keep", "Delete"] = "Keep"
     """What becomes of what lies there when the job is deleted."""
+
+    @property
+    def adaptive(self) -> bool:
+        """The operator chooses among what the memory tier has; workers are told of no steps."""
+        return self.interval is not None or self.interval_seconds is not None
+
+    @property
+    def fixed_steps(self) -> int | None:
+        """What workers are told: such steps are due at every level. None: the operator chooses."""
+        return None if self.adaptive else self.interval_steps or DEFAULT_PERSISTENT_STEPS
 
 
 @dataclass(frozen=True, slots=True)

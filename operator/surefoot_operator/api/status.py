@@ -69,6 +69,32 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """How often a tier is saved to where the operator chooses, and from what that follows. None: not known yet."""
+
+    steps: int
+    """Between saves: the tier's base, doubled `level` times."""
+    level: int
+    reason: str
+    since_seconds: float
+    """Since when these steps are the choice. Unix seconds."""
+    since_step: int
+    measured_seconds: float
+    """When what follows was measured. Unix seconds."""
+    wanted_seconds: float | None = None
+    """What was asked for, or what costs least."""
+    step_seconds: float | None = None
+    cost_seconds: float | None = None
+    """Training time that one save costs."""
+    drain_seconds: float | None = None
+    """From staged to all its copies, or one whole upload."""
+    incident_seconds: float | None = None
+    """Mean time between the incidents that this tier is for."""
+    memory_loss_odds: float | None = None
+    """That an incident takes every copy in memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """One restart that a budget may count."""
 
@@ -112,6 +138,9 @@ class JobStatus:
     """Rounds of workers that ended by themselves since the last commit: each is waited after for longer."""
     last_complete: Checkpoint | None = None
     """A hint for people and for 'was anything ever recorded'."""
+    memory_interval: Interval | None = None
+    """None: the spec says it, or nothing was chosen yet."""
+    persistent_interval: Interval | None = None
     recorded: bool = False
     """Some checkpoint was Full or complete in the persistent tier: from now on there is something to lose."""
     named_holders: tuple[HolderEndpoint, ...] = ()

@@ -29,11 +29,15 @@ def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path)
     """
     if job.spec.checkpoint.persistent is not None:
         return document
-    steps = INTERVALS_PER_PROMOTION * job.spec.checkpoint.memory.interval_steps
+    memory = job.spec.checkpoint.memory
+    steps = INTERVALS_PER_PROMOTION * memory.base_steps
     uri = f"file://{root.resolve() / 'persistent'}"
-    print(f"the job has no persistent tier; for the comparison it gets {uri}, every {steps} steps", flush=True)
+    # steps of its own would be saved beside those that the operator chooses
+    often: dict[str, Any] = {"interval": "auto"} if memory.adaptive else {"intervalSteps": steps}
+    words = "as often as pays" if memory.adaptive else f"every {steps} steps"
+    print(f"the job has no persistent tier; for the comparison it gets {uri}, {words}", flush=True)
     spec = document["spec"]
-    checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, "intervalSteps": steps}}
+    checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **often}}
     return {**document, "spec": {**spec, "checkpoint": checkpoint}}
 
 

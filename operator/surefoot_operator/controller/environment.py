@@ -61,7 +61,7 @@ class WorkerTelling:
         account = self.secrets.holder_account(job.uid)
         return JobSettings(
             job=job.uid,
-            interval_steps=checkpoint.memory.interval_steps,
+            interval_steps=checkpoint.memory.base_steps,
             replicas=checkpoint.memory.replicas,
             keep=checkpoint.memory.keep,
             holder_user=account.user,
@@ -70,7 +70,7 @@ class WorkerTelling:
             holder_tls_ca=self.holder_tls_ca,
             persistent=PersistentSettings(
                 uri=persistent.uri,
-                interval_steps=persistent.interval_steps,
+                interval_steps=persistent.fixed_steps or 0,
                 keep=persistent.keep,
                 endpoint=persistent.endpoint,
                 region=persistent.region,

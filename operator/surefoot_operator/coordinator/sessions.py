@@ -29,6 +29,8 @@ from surefoot.protocol.messages import (
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.coordinator.timings import NONE, Timings
+from surefoot_operator.coordinator.timings import heard as timed
 from surefoot_operator.observed import ExitSeen, SessionSeen
 
 MOST_NOTICES = 64
@@ -47,7 +49,7 @@ class Session:
     """Incarnations that were this worker before; a thawed one must not come back."""
     loss: float | None = None
     level: int = 0
-    stall_seconds: float | None = None
+    timings: Timings = NONE
 
     @property
     def worker(self) -> WorkerId:
@@ -197,6 +199,9 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         step=0,
         step_at_seconds=None,
         step_seconds=None,
+        typical_step_seconds=None,
+        stall_seconds=None,
+        drain_seconds=None,
         restored=False,
         restored_from=None,
         exit=None,
@@ -207,7 +212,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         save_bytes=0,
         unstaged="",
     )
-    return replace(session, seen=blank, loss=None)
+    return replace(session, seen=blank, loss=None, timings=NONE)
 
 
 def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> Session:
@@ -235,8 +240,15 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             save_bytes=beat.save_bytes,
             unstaged=beat.unstaged,
         )
-        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
-    return replace(session, seen=fresh, level=beat.level, stall_seconds=beat.stall_seconds)
+        timings = timed(session.timings, beat, grown, now)
+        fresh = replace(
+            fresh,
+            typical_step_seconds=timings.step_seconds,
+            stall_seconds=timings.stall_seconds,
+            drain_seconds=timings.drain_seconds,
+        )
+        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss, timings=timings)
+    return replace(session, seen=fresh, level=beat.level)
 
 
 def _stopped(session: Session, epoch: int) -> Session:

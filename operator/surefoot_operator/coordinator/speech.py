@@ -41,10 +41,9 @@ class Rule:
     """Provisioned, answering and named in status: nobody else's address is ever given away."""
     targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
     """worker index → where its saves go."""
-    level: int = 0
 
 
-def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, level: int = 0) -> Rule:
+def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int) -> Rule:
     """The rule that follows from `status`, the holders that are ready for this epoch, and the spec's R.
 
     A holder must stand in status as named before an agent hears of it: what is saved there could be the newest, and
@@ -55,7 +54,7 @@ def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, leve
     members = status.world.members if status.world is not None else ()
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)
-    return Rule(status, wanted, holders, places, level)
+    return Rule(status, wanted, holders, places)
 
 
 def desired(rule: Rule, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
@@ -113,8 +112,8 @@ def _to_member(rule: Rule, sessions: Sessions, session: Session, place: int) -> 
         words.append(messages.Hold(world.epoch, hold.seen.step, _VERBS[hold.seen.state]))
     elif session.hello_epoch == world.epoch:
         words.append(messages.Hold(world.epoch, 0, "cancel"))
-    if rule.level:
-        words.append(SaveLevel(world.epoch, rule.level))
+    if rule.status.memory_interval is not None:
+        words.append(SaveLevel(world.epoch, rule.status.memory_interval.level))
     return words
 
 

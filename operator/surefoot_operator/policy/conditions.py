@@ -16,6 +16,8 @@ from surefoot_operator.policy.facts import (
     has_stepped,
     last_step_seconds,
     reading_at,
+    saving_steps,
+    seconds_per_step,
     step_of,
 )
 from surefoot_operator.policy.incidents import open_incident
@@ -26,6 +28,8 @@ PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""
 
 STALLED_INTERVALS = 3
+STALLED_SECONDS = 4.0
+"""Also where intervals are short: a save of each step arrives some steps later, and holders are read now and then."""
 
 UNREAD_SECONDS = 5.0
 """A new leader, and a new epoch, may take so long to read the holders."""
@@ -72,9 +76,8 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     safe = newest(c for c in (full, facts.status.floor) if c is not None)
     begun = world.parent.step if world.parent else 0
-    behind = step_of(facts, world.epoch) - max((c.step for c in found), default=begun)
-    limit = STALLED_INTERVALS * facts.spec.checkpoint.memory.interval_steps
-    if behind > limit + facts.spec.checkpoint.memory.interval_steps:
+    behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), begun)
+    if behind > _stalled_steps(facts):
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
     if safe is not None:
         return "True", "Protected", f"a complete checkpoint has {replicas} copies or lies in the persistent tier"
@@ -87,15 +90,30 @@ def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
     """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
     begun = world.parent.step if world.parent else 0
     known = facts.status.last_complete
-    behind = step_of(facts, world.epoch) - max(begun, known.step if known is not None else 0)
-    intervals = (STALLED_INTERVALS + 1) * facts.spec.checkpoint.memory.interval_steps
-    if behind > intervals and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+    behind = step_of(facts, world.epoch) - max(begun, _chosen_at(facts), known.step if known is not None else 0)
+    if (
+        behind > _stalled_steps(facts)
+        and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS
+    ):
         return (
             "False",
             "Stalled",
             f"no holder answers, and no checkpoint became complete for {STALLED_INTERVALS} intervals",
         )
     return _last(facts)
+
+
+def _stalled_steps(facts: Facts) -> int:
+    """So many steps without a new checkpoint are too many: beside the intervals, a save needs some time to arrive."""
+    pace = seconds_per_step(facts)
+    least = 0 if not pace else int(STALLED_SECONDS / pace)
+    return max((STALLED_INTERVALS + 1) * saving_steps(facts), least)
+
+
+def _chosen_at(facts: Facts) -> int:
+    """The step at which saving began to be as often as it is: nothing is late by an interval that did not count yet."""
+    chosen = facts.status.memory_interval
+    return 0 if chosen is None else min(chosen.since_step, step_of(facts, facts.world.epoch))
 
 
 def _last(facts: Facts) -> tuple[Truth, str, str]:

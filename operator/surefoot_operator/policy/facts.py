@@ -142,6 +142,12 @@ def seconds_per_step(facts: Facts) -> float | None:
     return max((s.step_seconds for s in facts.sessions.values() if s.step_seconds is not None), default=None)
 
 
+def saving_steps(facts: Facts) -> int:
+    """Between two saves to memory now: what the operator chose, else the tier's base."""
+    chosen = facts.status.memory_interval
+    return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
+
+
 def sealed_holders(facts: Facts, epoch: int) -> list[HolderSeen]:
     """Holders that answer, are sealed at `epoch` or newer, and whose index was read after that."""
     return [

@@ -83,10 +83,16 @@ def _hopeless(facts: Facts) -> set[Checkpoint]:
 
 
 def interval_of(facts: Facts) -> int:
-    """Steps between promotions: a multiple of the memory tier's interval, for only what was saved can go up."""
-    persistent, every = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.interval_steps
-    wanted = persistent.interval_steps if persistent is not None else every
-    return -(-wanted // every) * every
+    """Steps between promotions: a multiple of the memory tier's base, for only what was saved can go up.
+
+    Where the operator chooses and has not chosen yet, whatever is saved is due: one upload tells what uploads take.
+    """
+    persistent, base = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
+    if persistent is None or persistent.adaptive:
+        chosen = facts.status.persistent_interval
+        return base if chosen is None else chosen.steps
+    wanted = persistent.fixed_steps or base
+    return -(-wanted // base) * base
 
 
 def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> tuple[Errand, ...]:

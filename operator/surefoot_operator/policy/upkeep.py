@@ -15,7 +15,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, W
 from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
-from surefoot_operator.policy import memory_budget, promotion
+from surefoot_operator.policy import intervals, memory_budget, promotion
 from surefoot_operator.policy.actions import Event, SealHolder
 from surefoot_operator.policy.errands import CopySave, DropSaves, Errand
 from surefoot_operator.policy.facts import (
@@ -26,6 +26,7 @@ from surefoot_operator.policy.facts import (
     gather,
     member_sessions,
     reading_at,
+    saving_steps,
     sealed_holders,
     seconds_per_step,
     step_of,
@@ -82,7 +83,7 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
     if world is None or world.state != "Committed" or over:
         return Upkeep((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
     memory = _read(facts)
-    status = _remembered(facts, memory)
+    status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
     promoting = promotion.promote(facts, memory.complete, pinned)
     status = replace(status, floor=promoting.floor, recorded=status.recorded or promoting.floor is not None)
     errands: tuple[Errand, ...] = (
@@ -104,7 +105,11 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
-        events=(*promoting.events, *memory_budget.news(facts.status, budget)),
+        events=(
+            *promoting.events,
+            *intervals.changes(facts.status, status),
+            *memory_budget.news(facts.status, budget),
+        ),
         shares=budget.shares if budget is not None else (),
         wake_after_seconds=_wake(facts),
     )
@@ -225,7 +230,7 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
 
 
 def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
-    interval = facts.spec.checkpoint.memory.interval_steps
+    interval = saving_steps(facts)
     step = step_of(facts, facts.world.epoch)
     safe = max(memory.full.step if memory.full else 0, facts.world.parent.step if facts.world.parent else 0)
     if step - safe > PATIENT_INTERVALS * interval:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import metrics, names
-from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec import CheckpointPolicy, TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.memory_budget import Share
@@ -54,6 +54,7 @@ class Figures:
             metrics.of(metrics.promotions_abandoned, where).inc(
                 sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
             )
+        _show_intervals(where, seen.job.spec.checkpoint, status)
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
 
@@ -108,6 +109,26 @@ class Figures:
         self._newest[tier] = checkpoint
         metrics.of(metrics.complete_step, where, tier).set(checkpoint.step)
         metrics.of(metrics.complete_at, where, tier).set(now)
+
+
+def _show_intervals(where: tuple[str, str], spec: CheckpointPolicy, status: JobStatus) -> None:
+    """Steps as they are now; what a choice was made from only where the operator chose."""
+    fixed = spec.persistent.fixed_steps if spec.persistent is not None else None
+    for tier, chosen, steps in (
+        ("memory", status.memory_interval, spec.memory.base_steps),
+        ("persistent", status.persistent_interval, fixed),
+    ):
+        now = chosen.steps if chosen is not None else steps
+        if now is not None:
+            metrics.of(metrics.interval_steps, where, tier).set(now)
+        if chosen is None:
+            continue
+        for name in ("wanted", "step", "cost", "drain", "incident"):
+            value = getattr(chosen, f"{name}_seconds")
+            if value is not None:
+                metrics.of(metrics.interval_input_seconds, where, tier, name).set(value)
+        if chosen.memory_loss_odds is not None:
+            metrics.of(metrics.memory_loss_odds, where).set(chosen.memory_loss_odds)
 
 
 def _name(incident: Incident) -> tuple[int, float]:

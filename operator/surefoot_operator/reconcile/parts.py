@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.orders import upload_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import MemoryTier
@@ -56,6 +57,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         covers=covers,
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
+        upload_seconds=upload_seconds(orders, shown.status.floor),
         memory_cleaned=parts.memory.cleaned,
         purges=shown.purges,
         refusal=shown.refusal,

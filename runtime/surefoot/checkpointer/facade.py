@@ -17,6 +17,7 @@ from surefoot.agent.line import Stepped
 from surefoot.agent.link import Link
 from surefoot.checkpointer import restoring
 from surefoot.checkpointer.links import Options, link_of
+from surefoot.checkpointer.peers import ShareReads
 from surefoot.checkpointer.saving import Saver
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.identities import Checkpoint
@@ -45,6 +46,7 @@ class Checkpointer:
     size and otherwise stay as the program built them. `seed` is what random generators are derived from in a new
     world. `replicas` says which ranks hold the same plain tensors as this one, where that is not every rank (pipeline
     stages, experts): a process group, a device mesh or ranks, or such by pattern of names. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
+    With `share_reads`, alike on all ranks, those that restore the same bytes read each of them once and exchange them.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Checkpointer:
         interval_steps: int | None = None,
         keep: int | None = None,
         job: str | None = None,
+        share_reads: bool | ShareReads = False,
         link: Link | None = None,
         **objects: Any,
     ) -> None:
@@ -73,6 +76,7 @@ class Checkpointer:
         self._backoff = Backoff()
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._saver.join()) for o in self._program.optimizers]
+        self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._loader = named.get("loader")
         self._step = 0
         self._since = time.perf_counter()
@@ -84,7 +88,7 @@ class Checkpointer:
 
     def restore(self) -> int:
         """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job."""
-        self._step = restoring.restore(self._program, self._connected)
+        self._step = restoring.restore(self._program, self._connected, self._share)
         if self._step > 0:
             self._prepare()
         self._since = time.perf_counter()
@@ -102,7 +106,7 @@ class Checkpointer:
         if held:
             self._save_for_certain()
         elif self._schedule.due(self._step, level):
-            skipped = self._save_if_free()
+            skipped = self._save_if_free(level)
         self._report(_plain(loss), stall, skipped, level)
         if held:
             self._link.wait_while_held(self._step)
@@ -173,9 +177,9 @@ class Checkpointer:
         metrics.stall_seconds.observe(stall)
         return stall
 
-    def _save_if_free(self) -> bool:
+    def _save_if_free(self, level: int) -> bool:
         result = self._saver.save(self._step, wait_seconds=0.0)
-        self._backoff = self._backoff.skipped() if result == "skipped" else self._backoff.staged()
+        self._backoff = self._backoff.skipped(level) if result == "skipped" else self._backoff.staged()
         self._saved_before = True
         return result == "skipped"
 

@@ -1,0 +1,112 @@
+"""How often to save to one tier: a power of two of its base, from what was asked for and what was measured. Pure.
+
+Powers of two, because ranks that follow a level at different moments must still meet: the sets of saved steps nest.
+A cost that is flat around its least point makes the rounding cheap (docs/adr/0006). Called by `intervals`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+HIGHEST_LEVEL = 20
+"""A million steps; what trainers know as the highest, too."""
+
+DRAIN_ROOM = 1.25
+"""A save may take a quarter longer than the last ones before the next is due."""
+
+HOLD = 0.2
+"""In doublings: as far as a wish may leave the present level's range before the level follows. A seventh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the job asks of a tier. `seconds` None: `auto`."""
+
+    base_steps: int
+    seconds: float | None = None
+    least_level: int = 0
+    """Of the tier below: only what was saved there can go on to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was measured and estimated for one tier. None: not known yet."""
+
+    step_seconds: float | None
+    cost_seconds: float | None
+    """Training time that one save costs."""
+    drain_seconds: float | None
+    """Until a save is where it belongs: the next must not be due before."""
+    incident_seconds: float
+    """Mean time between incidents that this tier recovers from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    level: int
+    wanted_seconds: float
+    reason: str
+
+
+def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
+    """Young and Daly: as much time goes to saves as, on average, to steps that an incident makes run again."""
+    return math.sqrt(2.0 * cost_seconds * incident_seconds)
+
+
+def wanted_seconds(wish: Wish, inputs: Inputs) -> float | None:
+    """Between two saves; None: not known yet."""
+    if wish.seconds is not None:
+        return wish.seconds
+    return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
+
+
+def cadence(wish: Wish, inputs: Inputs, present: int | None) -> Cadence | None:
+    """The level, given the `present` one, which it leaves only for a reason; None while too little is known."""
+    wanted, step = wanted_seconds(wish, inputs), inputs.step_seconds
+    if wanted is None or step is None or step <= 0:
+        return None
+    base = wish.base_steps * step
+    # seconds are a promise, rounded down and never held above; the best interval is as flat above as it is below
+    bias = -HOLD if wish.seconds is not None else 0.5
+    level = settled(_doublings(wanted / base) + bias, present)
+    drain = inputs.drain_seconds or 0.0
+    least = -settled(-_doublings(drain * DRAIN_ROOM / base), None if present is None else -present)
+    chosen = min(HIGHEST_LEVEL, max(level, least, wish.least_level, 0))
+    return Cadence(chosen, wanted, _reason(wish, inputs, wanted, (level, least, chosen)))
+
+
+def settled(wanted: float, present: int | None) -> int:
+    """`wanted` rounded down; the present level, while `wanted` is not further than `HOLD` outside of its range."""
+    if present is not None and present - HOLD <= wanted < present + 1 + HOLD:
+        return present
+    return math.floor(wanted)
+
+
+def _doublings(ratio: float) -> float:
+    """Far below one is as good as never: a drain of no time asks for no level."""
+    return math.log2(max(ratio, 2.0**-HIGHEST_LEVEL))
+
+
+def _reason(wish: Wish, inputs: Inputs, wanted: float, levels: tuple[int, int, int]) -> str:
+    level, least, chosen = levels
+    if wish.seconds is not None:
+        why = f"at most every {spoken(wish.seconds)} is asked for"
+    else:
+        why = (
+            f"every {spoken(wanted)} costs least, where a save costs {spoken(inputs.cost_seconds or 0.0)}"
+            f" and an incident comes every {spoken(inputs.incident_seconds)}"
+        )
+    if chosen <= max(level, 0):
+        return why
+    if chosen == wish.least_level and chosen > least:
+        return f"{why}, but memory is not saved to oftener"
+    return f"{why}, but a save takes {spoken(inputs.drain_seconds or 0.0)} to arrive, and the next waits for that"
+
+
+def spoken(seconds: float) -> str:
+    """With two digits, in the unit that a person would use."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= 2 * size or unit == "s":
+            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+    raise AssertionError("every time has a unit")
