@@ -35,6 +35,11 @@ restore_seconds = Histogram(
 restore_bytes = Counter("surefoot_restore_bytes_total", "Bytes read to restore.", ["source"])
 restore_fallbacks = Counter("surefoot_restore_fallbacks_total", "Ranges read again from another copy.", ["reason"])
 fallbacks = Counter("surefoot_fallbacks_total", "Times something took its second-best way.", ["what"])
+s3_requests = Counter(
+    "surefoot_s3_requests_total",
+    "Requests to the bucket as they leave: the first try, or one again.",
+    ["operation", "try"],
+)
 step_seconds = Histogram(
     "surefoot_step_duration_seconds", "Time of one training step on this worker.", buckets=BUCKETS_SECONDS
 )
@@ -55,6 +60,7 @@ FAMILIES = (
     restore_bytes,
     restore_fallbacks,
     fallbacks,
+    s3_requests,
     step_seconds,
     step,
     loss,

@@ -44,7 +44,7 @@ def fill(settings: JobSettings) -> None:
     tier = open_persistent(settings.persistent, settings.job)
     for step in (10, 20):
         for rank in (0, 1):
-            tier.put_chunk(RankSave(1, step, rank), 0, memoryview(b"bytes"))
+            tier.put_part(RankSave(1, step, rank), 0, [memoryview(b"bytes")])
     tier.put_layout("0" * 16, "{}")
     tier.claim_epoch()
     tier.close()

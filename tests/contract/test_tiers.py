@@ -186,7 +186,8 @@ def test_another_save_of_the_same_name_is_refused_and_the_first_stays(tier: Tier
 def test_of_many_racing_commits_of_different_bytes_one_wins(open_tier: OpenTier) -> None:
     saves = [make_save(seed=seed, elements=1000) for seed in range(4)]
     tiers = [open_tier() for _ in saves]
-    write(tiers[0], saves[0])
+    for tier, saved in zip(tiers, saves, strict=True):
+        write(tier, saved)
 
     def race(number: int) -> bool:
         try:
@@ -244,9 +245,11 @@ def test_ranks_without_tensors_and_chunks_of_full_size_are_kept(tier: Tier) -> N
     tier.commit(manifest, 2, ())
     assert tier.manifests() == (manifest,)
     assert tier.read_digests(save, 0, 0) == b""
-    full = memoryview(bytes(CHUNK_BYTES))
-    tier.put_chunk(save, 0, full)
-    assert len(tier.read_chunk(save, 0, 0, CHUNK_BYTES)) == CHUNK_BYTES
+    full = make_save(RankSave(2, 70, 3), elements=CHUNK_BYTES // 4)
+    write(tier, full)
+    commit(tier, full)
+    assert full.lengths == (CHUNK_BYTES,)
+    assert len(tier.read_chunk(full.manifest.save, 0, 0, CHUNK_BYTES)) == CHUNK_BYTES
 
 
 def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import PersistentTier, open_persistent
+from surefoot.tiers import PersistentTier, directory, open_persistent
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -84,9 +84,9 @@ def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: Persis
     save = RankSave(1, 20, 0)
     manifest = save_one(tier, save)
     text = manifest.to_json().encode()
-    tier._store.put("job-1/20-1/rank-0/manifest.json", text.replace(b'"world":2', b'"world":3'))
+    tier._store.put("job-1/20-1/rank-0.json", text.replace(b'"world":2', b'"world":3'))
     assert tier.manifests() == ()
-    assert tier.damaged() == ("persistent: job-1/20-1/rank-0/manifest.json",)
+    assert tier.damaged() == (f"persistent: job-1/20-1/rank-0.json of {save}",)
     tier.commit(manifest, 1, ())
     assert tier.manifests() == (manifest,)
     assert tier.damaged() == ()
@@ -132,19 +132,18 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
     tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
     save = RankSave(1, 20, 0)
     tier.put_values(save, b"x")
-    written = Path.write_bytes
 
-    def half(path: Path, data: bytes) -> int:
-        written(path, bytes(data)[:3])
+    def half(path: Path, pieces: Sequence[memoryview]) -> None:
+        path.write_bytes(bytes(pieces[0])[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(directory, "_write_all", half)
     with pytest.raises(TierFull, match="No space left on device: make room"):
-        tier.put_chunk(save, 0, memoryview(b"123456"))
+        tier.put_part(save, 0, [memoryview(b"123456")])
     assert os.listdir(root / "job-1" / "20-1" / "rank-0") == ["values"]
     monkeypatch.undo()
-    tier.put_chunk(save, 0, memoryview(b"123456"))
-    assert tier.read_chunk(save, 0, 0, 6) == b"123456"
+    tier.put_part(save, 0, [memoryview(b"123456")])
+    assert tier.has_part(save, 0, [memoryview(b"123"), memoryview(b"456")])
 
 
 def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> None:

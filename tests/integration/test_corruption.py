@@ -87,7 +87,8 @@ class Stored:
         if place == "persistent":
             path = self._path(part)
             data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
+            first, length = self._chunk(part) or (0, len(data))
+            data[first + length // 2] ^= 1
             path.write_bytes(data)
             return
         endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
@@ -103,6 +104,14 @@ class Stored:
             wire.call("SET", self._key(part), bytes(data))
         wire.close()
 
+    def _chunk(self, part: str) -> tuple[int, int] | None:
+        """Where a chunk lies in the first part, which holds all of them."""
+        match part.split():
+            case ["chunk", number]:
+                layout = self.stream.layout
+                return layout.chunk_starts[int(number)], layout.chunk_lengths()[int(number)]
+        return None
+
     def _key(self, part: str) -> str:
         match part.split():
             case ["chunk", number]:
@@ -116,12 +125,12 @@ class Stored:
     def _path(self, part: str) -> Path:
         folder = self.folder / self.job / "10-1" / "rank-0"
         match part.split():
-            case ["chunk", number]:
-                return folder / f"c{int(number):04d}"
+            case ["chunk", _]:
+                return folder / "p0000"
             case ["layout"]:
                 return self.folder / self.job / "layouts" / f"{self.stream.digest}.json"
             case ["index", _]:
-                return folder / "manifest.json"
+                return folder.with_name("rank-0.json")
             case ["values"]:
                 return folder / "values"
         return folder / "digests"

@@ -90,17 +90,17 @@ def test_a_sound_checkpoint_is_verified_and_one_without_a_rank_is_incomplete(
 ) -> None:
     save(root, "a", 10, 2, tensors())
     save(root, "a", 20, 2, tensors())
-    (root / "a/20-1/rank-1/manifest.json").unlink()
+    (root / "a/20-1/rank-1.json").unlink()
     assert verify.main(["--job", "a"]) == 0
     found = {entry["step"]: entry for entry in told(capsys)["checkpoints"]}
     assert (found[10]["state"], found[10]["ranks"], found[10]["damaged"]) == ("verified", 2, [])
     assert (found[20]["state"], found[20]["ranks"]) == ("incomplete", 1)
 
 
-@pytest.mark.parametrize("part", ["c0000", "digests", "values", "manifest.json"])
+@pytest.mark.parametrize("part", ["rank-1/p0000", "rank-1/digests", "rank-1/values", "rank-1.json"])
 def test_one_flipped_byte_anywhere_is_found(root: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
     save(root, "a", 10, 2, tensors())
-    path = root / "a/10-1/rank-1" / part
+    path = root / "a/10-1" / part
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from surefoot.restore import (
     read_catalogue,
 )
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import Tier, open_holder, open_persistent
+from surefoot.tiers import PersistentTier, Tier, open_holder, open_persistent
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
 FIRST, SECOND = 10, 20
@@ -51,7 +51,7 @@ STAGES: Mapping[str, tuple[str, int]] = {
     "manifest on one holder": ("committed", 1),
     "manifest on both holders": ("committed", 2),
     "slot freed": ("freed", 1),
-    "half promoted": ("persistent chunk", 2),
+    "half promoted": ("persistent part", 2),
     "promoted but for its manifest": ("persistent commit", 1),
     "promoted": ("promoted", 1),
 }
@@ -88,17 +88,17 @@ class Fuse:
 
 
 class ProbedTier:
-    """A tier that tells a fuse of chunks and commits before it does them."""
+    """A tier that tells a fuse of parts and commits before it does them."""
 
-    def __init__(self, tier: Tier, probe: Callable[[str], None]) -> None:
+    def __init__(self, tier: PersistentTier, probe: Callable[[str], None]) -> None:
         self._tier, self._probe = tier, probe
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tier, name)
 
-    def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        self._probe("persistent chunk")
-        self._tier.put_chunk(save, index, data)
+    def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
+        self._probe("persistent part")
+        self._tier.put_part(save, part, chunks)
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         self._probe("persistent commit")

@@ -1,7 +1,8 @@
 """Copies one rank save from tier to tier, verifying every byte on the way. Promotion and repair are made of this.
 
-Each part is taken from the first source whose copy of it is good, so one damaged chunk costs one other read, not the
-save. The target's index entry comes last; repeating a copy that is already there is success.
+Each piece is taken from the first source whose copy of it is good, so one damaged chunk costs one other read, not the
+save. A copy goes on where an earlier one ended, also one whose process died: what the target has already, by length and
+by its own checksum, is not sent again. The index entry comes last; repeating a copy that is already there is success.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from surefoot import metrics
 from surefoot.drain import verified
 from surefoot.drain.pace import Pace
 from surefoot.errors import ChunkMissing, Corrupt, SurefootError, TierUnavailable, Unreadable
+from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers import ManyStreams, Tier
@@ -25,23 +27,46 @@ T = TypeVar("T")
 
 
 class Puts:
-    """Chunks on their way to a tier: as many at once as it takes, never more in memory than that."""
+    """Parts on their way to a tier: as many at once as it takes, never more in memory than that."""
 
     def __init__(self, target: Tier, save: RankSave) -> None:
         self._target, self._save = target, save
-        streams = target.at_once if isinstance(target, ManyStreams) else 1
-        self._pool = ThreadPoolExecutor(streams, thread_name_prefix="surefoot-put") if streams > 1 else None
-        self._room = streams
-        self._under_way: deque[Future[None]] = deque()
+        self._many = target if isinstance(target, ManyStreams) else None
+        self.together = self._many.together if self._many is not None else 1
+        self._kept = self._many.kept(save) if self._many is not None else {}
+        self._room = self._many.at_once if self._many is not None else 1
+        self._pool = ThreadPoolExecutor(self._room, thread_name_prefix="surefoot-put") if self._room > 1 else None
+        self._under_way: deque[Future[int]] = deque()
+        self._sent = 0
 
-    def put(self, index: int, data: memoryview) -> None:
-        """Begins one; raises what an earlier one raised."""
-        if self._pool is None:
-            self._target.put_chunk(self._save, index, data)
-            return
+    def make_room(self) -> None:
+        """Waits until another part may be in memory; raises what an earlier one raised."""
         while len(self._under_way) >= self._room:
-            self._under_way.popleft().result()
-        self._under_way.append(self._pool.submit(self._target.put_chunk, self._save, index, data))
+            self._sent += self._under_way.popleft().result()
+
+    def put(self, part: int, chunks: Sequence[memoryview]) -> None:
+        """Begins one."""
+        if self._pool is None:
+            self._sent += self._put(part, chunks)
+        else:
+            self._under_way.append(self._pool.submit(self._put, part, chunks))
+
+    def sent(self) -> int:
+        """Waits for all; the bytes that had to be sent."""
+        while self._under_way:
+            self._sent += self._under_way.popleft().result()
+        return self._sent
+
+    def _put(self, part: int, chunks: Sequence[memoryview]) -> int:
+        size = sum(len(chunk) for chunk in chunks)
+        if self._many is None:
+            for index, chunk in enumerate(chunks, part):
+                self._target.put_chunk(self._save, index, chunk)
+            return size
+        if self._kept.get(part) == size and self._many.has_part(self._save, part, chunks):
+            return 0
+        self._many.put_part(self._save, part, chunks)
+        return size
 
     def __enter__(self) -> Puts:
         return self
@@ -49,12 +74,9 @@ class Puts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """All of them are there when the block ends without an error, and none is under way when it ends with one."""
+        """None is under way any more when the block ends."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is None:
-            for put in self._under_way:
-                put.result()
 
 
 class Abandoned(SurefootError):
@@ -73,18 +95,24 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
     values = _first_good("values", save, having, lambda tier: verified.values_from(tier, manifest))
     target.put_layout(manifest.layout, stream.text)
     lengths = stream.layout.chunk_lengths()
-    there = target.kept(save) if isinstance(target, ManyStreams) else {}
-    missing = [index for index, length in enumerate(lengths) if there.get(index) != length]
     with Puts(target, save) as puts:
-        for index in missing:
-            if not pace.take(lengths[index]):
+        for part in range(-(-len(lengths) // puts.together)):
+            numbers = range(part * puts.together, min(len(lengths), (part + 1) * puts.together))
+            if not pace.take(sum(lengths[index] for index in numbers)):
                 raise Abandoned(f"copying {save} to {target.name} was called off")
-            read = partial(verified.chunk_from, manifest=manifest, stream=stream, table=table, index=index)
-            puts.put(index, _first_good(f"chunk {index}", save, having, read))
+            puts.make_room()
+            puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in numbers])
+        sent = puts.sent()
     target.put_digests(save, table)
     target.put_values(save, values)
     target.commit(manifest, writer_epoch, lengths)
-    return sum(lengths[index] for index in missing) + len(table) + len(values)
+    return sent + len(table) + len(values)
+
+
+def _chunk(save: RankSave, sources: Sequence[Tier], what: tuple[RankManifest, Stream, bytes], index: int) -> memoryview:
+    manifest, stream, table = what
+    read = partial(verified.chunk_from, manifest=manifest, stream=stream, table=table, index=index)
+    return _first_good(f"chunk {index}", save, sources, read)
 
 
 def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier]]:

@@ -7,16 +7,20 @@ exclusive, also over NFS. File systems give no time limits: a hung mount hangs t
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from zlib import crc32
 
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+from surefoot.tiers.objects import Change
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_BLOCK_BYTES = 1 << 20
 
 
 class DirectoryStore:
@@ -31,9 +35,9 @@ class DirectoryStore:
             with self._explained("opening", "it"):
                 root.mkdir(parents=True, exist_ok=True)
 
-    def put(self, path: str, data: bytes | memoryview) -> None:
+    def put(self, path: str, *pieces: bytes | memoryview) -> None:
         with self._explained("writing", path):
-            temporary = self._write(path, data)
+            temporary = self._write(path, *pieces)
             os.replace(temporary, self._root / path)
 
     def create(self, path: str, data: bytes) -> bool:
@@ -48,6 +52,34 @@ class DirectoryStore:
                 temporary.unlink(missing_ok=True)
             _sync((self._root / path).parent)
             return True
+
+    def change(self, path: str, change: Change) -> None:
+        with self._explained("changing", path):
+            folder = (self._root / path).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / f".{Path(path).name}.lock").open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    before = (self._root / path).read_bytes()
+                except FileNotFoundError:
+                    before = None
+                after = change(before)
+                if after is not None:
+                    temporary = self._write(path, after)
+                    _sync(temporary)
+                    os.replace(temporary, self._root / path)
+                    _sync(folder)
+
+    def checksum(self, path: str) -> int | None:
+        found = 0
+        with self._explained("reading", path):
+            try:
+                with (self._root / path).open("rb") as file:
+                    while block := file.read(_BLOCK_BYTES):
+                        found = crc32(block, found)
+            except FileNotFoundError:
+                return None
+        return found
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._explained("reading", path), (self._root / path).open("rb") as file:
@@ -93,15 +125,15 @@ class DirectoryStore:
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _write(self, path: str, data: bytes | memoryview) -> Path:
+    def _write(self, path: str, *pieces: bytes | memoryview) -> Path:
         target = self._root / path
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{token_hex(4)}")
         try:
             try:
-                temporary.write_bytes(data)
+                _write_all(temporary, pieces)
             except FileNotFoundError:  # the first of its folder
                 target.parent.mkdir(parents=True, exist_ok=True)
-                temporary.write_bytes(data)
+                _write_all(temporary, pieces)
         except OSError:
             temporary.unlink(missing_ok=True)  # half of it would only take room
             raise
@@ -127,6 +159,14 @@ class DirectoryStore:
             if error.errno in _FULL:
                 raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
             raise TierUnavailable(f"{text}: check the disk or mount and its permissions") from error
+
+
+def _write_all(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+    with path.open("wb", buffering=0) as file:
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[file.write(rest) :]
 
 
 def _sync(path: Path) -> None:

@@ -5,18 +5,30 @@ Paths are relative, with `/`. Every call raises from `surefoot.errors` as `Tier`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+Change = Callable[[bytes | None], bytes | None]
+"""What an object is to be, given what it is (None: absent); None leaves it."""
 
 
 class ObjectStore(Protocol):
-    """One folder or one bucket prefix. `put`, `read`, `sizes` and `folders` may be called by several threads at once."""
+    """One folder or one bucket prefix. `put`, `read`, `checksum`, `sizes` and `folders` may be called by several threads at once."""
 
-    def put(self, path: str, data: bytes | memoryview) -> None:
-        """Writes, or writes again; a reader sees all of it or what was there before."""
+    def put(self, path: str, *pieces: bytes | memoryview) -> None:
+        """Writes the pieces, one behind the other, or writes again; a reader sees all of it or what was there before."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes durably if nothing is there; False if something is. Of many callers exactly one gets True."""
+        ...
+
+    def change(self, path: str, change: Change) -> None:
+        """Writes what `change` makes of what is there, unless somebody else wrote meanwhile: then it is asked again."""
+        ...
+
+    def checksum(self, path: str) -> int | None:
+        """CRC-32 of what is kept there; None if nothing is, or the place does not say."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:

@@ -1,7 +1,9 @@
 """The persistent tier: rank saves of one job as files or objects, manifests last. One `Tier` over any `ObjectStore`.
 
-    {job}/{step}-{epoch}/rank-{N}/c0000 …, digests, values, and last manifest.json
+    {job}/{step}-{epoch}/rank-{N}/p0000 …, digests, values: chunks lie four to a part (`parts`)
+    {job}/{step}-{epoch}/rank-{N}.json   its manifest, last
     {job}/layouts/{digest}.json
+    {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
     {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
 
 There is no fence here: a save of an overtaken world is not on the lineage, so nobody reads it and retention removes it.
@@ -9,20 +11,25 @@ There is no fence here: a save of an overtaken world is not on the lineage, so n
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from zlib import crc32
 
-from surefoot.errors import ChunkMissing, ProtocolError, TierError, TierUnavailable
+from surefoot import metrics
+from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import RankManifest
+from surefoot.protocol.records import FORMAT, RankManifest
 from surefoot.tiers.objects import ObjectStore
+from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
 
 _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
-_RANK = re.compile(r"rank-(\d+)")
-_CHUNK = re.compile(r"c(\d{4,})")
+_MANIFEST = re.compile(r"rank-(\d+)\.json")
+_PART = re.compile(r"p(\d{4,})")
 _CLAIM_TRIES = 50
 _READERS = 8
-"""Manifests read at once: a listing of a thousand ranks is a thousand round trips."""
+"""Manifests read at once: those of a thousand ranks are a thousand round trips."""
 
 
 class PersistentTier:
@@ -30,54 +37,66 @@ class PersistentTier:
 
     name = "persistent"
     at_once = 4
-    """Puts at once. One stream to a bucket is a tenth of what several are."""
+    """Parts on their way at once, so at most 64 MiB of them in memory. One stream to a bucket is a fraction of several."""
+    together = PART_CHUNKS
 
     def __init__(self, store: ObjectStore, job: str) -> None:
         self._store = store
         self._job = job
         self._damaged: tuple[str, ...] = ()
+        self._gathered = Gathered()
+        self._layout_of: dict[RankSave, str] = {}
+        """Of saves whose manifest this connection has seen."""
+        self._cuts: dict[str, Cut] = {}
 
     def put_layout(self, digest: str, text: str) -> None:
         self._store.put(self._layout(digest), text.encode())
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        self._store.put(self._part(save, _chunk(index)), data)
+        if save in self._layout_of:
+            self._mend(save, index, data)
+            return
+        part = self._gathered.add(save, index, data)
+        if part is not None:
+            self._store.put(self._part(save, index // PART_CHUNKS), *part)
 
     def put_values(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._part(save, "values"), data)
+        self._store.put(self._named(save, "values"), data)
 
     def put_digests(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._part(save, "digests"), data)
+        self._store.put(self._named(save, "digests"), data)
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         """`writer_epoch` is not looked at: what an old world commits here is ignored, not refused."""
         save = manifest.save
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
+        self._put_last(save, chunk_lengths)
         wanted = {"digests": manifest.digests_bytes, "values": manifest.values_bytes}
-        wanted |= {_chunk(index): length for index, length in enumerate(chunk_lengths)}
+        wanted |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
         found = self._store.sizes(self._folder(save))
         for part, length in wanted.items():
             if found.get(part) != length:
-                raise ChunkMissing(
-                    f"{save} cannot be committed: {part} has {found.get(part, 'no')} bytes, not {length}"
-                )
+                raise _not_whole(save, part, found.get(part), length)
         if f"{manifest.layout}.json" not in self._store.sizes(f"{self._job}/layouts"):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there")
         self._store.make_durable(f"{self._job}/layouts")
         self._store.make_durable(self._folder(save))
         self._publish(manifest)
+        self._layout_of[save] = manifest.layout
+        self._tell_newest(save.checkpoint, manifest.world)
 
     def manifests(self) -> tuple[RankManifest, ...]:
         found, damaged = [], []
         with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-            saves = [save for listed in pool.map(self._saves, self.seen()) for save in listed]
+            saves = [save for listed in pool.map(self._committed, self.seen()) for save in listed]
             for save, (there, manifest) in zip(saves, pool.map(self._visible, saves), strict=True):
                 if manifest is not None:
                     found.append(manifest)
                 elif there:
-                    damaged.append(f"persistent: {self._part(save, 'manifest.json')}")
+                    damaged.append(f"persistent: {self._manifest(save)} of {save}")
         self._damaged = tuple(damaged)
+        self._layout_of = {manifest.save: manifest.layout for manifest in found}
         return tuple(sorted(found, key=lambda m: m.save))
 
     def damaged(self) -> tuple[str, ...]:
@@ -87,18 +106,25 @@ class PersistentTier:
         return self._store.read(self._layout(digest)).decode(errors="replace")
 
     def read_values(self, save: RankSave) -> bytes:
-        return self._store.read(self._part(save, "values"))
+        return self._store.read(self._named(save, "values"))
 
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
-        return self._exactly(self._part(save, "digests"), offset, length)
+        return self._exactly(self._named(save, "digests"), offset, length)
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
-        return self._exactly(self._part(save, _chunk(index)), offset, length)
+        place = self._cut(save).chunk(index)
+        if place is None:
+            raise ChunkMissing(f"{save} has no chunk {index} in the persistent tier")
+        part, start, size = place
+        if offset + length > size:
+            raise ChunkMissing(f"chunk {index} of {save} has {size} bytes, not {length} from {offset}")
+        return self._exactly(self._part(save, part), start + offset, length)
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         """Manifest first, durably, then everything beside it."""
-        self._store.remove(self._part(save, "manifest.json"))
-        self._store.make_durable(self._folder(save))
+        self._layout_of.pop(save, None)
+        self._store.remove(self._manifest(save))
+        self._store.make_durable(self._of_checkpoint(save.checkpoint))
         self._store.remove_folder(self._folder(save))
 
     def close(self) -> None:
@@ -111,13 +137,33 @@ class PersistentTier:
         matches = [_CHECKPOINT.fullmatch(name) for name in self._store.folders(self._job)]
         return tuple(sorted(Checkpoint(epoch=int(m[2]), step=int(m[1])) for m in matches if m))
 
+    def newest(self) -> tuple[RankManifest, ...]:
+        """Manifests of the newest checkpoint of which every rank's is here; none if there is no such checkpoint.
+
+        Read without a listing, by the record that whoever committed its last rank has left; listed where the record is
+        not there, or not true any more. Whether it is on a lineage, and covers everything, is for the reader to say.
+        """
+        told = self._told_newest()
+        if told is not None:
+            checkpoint, world = told
+            saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
+            with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
+                found = [manifest for _, manifest in pool.map(self._visible, saves) if manifest is not None]
+            if len(found) == world:
+                return tuple(found)
+        metrics.fallbacks.labels("persistent_listed").inc()
+        listed: dict[Checkpoint, list[RankManifest]] = {}
+        for manifest in self.manifests():
+            listed.setdefault(manifest.save.checkpoint, []).append(manifest)
+        whole = [c for c, manifests in listed.items() if len(manifests) == manifests[0].world]
+        return tuple(listed[max(whole)]) if whole else ()
+
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
-        saves = self._saves(checkpoint)
-        for save in saves:
-            self._store.remove(self._part(save, "manifest.json"))
-        for save in saves:
-            self._store.make_durable(self._folder(save))
+        for save in self._committed(checkpoint):
+            self._layout_of.pop(save, None)
+            self._store.remove(self._manifest(save))
+        self._store.make_durable(self._of_checkpoint(checkpoint))
         self._store.remove_folder(self._of_checkpoint(checkpoint))
 
     def remove_all(self) -> None:
@@ -153,20 +199,95 @@ class PersistentTier:
         return found
 
     def kept(self, save: RankSave) -> dict[int, int]:
-        """Chunks that are here; each was written in one piece, and a name always means the same bytes."""
+        """Parts that are here, with their bytes: each was written in one piece."""
         sizes = self._store.sizes(self._folder(save))
-        return {int(m[1]): size for name, size in sizes.items() if (m := _CHUNK.fullmatch(name))}
+        return {int(m[1]): size for name, size in sizes.items() if (m := _PART.fullmatch(name))}
+
+    def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
+        there = self._store.checksum(self._part(save, part))
+        if there is None:
+            metrics.fallbacks.labels("part_without_checksum").inc()
+            return False
+        wanted = 0
+        for chunk in chunks:
+            wanted = crc32(chunk, wanted)
+        return there == wanted
+
+    def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
+        self._store.put(self._part(save, part), *chunks)
 
     # ---- how --------------------------------------------------------------------------------------------------------
 
+    def _put_last(self, save: RankSave, chunk_lengths: tuple[int, ...]) -> None:
+        """Writes chunks that wait for the rest of a part: it is the last, if they are what it lacks."""
+        waiting = self._gathered.waiting(save)
+        if not waiting:
+            return
+        part = min(waiting) // PART_CHUNKS
+        for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
+            if waiting.get(index) != chunk_lengths[index]:
+                raise _not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
+        self._store.put(self._part(save, part), *self._gathered.take(save))
+
+    def _mend(self, save: RankSave, index: int, data: memoryview) -> None:
+        """Writes one chunk of a committed save again, into its part; where that is gone, zeros stand for its neighbours."""
+        cut = self._cut(save)
+        place = cut.chunk(index)
+        if place is None or place[2] != len(data):
+            raise TierError(f"{save} is already in the persistent tier, with other bytes; it stays as it is")
+        part, start, size = place
+        path, length = self._part(save, part), cut.part_bytes(part)
+        try:
+            whole = bytearray(self._exactly(path, 0, length))
+        except ChunkMissing:
+            whole = bytearray(length)
+        whole[start : start + size] = data
+        self._store.put(path, memoryview(whole))
+
+    def _cut(self, save: RankSave) -> Cut:
+        """How its stream is cut into chunks, as its layout says."""
+        digest = self._layout_of.get(save)
+        if digest is None:
+            manifest = self._read_manifest(save)
+            if manifest is None:
+                raise Corrupt(f"the manifest of {save} in the persistent tier is damaged; another copy is needed")
+            digest = self._layout_of[save] = manifest.layout
+        if digest not in self._cuts:
+            try:
+                body = json.loads(self.read_layout(digest))
+                self._cuts[digest] = Cut(tuple(map(int, body["chunk_starts"])), int(body["stream_bytes"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise Corrupt(f"layout {digest} in the persistent tier is damaged; another copy is needed") from error
+        return self._cuts[digest]
+
+    def _tell_newest(self, checkpoint: Checkpoint, world: int) -> None:
+        """Leaves the record if this was the last rank. Of several that came last at once each sees all the others."""
+        if len(self._committed(checkpoint)) < world:
+            return
+
+        def newer(before: bytes | None) -> bytes | None:
+            told = _newest_from(before)
+            if told is not None and told[0] >= checkpoint:
+                return None
+            body = {"format": FORMAT, "epoch": checkpoint.epoch, "step": checkpoint.step, "world": world}
+            return json.dumps(body, separators=(",", ":")).encode()
+
+        self._store.change(self._newest(), newer)
+
+    def _told_newest(self) -> tuple[Checkpoint, int] | None:
+        try:
+            return _newest_from(self._store.read(self._newest()))
+        except ChunkMissing:
+            return None
+
     def _publish(self, manifest: RankManifest) -> None:
-        path, text = self._part(manifest.save, "manifest.json"), manifest.to_json().encode()
+        path, text = self._manifest(manifest.save), manifest.to_json().encode()
         if self._store.create(path, text):
             return
         there = self._read_manifest(manifest.save)
         if there is None:
             self._store.put(path, text)  # it was damaged, and this is the same save
-            self._store.make_durable(self._folder(manifest.save))
+            self._store.make_durable(self._of_checkpoint(manifest.save.checkpoint))
         elif not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
 
@@ -180,7 +301,7 @@ class PersistentTier:
     def _read_manifest(self, save: RankSave) -> RankManifest | None:
         """None where it is damaged or describes another save."""
         try:
-            manifest = RankManifest.from_json(self._store.read(self._part(save, "manifest.json")))
+            manifest = RankManifest.from_json(self._store.read(self._manifest(save)))
         except ProtocolError:
             return None
         return manifest if manifest.save == save else None
@@ -191,9 +312,9 @@ class PersistentTier:
             raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")
         return data
 
-    def _saves(self, checkpoint: Checkpoint) -> list[RankSave]:
-        names = self._store.folders(self._of_checkpoint(checkpoint))
-        matches = [_RANK.fullmatch(name) for name in names]
+    def _committed(self, checkpoint: Checkpoint) -> list[RankSave]:
+        """Rank saves that have a manifest."""
+        matches = [_MANIFEST.fullmatch(name) for name in self._store.sizes(self._of_checkpoint(checkpoint))]
         return sorted(RankSave(checkpoint.epoch, checkpoint.step, int(m[1])) for m in matches if m)
 
     def _of_checkpoint(self, checkpoint: Checkpoint) -> str:
@@ -202,12 +323,33 @@ class PersistentTier:
     def _folder(self, save: RankSave) -> str:
         return f"{self._of_checkpoint(save.checkpoint)}/rank-{save.rank}"
 
-    def _part(self, save: RankSave, name: str) -> str:
+    def _manifest(self, save: RankSave) -> str:
+        return f"{self._folder(save)}.json"
+
+    def _named(self, save: RankSave, name: str) -> str:
         return f"{self._folder(save)}/{name}"
+
+    def _part(self, save: RankSave, part: int) -> str:
+        return self._named(save, part_name(part))
 
     def _layout(self, digest: str) -> str:
         return f"{self._job}/layouts/{digest}.json"
 
+    def _newest(self) -> str:
+        return f"{self._job}/newest.json"
 
-def _chunk(index: int) -> str:
-    return f"c{index:04d}"
+
+def _newest_from(text: bytes | None) -> tuple[Checkpoint, int] | None:
+    """Checkpoint and world; None where the record is absent, damaged or of another format."""
+    try:
+        body = json.loads(text or b"")
+        if body["format"] != FORMAT:
+            return None
+        return Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
+    has = "no" if found is None else found
+    return ChunkMissing(f"{save} cannot be committed: {what} has {has} bytes, not {wanted}")

@@ -1,22 +1,30 @@
 """A bucket as the store of the persistent tier, through boto3; any server that keeps `If-None-Match: *` will do.
 
-Every request has time limits and at most three tries with jittered waits (botocore's standard mode). A repeated
-conditional write that had succeeded unseen answers 412, and the caller compares: equal is success. Messages carry
-the server's error code and nothing else of its answer, since some quote the account.
+Every request has time limits and at most three tries with jittered waits (botocore's standard mode), and is counted,
+tries apart. A repeated conditional write that had succeeded unseen answers 412, and the caller compares: equal is
+success. What is written goes with its CRC-32, which the server checks and keeps. Messages carry the server's error code
+and nothing else of its answer, since some quote the account.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+import time
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from surefoot import metrics
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.settings import PersistentSettings
+from surefoot.tiers.bodies import Body
+from surefoot.tiers.objects import Change
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -26,7 +34,11 @@ _FULL = {"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "XMinio
 _EXISTS = {"PreconditionFailed", "412"}
 _RACING = {"ConditionalRequestConflict", "409"}
 _BATCH = 1000
-_CREATE_TRIES = 5
+_RACE_TRIES = 5
+"""Of a conditional write that met another one under way."""
+_RACE_SECONDS = 0.05
+_CHANGE_TRIES = 20
+_SMALL_BYTES = 64 * 1024
 
 
 class S3Store:
@@ -38,25 +50,31 @@ class S3Store:
         self._extra = _encryption(settings.sse)
         self._client: S3Client = _client(settings)
 
-    def put(self, path: str, data: bytes | memoryview) -> None:
-        with self._explained("writing", path):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=bytes(data), **self._extra)
+    def put(self, path: str, *pieces: bytes | memoryview) -> None:
+        self._put(path, pieces, "writing")
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._explained("creating", path):
-            for attempt in range(_CREATE_TRIES):
-                try:
-                    self._client.put_object(
-                        Bucket=self._bucket, Key=self._key(path), Body=data, IfNoneMatch="*", **self._extra
-                    )
-                except ClientError as error:
-                    if _code(error) in _EXISTS:
-                        return False
-                    if _code(error) not in _RACING or attempt == _CREATE_TRIES - 1:
-                        raise
-                else:
-                    return True
-        raise AssertionError("unreachable: the last try returned or raised")
+        return self._put(path, (data,), "creating", {"IfNoneMatch": "*"})
+
+    def change(self, path: str, change: Change) -> None:
+        for _ in range(_CHANGE_TRIES):
+            before, condition = self._versioned(path)
+            after = change(before)
+            if after is None or self._put(path, (after,), "changing", condition):
+                return
+            metrics.fallbacks.labels("s3_changed_meanwhile").inc()
+        raise TierUnavailable(
+            f"s3://{self._bucket}, changing {path}: others changed it {_CHANGE_TRIES} times meanwhile"
+        )
+
+    def checksum(self, path: str) -> int | None:
+        try:
+            with self._explained("asking for", path):
+                answer = self._client.head_object(Bucket=self._bucket, Key=self._key(path), ChecksumMode="ENABLED")
+        except ChunkMissing:
+            return None
+        told = answer.get("ChecksumCRC32", "")
+        return int.from_bytes(b64decode(told), "big") if told else None
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -104,6 +122,37 @@ class S3Store:
     def close(self) -> None:
         self._client.close()
 
+    def _put(
+        self, path: str, pieces: Sequence[bytes | memoryview], doing: str, condition: Mapping[str, str] | None = None
+    ) -> bool:
+        """False if the condition does not hold."""
+        body = Body(pieces)
+        told: dict[str, Any] = {**self._extra, **(condition or {}), "ChecksumCRC32": body.checksum()}
+        with self._explained(doing, path):
+            for attempt in range(_RACE_TRIES):
+                try:
+                    # a small body goes as bytes: for one that is read, botocore first waits for the server's leave
+                    sent: Any = body if len(body) > _SMALL_BYTES else body.whole()
+                    self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=sent, **told)
+                except ClientError as error:
+                    if condition and _code(error) in _EXISTS:
+                        return False
+                    if _code(error) not in _RACING or attempt == _RACE_TRIES - 1:
+                        raise
+                    time.sleep(_RACE_SECONDS * 2**attempt * random.random())
+                else:
+                    return True
+        raise AssertionError("unreachable: the last try returned or raised")
+
+    def _versioned(self, path: str) -> tuple[bytes | None, dict[str, str]]:
+        """What is there, and the condition that it still is."""
+        try:
+            with self._explained("reading", path):
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+                return answer["Body"].read(), {"IfMatch": answer["ETag"]}
+        except ChunkMissing:
+            return None, {"IfNoneMatch": "*"}
+
     def _pages(self, folder: str, delimiter: str) -> Iterable[Any]:
         with self._explained("listing", folder):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -149,12 +198,15 @@ def _client(settings: PersistentSettings) -> S3Client:
         read_timeout=15,
         retries={"mode": "standard", "total_max_attempts": 3},
         max_pool_connections=8,
-        # servers other than Amazon's often lack the newer checksums; every block is verified by its own digest anyway
+        # botocore's own are sent in a trailer, which other servers often lack: ours goes in a header
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={"addressing_style": "path" if settings.endpoint else "auto"},
+        s3={
+            "addressing_style": "path" if settings.endpoint else "auto",
+            "payload_signing_enabled": _in_clear(settings),
+        },
     )
-    return boto3.session.Session().client(
+    client = boto3.session.Session().client(
         "s3",
         endpoint_url=settings.endpoint,
         region_name=settings.region or "us-east-1",
@@ -163,6 +215,20 @@ def _client(settings: PersistentSettings) -> S3Client:
         verify=settings.ca_bundle or None,
         config=config,
     )
+    client.meta.events.register("before-send.s3", _count)
+    return client
+
+
+def _in_clear(settings: PersistentSettings) -> bool:
+    """Then a body is hashed once more, for the signature. Over TLS the line guards it, and its checksum is signed."""
+    return settings.endpoint is not None and urlsplit(settings.endpoint).scheme == "http"
+
+
+def _count(request: Any, event_name: str, **_: Any) -> None:
+    """Each try of a request, as it leaves."""
+    told = request.headers.get("amz-sdk-request", b"")
+    first = "attempt=1" in (told.decode() if isinstance(told, bytes) else told)
+    metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "again").inc()
 
 
 def _encryption(sse: str | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from surefoot.protocol.identities import RankSave
@@ -26,7 +27,8 @@ class Tier(Protocol):
         ...
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Writes chunk `index` (≤ CHUNK_BYTES). Written again only with the same bytes."""
+        """Writes chunk `index` (≤ CHUNK_BYTES), by the time of the commit at the latest. `data` is not read any more when
+        it returns. Chunks come in their order; written again only with the same bytes."""
         ...
 
     def put_values(self, save: RankSave, data: bytes) -> None: ...
@@ -67,13 +69,23 @@ class Tier(Protocol):
 
 @runtime_checkable
 class ManyStreams(Protocol):
-    """What a tier offers beside `Tier` if one connection is slow and several are not, and a copy may be gone on with."""
+    """What a tier offers beside `Tier` if it stores several chunks as one part, and several parts at once."""
 
     at_once: int
-    """How many threads may call `put_chunk` at once."""
+    """How many threads may call `put_part` or `has_part` at once."""
+    together: int
+    """Chunks of a part, counted from chunk 0; the last part has what is left."""
 
-    def kept(self, save: RankSave) -> dict[int, int]:
-        """Chunks that an earlier try has put here already, with their lengths; each is whole."""
+    def kept(self, save: RankSave) -> Mapping[int, int]:
+        """Bytes of the parts that an earlier try has put here already, by their number."""
+        ...
+
+    def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
+        """Whether just these bytes are here, by the checksum that the tier keeps of what it received."""
+        ...
+
+    def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
+        """Writes a whole part, in one piece; as `put_chunk` raises."""
         ...
 
 
