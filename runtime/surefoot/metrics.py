@@ -98,7 +98,7 @@ for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", 
     checkpoint_bytes.labels(_tier)
 for _source in ("staging", "memory", "persistent", "mixed"):
     restore_seconds.labels(_source)
-for _source in ("staging", "memory", "persistent"):
+for _source in ("staging", "memory", "persistent", "peer"):
     restore_bytes.labels(_source)
 for _tier, _reasons in {
     "staging": ("memory", "copy", "changed"),
@@ -107,5 +107,5 @@ for _tier, _reasons in {
 }.items():
     for _reason in _reasons:
         checkpoint_failures.labels(_tier, _reason)
-for _reason in ("silent", "missing", "corrupt", "disagreement"):
+for _reason in ("silent", "missing", "corrupt", "disagreement", "exchange", "peer"):
     restore_fallbacks.labels(_reason)

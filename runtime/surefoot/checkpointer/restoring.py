@@ -17,12 +17,16 @@ import torch
 
 from surefoot.agent.link import Left
 from surefoot.checkpointer.links import Connected
+from surefoot.checkpointer.peers import Neighbours, ShareReads, neighbours
 from surefoot.errors import StateMismatch, Unreadable
+from surefoot.geometry.grids import Grid
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
 from surefoot.restore.catalogue import read_catalogue
+from surefoot.restore.exchange import Common
 from surefoot.restore.place import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
+from surefoot.restore.sharing import replicated
 from surefoot.staging import elements
 from surefoot.state import Entry, Program, Saved, read_values
 
@@ -35,8 +39,8 @@ DECISION_SECONDS = 60.0
 """How long a rank that cannot read its checkpoint waits to be stopped by its agent before it fails by itself."""
 
 
-def restore(program: Program, connected: Connected) -> int:
-    """Fills the program from the epoch's restore point; the number of finished steps."""
+def restore(program: Program, connected: Connected, share: ShareReads | None = None) -> int:
+    """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others."""
     begun = time.perf_counter()
     link, about = connected.link, connected.link.attached
     if about.parent is None:
@@ -50,7 +54,7 @@ def restore(program: Program, connected: Connected) -> int:
             _prepare(program, reader, (shared, own), about.rank)
             targets = program.targets()
             with torch.no_grad():
-                taken = fill(reader, targets)
+                taken = fill(reader, targets, neighbours(about, share) if share is not None else None)
             program.apply(about.parent.step, shared, own)
             link.restored(about.parent.step, taken[0], taken[1], time.perf_counter() - begun)
             for damage in reader.heal(about.epoch):
@@ -95,9 +99,10 @@ def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> di
     return {name: Saved(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 
 
-def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:
-    """Reads the entries' boxes; (source, bytes)."""
+def fill(reader: CheckpointReader, entries: Iterable[Entry], others: Neighbours | None = None) -> tuple[str, int]:
+    """Reads the entries' boxes, together with `others` that want the same; (source, bytes)."""
     destinations: list[Destination] = []
+    same: list[Grid | None] = []
     detours: list[tuple[torch.Tensor, torch.Tensor]] = []
     for entry in entries:
         live = entry.local_part()
@@ -109,7 +114,12 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry]) -> tuple[str, int]:
             continue
         memory = elements(host).numpy().reshape(-1).view(np.uint8).data
         destinations.append(Destination(entry.name, entry.dtype, entry.place.shape, entry.place.box, memory))
-    taken = reader.read(destinations)
+        same.append(entry.place.same)
+    common = []
+    if others is not None:
+        groups = replicated([d.wanted() for d in destinations], same, others.rank, others.options.least_bytes)
+        common = [Common(group.numbers, others.among(group.members)) for group in groups]
+    taken = reader.read(destinations, common)
     for live, host in detours:
         live.copy_(host)
     return taken.source, taken.read_bytes

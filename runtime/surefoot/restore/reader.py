@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from surefoot import metrics
@@ -19,6 +20,7 @@ from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sources import joined
 from surefoot.restore.catalogue import Catalogue
 from surefoot.restore.copies import Copies
+from surefoot.restore.exchange import PEER, Common, Exchange, Outcome, Peers, Reading
 from surefoot.restore.fetch import Fetch, Part, Staged
 from surefoot.restore.heal import heal
 from surefoot.restore.layouts import Layouts
@@ -41,17 +43,19 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a read took. `source`: staging, memory, persistent or mixed."""
+    """What a read took. `source`: staging, memory, persistent or mixed, wherever peers had it from."""
 
     wanted_bytes: int
     read_bytes: int
     by_kind: Mapping[str, int]
     seconds: float
     fallbacks: int
+    peers_kinds: frozenset[str] = frozenset()
 
     @property
     def source(self) -> str:
-        return joined(kind for kind, size in self.by_kind.items() if size) or "none"
+        own = {kind for kind, size in self.by_kind.items() if size and kind != PEER}
+        return joined(own | self.peers_kinds) or "none"
 
 
 class CheckpointReader:
@@ -101,24 +105,57 @@ class CheckpointReader:
         """What `read` would read. Raises StateMismatch where the checkpoint has not what is wanted."""
         return self.layouts.plan([d.wanted() for d in destinations])
 
-    def read(self, destinations: Sequence[Destination]) -> Restored:
-        """Fills the destinations. Raises the first error of any thread; what was placed by then is undefined."""
+    def read(self, destinations: Sequence[Destination], common: Sequence[Common] = ()) -> Restored:
+        """Fills the destinations. Raises the first error of any thread; what was placed by then is undefined.
+
+        `common`: which of them other ranks want too, and share the reading of; each in one group at most.
+        """
         began = time.monotonic()
-        planned = self.plan(destinations)
-        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
-        fetch = Fetch(self._copies, parts, [Placer(d) for d in destinations], planned.ranges)
-        fetch.run(self._options.threads)
+        shared = {number for one in common for number in one.numbers}
+        alone = self._reading([d for number, d in enumerate(destinations) if number not in shared])
+        together = [self._reading([destinations[number] for number in one.numbers]) for one in common]
+        outcomes = [
+            self._exchanged(reading, one.peers) for reading, one in zip(together, common, strict=True)
+        ]  # in the order of all groups, and before anybody reads alone: peers wait
+        left = [replace(r, ranges=tuple(o.missing)) for r, o in zip(together, outcomes, strict=True)]
+        by_kind = sum((Counter(o.by_kind) for o in outcomes), Counter(self._fetched(alone)))
+        for reading in left:
+            by_kind += self._fetched(reading)
         seconds = time.monotonic() - began
-        for kind, size in fetch.by_kind.items():
+        for kind, size in by_kind.items():
             metrics.restore_bytes.labels(kind).inc(size)
-        damaged = len(self._copies.damages())
-        restored = Restored(planned.wanted_bytes, planned.read_bytes, dict(fetch.by_kind), seconds, damaged)
+        everything = [alone, *together]
+        restored = Restored(
+            wanted_bytes=sum(w.box.volume * w.itemsize for reading in everything for w in reading.wanted),
+            read_bytes=sum(r.length for reading in everything for r in reading.ranges),
+            by_kind=dict(by_kind),
+            seconds=seconds,
+            fallbacks=len(self._copies.damages()),
+            peers_kinds=frozenset().union(*(o.peers_kinds for o in outcomes)),
+        )
         metrics.restore_seconds.labels(restored.source).observe(seconds)
         return restored
 
     def heal(self, writer_epoch: int) -> list[str]:
         """Rewrites what was found damaged, from good copies; a sentence for each damage found. Never raises."""
         return heal(self._copies, self.layouts.stream, writer_epoch)
+
+    def _reading(self, destinations: Sequence[Destination]) -> Reading:
+        planned = self.plan(destinations)
+        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
+        wanted = tuple(d.wanted() for d in destinations)
+        return Reading(wanted, planned.ranges, parts, tuple(Placer(d) for d in destinations))
+
+    def _exchanged(self, reading: Reading, peers: Peers) -> Outcome:
+        try:
+            return Exchange(self._copies, reading, peers).run(self._options.threads)
+        finally:
+            peers.close()
+
+    def _fetched(self, reading: Reading) -> Counter[str]:
+        fetch = Fetch(self._copies, reading.parts, reading.placers, reading.ranges)
+        fetch.run(self._options.threads)
+        return Counter(fetch.by_kind)
 
     def _part(self, rank: int) -> Part:
         stream, staged = self.layouts.stream(rank), self._staged.get(rank)

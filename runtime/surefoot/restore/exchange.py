@@ -1,0 +1,245 @@
+"""Reads what several ranks want once: each member reads its share, and all exchange, with a time limit on every wait.
+
+The order of calls is the same on every member: cards, then rounds of headers and data until all have said that they
+are finished, then a last word. Whatever goes wrong (a member that is lost, stalls, plans other reads or sends damage)
+ends in reads of one's own for what is missing. Called by `reader`; the line between members is `checkpointer.peers`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol, cast
+
+from surefoot import metrics
+from surefoot.errors import SurefootError
+from surefoot.restore.copies import Copies
+from surefoot.restore.fetch import Fetch, Part
+from surefoot.restore.frames import ROUND_BYTES, Arrivals, Outbox, Sealed, Telling
+from surefoot.restore.place import Placer
+from surefoot.restore.plan import RangeRead, Wanted
+from surefoot.restore.sharing import Card, agreed, plan_name
+
+log = logging.getLogger(__name__)
+
+PEER = "peer"
+"""Where bytes came from that another member read."""
+
+LEAST_BYTES_PER_SECOND = 25e6
+"""An exchange that is slower than this, after the time of one wait, is called off."""
+
+_HEADER = struct.Struct("<4sIII")
+_MAGIC = b"sfx1"
+_GOING, _FINISHED, _FAILED = range(3)
+_KINDS = ("staging", "memory", "persistent")
+
+
+class ExchangeFailed(SurefootError):
+    """The members of a group could not bring an exchange to its end. Each reads for itself what it has not."""
+
+
+class Peers(Protocol):
+    """The ranks of one group, this one among them; each call is made by all of them in the same order.
+
+    Each call ends within the time limit of the line or raises ExchangeFailed, on this member at least.
+    """
+
+    members: tuple[int, ...]
+    me: int
+    """This rank's place among the members."""
+    wait_seconds: float
+
+    def cards(self, mine: str) -> list[str]:
+        """What each member says of itself first."""
+        ...
+
+    def swap(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
+        """Sends to every other member and fills `into`, one a member, from them; what it returns waits for that.
+
+        The lengths are known on both sides; nothing moves where a length is 0.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Destinations, by number, that all `peers` want, in the same order."""
+
+    numbers: tuple[int, ...]
+    peers: Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads of some destinations, planned. `parts` by saved rank, `placers` by destination."""
+
+    wanted: tuple[Wanted, ...]
+    ranges: tuple[RangeRead, ...]
+    parts: dict[int, Part]
+    placers: tuple[Placer, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an exchange came to."""
+
+    missing: list[RangeRead]
+    by_kind: dict[str, int] = field(default_factory=dict)
+    peers_kinds: frozenset[str] = frozenset()
+    """Where the peers had it from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    state: int
+    used: int
+    kinds: int
+
+
+class Exchange:
+    """One group's reads, made once. `run` returns what is left to be read directly."""
+
+    def __init__(self, copies: Copies, reading: Reading, peers: Peers) -> None:
+        self._copies, self._reading, self._peers = copies, reading, peers
+        self._manifests = {rank: copies.manifest(rank) for rank in reading.parts}
+        self._peers_kinds = 0
+
+    def run(self, threads: int) -> Outcome:
+        """Raises what a read of this rank's own share raises; a failed exchange is told and counted, never raised."""
+        ranges = self._reading.ranges
+        try:
+            owners = self._agree()
+        except ExchangeFailed as problem:
+            _called_off(problem)
+            owners = None
+        if owners is None:
+            return Outcome(list(ranges))
+        me, outbox = self._peers.me, Outbox()
+        arrivals = Arrivals(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
+        fetch = self._fetch(owners, outbox)
+        with ThreadPoolExecutor(1, thread_name_prefix="surefoot-share") as pool:
+            share = pool.submit(_read_share, fetch, outbox, threads)
+            try:
+                self._rounds(outbox, arrivals, fetch)
+            except ExchangeFailed as problem:
+                _called_off(problem)
+            finally:
+                outbox.close()
+            share.result()
+        arrivals.made(me)
+        if arrivals.damaged:
+            metrics.restore_fallbacks.labels(PEER).inc(arrivals.damaged)
+            log.warning("%d parts came damaged from peers and are read again", arrivals.damaged)
+        kinds = frozenset(kind for bit, kind in enumerate(_KINDS) if self._peers_kinds >> bit & 1)
+        return Outcome(arrivals.missing(), {**fetch.by_kind, PEER: arrivals.received_bytes}, kinds)
+
+    def _agree(self) -> tuple[int, ...] | None:
+        reading = self._reading
+        staged = sorted(rank for rank, part in reading.parts.items() if part.staged is not None)
+        name = plan_name(str(self._copies.checkpoint), reading.wanted, self._manifests, reading.ranges)
+        cards = [Card.from_text(text) for text in self._peers.cards(Card(name, tuple(staged)).to_text())]
+        found = agreed(cards, [(r.rank, r.length) for r in reading.ranges])
+        log.info("ranks %s: %s", self._peers.members, found.reason)
+        if found.doubt:
+            raise ExchangeFailed(found.reason)
+        return found.owners
+
+    def _fetch(self, owners: Sequence[int], outbox: Outbox) -> Fetch:
+        reading, me = self._reading, self._peers.me
+        mine = [n for n, owner in enumerate(owners) if owner == me]
+        numbers = {s: (n, i) for n in mine for i, s in enumerate(reading.ranges[n].segments)}
+        telling = cast("Sequence[Placer]", [Telling(placer, outbox, numbers) for placer in reading.placers])
+        return Fetch(self._copies, reading.parts, telling, [reading.ranges[n] for n in mine])
+
+    def _rounds(self, outbox: Outbox, arrivals: Arrivals, fetch: Fetch) -> None:
+        """While one round's data is under way, what the last one brought is checked and placed."""
+        peers = self._peers
+        size = sum(r.length for r in self._reading.ranges)
+        deadline = time.monotonic() + peers.wait_seconds + size / LEAST_BYTES_PER_SECOND
+        buffers = [self._buffers(ROUND_BYTES) for _ in range(2)]
+        brought: list[memoryview] = []
+        try:
+            for turn in count():
+                sealed = outbox.take()
+                heads = self._heads(sealed, fetch)
+                into = [b[: h.used] for b, h in zip(buffers[turn % 2], heads, strict=True)]
+                wait = peers.swap(sealed.data, into)
+                _accept(arrivals, brought)
+                brought = []
+                wait()
+                brought = into
+                if all(head.state == _FINISHED for head in heads):
+                    break
+                if time.monotonic() > deadline:
+                    raise ExchangeFailed(f"the exchange of {size} bytes takes too long: {turn + 1} rounds so far")
+        finally:
+            _accept(arrivals, brought)
+        self._farewell(arrivals)
+
+    def _heads(self, sealed: Sealed, fetch: Fetch) -> list[_Head]:
+        state = _FAILED if sealed.failed else _FINISHED if sealed.finished else _GOING
+        kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if sealed.finished else 0
+        heads = self._swapped(state, sealed.data.nbytes, kinds)
+        for number, head in enumerate(heads):
+            if head.state == _FAILED or head.used > ROUND_BYTES:
+                what = "could not read its share" if head.state == _FAILED else f"announces {head.used} bytes"
+                raise ExchangeFailed(f"rank {self._peers.members[number]} {what}")
+            self._peers_kinds |= head.kinds
+        return heads
+
+    def _swapped(self, state: int, used: int, kinds: int) -> list[_Head]:
+        peers = self._peers
+        mine = memoryview(bytearray(_HEADER.pack(_MAGIC, state, used, kinds)))
+        into = self._buffers(_HEADER.size)
+        peers.swap(mine, into)()
+        into[peers.me] = mine
+        heads = []
+        for number, text in enumerate(into):
+            magic, *rest = _HEADER.unpack(text)
+            if magic != _MAGIC:
+                raise ExchangeFailed(f"rank {peers.members[number]} sent something that is no header")
+            heads.append(_Head(*rest))
+        return heads
+
+    def _buffers(self, size: int) -> list[memoryview]:
+        """One for each other member."""
+        return [memoryview(bytearray(0 if m == self._peers.me else size)) for m in range(len(self._peers.members))]
+
+    def _farewell(self, arrivals: Arrivals) -> None:
+        """Every member says how much it lacks; nobody leaves while another still receives."""
+        arrivals.made(self._peers.me)
+        lacking = len(arrivals.missing())
+        try:
+            heads = self._swapped(_FINISHED, lacking, 0)
+        except ExchangeFailed as problem:
+            log.info("a peer left without a last word: %s", problem)
+            return
+        short = [rank for rank, head in zip(self._peers.members, heads, strict=True) if head.used]
+        if short:
+            log.warning("ranks %s lack parts after the exchange, and read them directly", short)
+
+
+def _accept(arrivals: Arrivals, brought: Sequence[memoryview]) -> None:
+    for member, data in enumerate(brought):
+        arrivals.accept(member, data)
+
+
+def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
+    done = False
+    try:
+        fetch.run(threads)
+        done = True
+    finally:
+        outbox.finish(failed=not done)
+
+
+def _called_off(problem: ExchangeFailed) -> None:
+    metrics.restore_fallbacks.labels("exchange").inc()
+    log.warning("reads are not shared with other ranks, each reads for itself: %s", problem)
