@@ -13,6 +13,7 @@ import pytest
 
 from support import s3_server
 from support.s3_server import S3Server
+from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierFull, TierUnavailable
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
@@ -20,6 +21,7 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import PersistentTier, directory, open_persistent
+from surefoot.tiers.bodies import Body
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -92,6 +94,60 @@ def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: Persis
     assert tier.damaged() == ()
 
 
+def listed() -> float:
+    """How often the newest was found by listing."""
+    return metrics.fallbacks.labels("persistent_listed")._value.get()
+
+
+def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
+    tier: PersistentTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = listed()
+    assert tier.newest() == ()
+    assert listed() == before + 1
+    whole = [save_one(tier, RankSave(1, 20, rank)) for rank in range(2)]
+    save_one(tier, RankSave(1, 30, 0))
+    save_one(tier, RankSave(1, 10, 1))
+    save_one(tier, RankSave(1, 10, 0))
+    with monkeypatch.context() as patched:
+        for listing in ("sizes", "folders"):
+            patched.delattr(type(tier._store), listing)
+        assert tier.newest() == tuple(whole), "neither the unfinished one nor one that came later and is older"
+    assert listed() == before + 1
+    tier.drop_checkpoint(Checkpoint(1, 20))
+    assert {m.save.checkpoint for m in tier.newest()} == {Checkpoint(1, 10)}
+    assert listed() == before + 2, "what it named is gone"
+
+
+def test_of_many_that_commit_the_last_rank_at_once_the_newest_is_named(
+    tier: PersistentTier, settings: PersistentSettings
+) -> None:
+    others = [open_persistent(settings, "job-1") for _ in range(6)]
+
+    def save(number: int) -> None:
+        save_one(others[number], RankSave(1, 10 + number // 2 * 10, number % 2))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(save, range(6)))
+    before = listed()
+    assert {m.save for m in tier.newest()} == {RankSave(1, 30, 0), RankSave(1, 30, 1)}
+    assert listed() == before
+    for other in others:
+        other.close()
+
+
+def test_a_part_is_known_again_by_its_bytes_not_by_its_length(tier: PersistentTier) -> None:
+    save, chunks = RankSave(1, 20, 0), [memoryview(b"a" * 100_000), memoryview(b"b" * 50_000)]
+    assert tier.kept(save) == {}
+    assert not tier.has_part(save, 0, chunks)
+    tier.put_part(save, 0, chunks)
+    tier.put_values(save, b"values")
+    assert tier.kept(save) == {0: 150_000}
+    assert tier.has_part(save, 0, chunks)
+    assert not tier.has_part(save, 0, [chunks[0], memoryview(b"c" * 50_000)])
+    assert tier._store.read("job-1/20-1/rank-0/p0000") == b"a" * 100_000 + b"b" * 50_000
+
+
 @pytest.fixture
 def s3(tmp_path: Path) -> Iterator[S3Server]:
     with s3_server.running(tmp_path) as server:
@@ -105,6 +161,31 @@ def test_an_s3_server_that_is_gone_is_unavailable_not_empty(s3: S3Server) -> Non
     for attempt in (tier.manifests, tier.claim_epoch, lambda: tier.put_values(RankSave(1, 30, 0), b"x")):
         with pytest.raises(TierUnavailable, match="s3://checkpoints"):
             attempt()
+    tier.close()
+
+
+def test_requests_are_counted_as_they_leave_and_tries_apart(s3: S3Server) -> None:
+    def counted(attempt: str) -> float:
+        return metrics.s3_requests.labels("PutObject", attempt)._value.get()
+
+    tier = open_persistent(s3.settings(), "job-1")
+    before = counted("first"), counted("again")
+    tier.put_values(RankSave(1, 20, 0), b"x")
+    assert (counted("first"), counted("again")) == (before[0] + 1, before[1])
+    s3.stop()
+    with pytest.raises(TierUnavailable):
+        tier.put_values(RankSave(1, 20, 0), b"x")
+    assert (counted("first"), counted("again")) == (before[0] + 2, before[1] + 2), "three tries, and no more"
+    tier.close()
+
+
+def test_bytes_that_are_not_those_of_their_checksum_are_not_kept(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, save = open_persistent(s3.settings(), "job-1"), RankSave(1, 20, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Body, "checksum", lambda _: "AAAAAA==")
+        with pytest.raises(TierUnavailable):
+            tier.put_part(save, 0, [memoryview(b"a" * 100_000)])
+    assert tier.kept(save) == {}
     tier.close()
 
 

@@ -20,7 +20,8 @@ from zlib import crc32
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.records import FORMAT, RankManifest
+from surefoot.protocol.records import RankManifest
+from surefoot.tiers import newest
 from surefoot.tiers.objects import ObjectStore
 from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
 
@@ -53,6 +54,7 @@ class PersistentTier:
         self._store.put(self._layout(digest), text.encode())
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
+        """Of a save whose manifest this connection has read, one chunk is written again at once; others wait for their part."""
         if save in self._layout_of:
             self._mend(save, index, data)
             return
@@ -83,7 +85,6 @@ class PersistentTier:
         self._store.make_durable(f"{self._job}/layouts")
         self._store.make_durable(self._folder(save))
         self._publish(manifest)
-        self._layout_of[save] = manifest.layout
         self._tell_newest(save.checkpoint, manifest.world)
 
     def manifests(self) -> tuple[RankManifest, ...]:
@@ -143,20 +144,20 @@ class PersistentTier:
         Read without a listing, by the record that whoever committed its last rank has left; listed where the record is
         not there, or not true any more. Whether it is on a lineage, and covers everything, is for the reader to say.
         """
-        told = self._told_newest()
+        try:
+            told = newest.read(self._store.read(self._newest()))
+        except ChunkMissing:
+            told = None
         if told is not None:
             checkpoint, world = told
             saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
             with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
                 found = [manifest for _, manifest in pool.map(self._visible, saves) if manifest is not None]
             if len(found) == world:
+                self._layout_of |= {manifest.save: manifest.layout for manifest in found}
                 return tuple(found)
         metrics.fallbacks.labels("persistent_listed").inc()
-        listed: dict[Checkpoint, list[RankManifest]] = {}
-        for manifest in self.manifests():
-            listed.setdefault(manifest.save.checkpoint, []).append(manifest)
-        whole = [c for c, manifests in listed.items() if len(manifests) == manifests[0].world]
-        return tuple(listed[max(whole)]) if whole else ()
+        return newest.of(self.manifests())
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
@@ -265,20 +266,7 @@ class PersistentTier:
         if len(self._committed(checkpoint)) < world:
             return
 
-        def newer(before: bytes | None) -> bytes | None:
-            told = _newest_from(before)
-            if told is not None and told[0] >= checkpoint:
-                return None
-            body = {"format": FORMAT, "epoch": checkpoint.epoch, "step": checkpoint.step, "world": world}
-            return json.dumps(body, separators=(",", ":")).encode()
-
-        self._store.change(self._newest(), newer)
-
-    def _told_newest(self) -> tuple[Checkpoint, int] | None:
-        try:
-            return _newest_from(self._store.read(self._newest()))
-        except ChunkMissing:
-            return None
+        self._store.change(self._newest(), lambda before: newest.grown(before, checkpoint, world))
 
     def _publish(self, manifest: RankManifest) -> None:
         path, text = self._manifest(manifest.save), manifest.to_json().encode()
@@ -337,17 +325,6 @@ class PersistentTier:
 
     def _newest(self) -> str:
         return f"{self._job}/newest.json"
-
-
-def _newest_from(text: bytes | None) -> tuple[Checkpoint, int] | None:
-    """Checkpoint and world; None where the record is absent, damaged or of another format."""
-    try:
-        body = json.loads(text or b"")
-        if body["format"] != FORMAT:
-            return None
-        return Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:

@@ -1,4 +1,5 @@
-"""A bucket as the store of the persistent tier, through boto3; any server that keeps `If-None-Match: *` will do.
+"""A bucket as the store of the persistent tier, through boto3; any server that keeps `If-None-Match: *` and `If-Match`
+for writes will do.
 
 Every request has time limits and at most three tries with jittered waits (botocore's standard mode), and is counted,
 tries apart. A repeated conditional write that had succeeded unseen answers 412, and the caller compares: equal is

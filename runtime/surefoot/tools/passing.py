@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from surefoot import metrics
 from surefoot.checkpointer.restoring import fill
 from surefoot.errors import SurefootError, Unreadable
 from surefoot.format.digests import DIGEST_BYTES, block_digests
@@ -17,7 +18,7 @@ from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.geometry.bands import bands
 from surefoot.protocol.identities import RankSave
-from surefoot.restore.catalogue import Source, read_catalogue
+from surefoot.restore.catalogue import Catalogue, Reading, Source, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.staging import elements
 from surefoot.state import Entry, Saved, dtype_named
@@ -39,12 +40,26 @@ class Band:
 
 def open_checkpoint(source: Source, step: int | None) -> CheckpointReader:
     """The newest complete checkpoint, or that of `step`."""
-    catalogue = read_catalogue([source])
+    catalogue = _newest_alone(source) if step is None else read_catalogue([source])
     found = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
     if not found:
         which = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise Unreadable(f"there is {which} of this job in the persistent tier", absent=True)
     return CheckpointReader(found[-1], catalogue, ReadOptions(patience_seconds=60.0))
+
+
+def _newest_alone(source: Source) -> Catalogue:
+    """What the tier itself calls its newest, found without a listing; all that is there if that is not complete."""
+    tier = source.open()
+    try:
+        if isinstance(tier, PersistentTier):
+            alone = Catalogue((source,), (Reading(tier.newest()),))
+            if any(found.complete for found in alone.checkpoints()):
+                return alone
+            metrics.fallbacks.labels("newest_not_complete").inc()
+    finally:
+        tier.close()
+    return read_catalogue([source])
 
 
 def saved_tensors(reader: CheckpointReader) -> dict[str, Saved]:

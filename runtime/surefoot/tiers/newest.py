@@ -1,0 +1,43 @@
+"""The record of the newest checkpoint in the persistent tier: pure. Read and written by `persistent`.
+
+Checkpoints are ordered by epoch, then step: what a newer epoch saves is newer whatever its step, since it went on from
+where the older one was left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.records import FORMAT, RankManifest
+
+
+def read(text: bytes | None) -> tuple[Checkpoint, int] | None:
+    """Checkpoint and world; None where the record is absent, damaged or of another format."""
+    try:
+        body = json.loads(text or b"")
+        if body["format"] != FORMAT:
+            return None
+        return Checkpoint(epoch=int(body["epoch"]), step=int(body["step"])), int(body["world"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def grown(before: bytes | None, checkpoint: Checkpoint, world: int) -> bytes | None:
+    """The record once `checkpoint` is there too; None if it stays as it is."""
+    told = read(before)
+    if told is not None and told[0] >= checkpoint:
+        return None
+    body = {"format": FORMAT, "epoch": checkpoint.epoch, "step": checkpoint.step, "world": world}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def of(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
+    """Those of the newest checkpoint that has one of every rank."""
+    by_checkpoint: dict[Checkpoint, list[RankManifest]] = defaultdict(list)
+    for manifest in manifests:
+        by_checkpoint[manifest.save.checkpoint].append(manifest)
+    whole = [checkpoint for checkpoint, found in by_checkpoint.items() if len(found) == found[0].world]
+    return tuple(by_checkpoint[max(whole)]) if whole else ()
