@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -87,22 +86,20 @@ class Fuse:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class ProbedTier:
+class ProbedTier(PersistentTier):
     """A tier that tells a fuse of parts and commits before it does them."""
 
-    def __init__(self, tier: PersistentTier, probe: Callable[[str], None]) -> None:
-        self._tier, self._probe = tier, probe
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tier, name)
+    def __init__(self, opened: PersistentTier, probe: Callable[[str], None]) -> None:
+        super().__init__(opened._store, opened._job)
+        self._probe = probe
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
         self._probe("persistent part")
-        self._tier.put_part(save, part, chunks)
+        super().put_part(save, part, chunks)
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         self._probe("persistent commit")
-        self._tier.commit(manifest, writer_epoch, chunk_lengths)
+        super().commit(manifest, writer_epoch, chunk_lengths)
 
 
 @dataclass(frozen=True)
