@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import floor, holders, picture
+from bench import floor, holders, picture, reshards
 from bench.settings import FULL, QUICK, Size
 from bench.summary import ASYNCHRONOUS, OURS, figures, summary
 from bench.worker import SYSTEMS
@@ -143,6 +143,19 @@ class Run:
         with holders.running(state // 2) as tier:
             return self.job("bench.restores", [json.dumps(task)], tier.environment(), size.system_seconds * 2)
 
+    def reshards(self) -> dict[str, Any]:
+        """Every saved world's checkpoint stays in the holders until the end."""
+        size = self.size
+        task = {
+            "width": reshards.WIDTH,
+            "blocks": size.reshard_blocks,
+            "times": size.reshards,
+            "folder": self.folder,
+        }
+        state = reshards.state_bytes(size.reshard_blocks)
+        with holders.running(len(reshards.SAVED) * state * 11 // 10 // 3) as tier:
+            return self.job("bench.reshards", [json.dumps(task)], tier.environment(), size.system_seconds * 2)
+
 
 def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     run = Run(size, names, folder)
@@ -157,7 +170,10 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     run.say("sockets")
     restores = run.restores()
     run.say("restores" + (": " + restores["error"] if "error" in restores else ""))
-    planning = run.job("bench.planning", [json.dumps({"plan_tensors": size.plan_tensors})], {}, size.system_seconds * 2)
+    resharding = run.reshards()
+    run.say("reshards" + (": " + resharding["error"] if "error" in resharding else ""))
+    task = {"plan_tensors": size.plan_tensors, "dcp_ranks": size.plan_dcp_ranks}
+    planning = run.job("bench.planning", [json.dumps(task)], {}, size.system_seconds * 2)
     run.say("plans" + (": " + planning["error"] if "error" in planning else ""))
     load.append(os.getloadavg())
     return {
@@ -174,6 +190,7 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
         "errors": {name: _errors(found) for name, found in turns.items() if _errors(found)},
         "floor": {"replicated_gb_per_second": run.state_bytes / sorted(base)[len(base) // 2] / 1e9},
         "restores": restores,
+        "reshards": resharding,
         "planning": planning,
         "turns": turns,
         "summary": summary(turns, restores, planning),

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.holder import server
@@ -37,6 +37,8 @@ class Tier:
     folder: Path
     pids: tuple[int, ...]
     holders: tuple[int, ...]
+    endpoints: tuple[tuple[str, str, str, int], ...] = ()
+    """(node, instance, host, port) of each holder."""
 
     def environment(self) -> dict[str, str]:
         return {
@@ -47,6 +49,7 @@ class Tier:
             "SUREFOOT_HOLDER_CALL_SECONDS": "10",
             "RANK": "0",
             "BENCH_DIARY": str(self.folder / "diary.jsonl"),
+            "BENCH_ENDPOINTS": json.dumps(self.endpoints),
             "BENCH_COMPANIONS": " ".join(map(str, self.pids)),
         }
 
@@ -60,15 +63,15 @@ def running(state_bytes: int) -> Iterator[Tier]:
         started = []
         keeper: subprocess.Popen[bytes] | None = None
         try:
-            endpoints = []
+            endpoints: list[tuple[str, str, str, int]] = []
             for node in NODES:
                 port = _free_port()
                 settings = ServerSettings(port, room, folder / node, password=PASSWORD, fill_bytes=room * 9 // 10)
                 one = server.start(settings, program)
                 started.append(one)
                 HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
-                endpoints.append([node, one.instance, "127.0.0.1", port])
-            tier = Tier(folder, (), tuple(one.process.pid for one in started))
+                endpoints.append((node, one.instance, "127.0.0.1", port))
+            tier = Tier(folder, (), tuple(one.process.pid for one in started), tuple(endpoints))
             keeper = subprocess.Popen(
                 [sys.executable, "-m", "bench.keeper", json.dumps(endpoints)],
                 env={**os.environ, **tier.environment()},
@@ -77,7 +80,7 @@ def running(state_bytes: int) -> Iterator[Tier]:
             assert keeper.stdout is not None  # PIPE above
             if keeper.stdout.readline() != b"ready\n":
                 raise RuntimeError("the keeper of the staging memory did not start; its error stands above")
-            yield Tier(folder, (keeper.pid, *tier.holders), tier.holders)
+            yield replace(tier, pids=(keeper.pid, *tier.holders))
         finally:
             if keeper is not None:
                 keeper.kill()

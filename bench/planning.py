@@ -30,28 +30,34 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surefoot.checkpointer.saving import Saver
+from surefoot.format.digests import DIGEST_BYTES
 from surefoot.format.layouts import Stream, TensorParts, build_layout
+from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.geometry.shares import shard_box
+from surefoot.protocol.identities import RankSave
 from surefoot.restore.plan import Wanted, plan
 from surefoot.state import Program
 
 RANKS = 256
+WORLDS = (8, 64, 256, 2_048, 16_384)
+MOST_RANKS = WORLDS[-1]
+"""Rows of each tensor where worlds are compared: every rank has one at least."""
 ROWS, WIDTH = 1024, 16
 PAIRS = ((2, 3), (2, 4), (4, 3), (1, 8), (8, 1))
 RESHARDED = ((1024, 1024), (4096, 1024), (1024, 4096), (2052, 1024), (1024,), (4096,))
 """Shapes of the model that is resharded: width 1,024, and one of uneven rows."""
 
 
-def surefoot_plan(tensors: int) -> dict[str, float]:
-    """Milliseconds of the plan on one of 256 ranks: the first, and that of each later save."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    mesh = init_device_mesh("cpu", (RANKS,))
+def surefoot_plan(tensors: int, ranks: int = RANKS, rows: int = ROWS) -> dict[str, float]:
+    """The plan on one of so many ranks: milliseconds of the first and of each later save, bytes of its records."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
     model = torch.nn.ParameterList(
-        torch.nn.Parameter(DTensor.from_local(torch.zeros(ROWS // RANKS, WIDTH), mesh, [Shard(0)], run_check=False))
+        torch.nn.Parameter(DTensor.from_local(torch.empty(rows // ranks, WIDTH), mesh, [Shard(0)], run_check=False))
         for _ in range(tensors)
     )
-    program = Program({"model": model}, (0, RANKS))
+    program = Program({"model": model}, (0, ranks))
     silent: Any = None
     saver = Saver(program, silent, 0, compare_all=False)
 
@@ -62,34 +68,58 @@ def surefoot_plan(tensors: int) -> dict[str, float]:
 
     first = planned()
     found = {"first": first, "each": statistics.median(planned() for _ in range(9))}
+    made = saver._planned(program.entries())
+    stream = Stream(made.layout)
+    table = bytes(DIGEST_BYTES * stream.blocks)
+    manifest = describe(RankSave(1, 1, 0), ranks, "bench", stream, (table, program.values(1)), 0.0)
+    found |= {"layout_bytes": len(made.layout_json), "manifest_bytes": len(manifest.to_json())}
     saver.close()
     dist.destroy_process_group()
     return found
 
 
-def dcp_plan(tensors: int, ranks: int = RANKS) -> dict[str, float]:
+def by_ranks(tensors: int, dcp_ranks: list[int]) -> dict[str, dict[str, dict[str, float]]]:
+    """Surefoot's plan on one rank, and DCP's on its rank 0, of the same program at growing worlds."""
+    return {
+        "surefoot": {str(ranks): surefoot_plan(tensors, ranks, MOST_RANKS) for ranks in WORLDS},
+        "dcp": {str(ranks): dcp_plan_at(tensors, ranks, MOST_RANKS) for ranks in dcp_ranks},
+    }
+
+
+def dcp_plan(tensors: int) -> dict[str, float]:
     """Milliseconds of DCP's rank 0: duplicates, global plan, checks, pickled metadata; without and with its cache."""
-    paths = {f"model.{n}": (f"model.{n}",) for n in range(tensors)}
-    plans = [SavePlan([_write_item(n, rank, ranks) for n in paths], planner_data=paths) for rank in range(ranks)]
-
-    def planned(planner: DefaultSavePlanner, given: list[SavePlan]) -> tuple[float, int]:
-        planner.set_up_planner({}, None, True)
-        began = time.perf_counter()
-        _, metadata = planner.create_global_plan(given)
-        pickled = pickle.dumps(metadata)
-        return (time.perf_counter() - began) * 1e3, len(pickled)
-
-    each, size = planned(DefaultSavePlanner(), plans)
+    plans = _dcp_plans(tensors, RANKS, ROWS)
     caching = DefaultSavePlanner(enable_plan_caching=True)
-    planned(caching, plans)
-    cached, _ = planned(caching, [SavePlan([], usable=False) for _ in plans])
-    return {"each": each, "each_with_its_cache": cached, "metadata_bytes": size}
+    _dcp_planned(caching, plans)
+    cached, _ = _dcp_planned(caching, [SavePlan([], usable=False) for _ in plans])
+    return {**dcp_plan_at(tensors, RANKS, ROWS), "each_with_its_cache": cached}
 
 
-def _write_item(name: str, rank: int, ranks: int) -> WriteItem:
-    rows = ROWS // ranks
+def dcp_plan_at(tensors: int, ranks: int, rows: int) -> dict[str, float]:
+    """Without its cache, which belongs to the class: one world's plans would be merged into another's."""
+    each, size = _dcp_planned(DefaultSavePlanner(), _dcp_plans(tensors, ranks, rows))
+    return {"each": each, "metadata_bytes": size}
+
+
+def _dcp_plans(tensors: int, ranks: int, rows: int) -> list[SavePlan]:
+    paths = {f"model.{n}": (f"model.{n}",) for n in range(tensors)}
+    return [
+        SavePlan([_write_item(n, rank, rows // ranks, rows) for n in paths], planner_data=paths)
+        for rank in range(ranks)
+    ]
+
+
+def _dcp_planned(planner: DefaultSavePlanner, given: list[SavePlan]) -> tuple[float, int]:
+    planner.set_up_planner({}, None, True)
+    began = time.perf_counter()
+    _, metadata = planner.create_global_plan(given)
+    pickled = pickle.dumps(metadata)
+    return (time.perf_counter() - began) * 1e3, len(pickled)
+
+
+def _write_item(name: str, rank: int, rows: int, of: int) -> WriteItem:
     offsets, sizes = torch.Size([rank * rows, 0]), torch.Size([rows, WIDTH])
-    data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), TensorProperties(), torch.Size([ROWS, WIDTH]))
+    data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), TensorProperties(), torch.Size([of, WIDTH]))
     return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
 
 
@@ -143,6 +173,7 @@ def main() -> None:
         "tensors": tensors,
         "surefoot": surefoot_plan(tensors),
         "dcp": dcp_plan(tensors),
+        "by_ranks": by_ranks(tensors, task["dcp_ranks"]),
         "amplification": {"same_dimension": amplification(0), "other_dimension": amplification(1)},
     }
     Path(sys.argv[2]).write_text(json.dumps(found))

@@ -23,8 +23,14 @@ class Size:
     restore_layers: int
     """Layers of the program that is restored."""
     restores: int
+    reshard_blocks: int
+    """Transformer blocks of width 1,024 in the program that is restored at other world sizes."""
+    reshards: int
+    """Restores of each pair of world sizes, after the first."""
     plan_tensors: int
     """Tensors of the program that is planned for at 256 simulated ranks."""
+    plan_dcp_ranks: tuple[int, ...]
+    """Worlds that DCP plans for too; it takes minutes at many ranks."""
     system_seconds: float
     """A system's turn that takes longer is ended and reported as such."""
 
@@ -41,7 +47,10 @@ QUICK = Size(
     steps_every_1=5,
     restore_layers=12,
     restores=3,
+    reshard_blocks=1,
+    reshards=2,
     plan_tensors=900,
+    plan_dcp_ranks=(),
     system_seconds=90.0,
 )
 FULL = Size(
@@ -53,6 +62,9 @@ FULL = Size(
     steps_every_1=8,
     restore_layers=7,
     restores=7,
+    reshard_blocks=3,
+    reshards=5,
     plan_tensors=3000,
+    plan_dcp_ranks=(8, 64, 256),
     system_seconds=600.0,
 )
