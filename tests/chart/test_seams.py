@@ -10,6 +10,7 @@ from chart import helm
 from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
 from surefoot.holder.companion.settings import CompanionSettings, companion_settings
+from surefoot.holder.server import MALLOC_ENVIRONMENT
 from surefoot_operator.controller.configuration import ClusterSettings, cluster_settings
 from surefoot_operator.fabric.kubernetes import labels
 
@@ -94,3 +95,9 @@ def test_pods_bear_the_labels_that_the_operator_looks_for(kind: str, name: str, 
 def test_workers_are_let_in_by_the_label_that_they_bear() -> None:
     policy = helm.one(helm.objects({}), "NetworkPolicy", "surefoot-operator")["spec"]
     assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {labels.PART: labels.WORKER}
+
+
+def test_the_tiers_servers_have_the_allocators_options_of_a_local_one() -> None:
+    found = environment(helm.objects({}), "DaemonSet", "surefoot-memory", "redis")
+    wanted = {name: value for name, value in MALLOC_ENVIRONMENT.items() if name.endswith("MALLOC_CONF")}
+    assert {name: found.get(name) for name in wanted} == wanted
