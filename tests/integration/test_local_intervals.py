@@ -60,13 +60,13 @@ def test_seconds_become_steps_that_trainers_keep_also_after_a_restart(tmp_path: 
         assert interval.step_seconds is not None
         assert interval.steps == 1 or interval.steps * interval.step_seconds <= 0.6
         assert "at most every 0.6 s is asked for" in interval.reason
-        assert any("the memory tier is saved to every" in text for text in run.told(INTERVAL_CHOSEN))
+        run.wait("a word on it", lambda: any("the memory tier is saved" in text for text in run.told(INTERVAL_CHOSEN)))
         run.wait("checkpoints as far apart as was chosen", lambda: spaced(run))
 
-        above = run.status.persistent_interval
+        below, above = run.status.memory_interval, run.status.persistent_interval
+        assert below is not None
         assert above is not None
-        assert above.steps % interval.steps == 0
-        assert above.steps > interval.steps
+        assert above.steps % below.steps == 0
         run.wait("a promoted checkpoint", lambda: run.status.floor is not None and run.status.floor.step > above.steps)
 
         run.kill_a_trainer()
@@ -99,6 +99,27 @@ def test_auto_says_what_it_chose_and_from_what_and_trainers_save_no_oftener(tmp_
         late = [step for step in memory_steps(run) if step > heard]
         assert all(step % min(interval.steps, allowed.steps) == 0 for step in late)
         assert not run.told("CheckpointStalled")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_the_persistent_tier_keeps_milestones_beside_the_newest(tmp_path: Path) -> None:
+    tier = {"uri": f"file://{tmp_path}/tier", "intervalSteps": 5, "keep": 1, "keepEverySteps": 20}
+    job = Job(ENDLESS, persistent=tier, gates=(72,), trainer=("--pace", "0.1"))
+    with running(tmp_path, job) as run:
+
+        def kept() -> list[int]:
+            folder = tmp_path / "tier" / run.uid
+            return sorted(int(path.name.partition("-")[0]) for path in folder.glob("*-*") if path.is_dir())
+
+        def are_milestones() -> bool:
+            """One of each twenty steps, none of the first, and the newest."""
+            steps = kept()
+            places = [step // 20 for step in steps if step != 70]
+            return steps[-1:] == [70] and 0 not in places and len(places) == len(set(places)) > 1
+
+        run.wait_for_step(72)
+        run.wait("nothing but milestones and the newest", are_milestones)
 
 
 @pytest.mark.slow

@@ -90,6 +90,8 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.checkpoint.memory.sizeLimit", "8GiB", "spec.checkpoint.memory.sizeLimit", "8Gi"),
     ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
     ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
+    ("spec.checkpoint.persistent.keepEverySteps", 0, "spec.checkpoint.persistent.keepEverySteps", "at least 1"),
+    ("spec.checkpoint.persistent.keepSeconds", 0, "spec.checkpoint.persistent.keepSeconds", "above 0"),
     ("spec.checkpoint.persistent.uri", "/tmp/x", "spec.checkpoint.persistent.uri", "file:///"),
     ("spec.checkpoint.persistent.uri", ..., "spec.checkpoint.persistent.uri", "required"),
     ("spec.checkpoint.restoreFrom", {}, "spec.checkpoint.restoreFrom", "either the uid"),

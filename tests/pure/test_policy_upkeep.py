@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from support.builders import BEGAN, endpoint, holder, manifest, running, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
@@ -198,6 +201,20 @@ def test_the_persistent_tier_is_listed_before_anything_of_it_is_deleted() -> Non
     kept = upkeep(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1)))
     assert of(DropPersisted, kept) == [DropPersisted(WorkerId(0, 1), 1, (Checkpoint(1, 20),))]
     assert not upkeep(replace(seen, persistent=PersistentSeen(1, entries[3:], NOW - 1))).errands
+
+
+@pytest.mark.parametrize(
+    ("longer", "gone"),
+    [({}, {10, 20, 30}), ({"keep_every_steps": 15}, {10}), ({"keep_seconds": 25.0}, {10}), ({"keep_seconds": 5.0}, {10, 20, 30})],
+)  # fmt: skip
+def test_the_persistent_tier_keeps_milestones_and_what_is_young(longer: dict[str, Any], gone: set[int]) -> None:
+    tier = PersistentTier("file:///tmp/checkpoints", interval_steps=10, keep=1, **longer)
+    seen = running(step=62, checkpoint=CheckpointPolicy(MemoryTier(interval_steps=10), tier))
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    # saved ten seconds apart, the newest just now
+    entries = tuple(replace(manifest(1, s, r, 3), saved_at=NOW - (40 - s)) for s in (10, 20, 30, 40) for r in range(3))
+    dropped = of(DropPersisted, upkeep(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1))))
+    assert {c.step for d in dropped if isinstance(d, DropPersisted) for c in d.checkpoints} == gone
 
 
 def test_a_listing_that_cannot_be_had_is_not_asked_for_in_a_loop() -> None:

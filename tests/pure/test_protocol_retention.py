@@ -14,7 +14,7 @@ from surefoot.protocol.completeness import TierReading, complete, copies_of, wat
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops, persistent_drops, repairs
+from surefoot.protocol.retention import Standing, memory_drops, milestones, persistent_drops, repairs
 
 A, B = HolderId("a", "a"), HolderId("b", "b")
 DOMAINS = {A: "a", B: "b"}
@@ -99,6 +99,35 @@ def test_the_persistent_tier_keeps_its_newest_complete_ones(done: list[int], par
     assert not set(gone) & set(newest)
     assert all(c < max(whole) for c in gone)
     assert set(whole) - set(gone) == set(newest)
+
+
+@pytest.mark.parametrize(
+    ("done", "every", "kept"),
+    [
+        ([10, 20, 30, 40, 50], 20, [20, 40]),
+        ([10, 30, 50], 20, [30, 50]),
+        ([96, 128, 192, 224, 256], 100, [128, 224]),
+        ([10, 20], 100, []),
+        ([1, 2, 3], 1, [1, 2, 3]),
+        ([], 5, []),
+    ],
+)
+def test_milestones_are_the_first_at_or_after_each_multiple(done: list[int], every: int, kept: list[int]) -> None:
+    assert sorted(c.step for c in milestones([Checkpoint(1, s) for s in done], every)) == kept
+
+
+@given(st.lists(st.integers(1, 300), unique=True, min_size=1), st.integers(1, 60), st.integers(1, 3))
+def test_milestones_stay_milestones_while_others_come_and_go(done: list[int], every: int, keep: int) -> None:
+    """Saved one after another, with deletes behind each: what is there at the end is what all of them would leave."""
+    lineage: Lineage = (LineageEntry(1, None, 1),)
+    there: list[Checkpoint] = []
+    for step in sorted(done):
+        there.append(Checkpoint(1, step))
+        now = Standing(lineage, 1, False, None, None, there[-1], None, NONE)
+        gone = persistent_drops(there, there, now, keep, milestones(there, every))
+        there = [c for c in there if c not in gone]
+    every_one = [Checkpoint(1, s) for s in sorted(done)]
+    assert set(there) == milestones(every_one, every) | set(every_one[-keep:])
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))

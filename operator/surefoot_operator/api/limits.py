@@ -66,6 +66,8 @@ LIMITS = {
     ("PersistentTier", "interval_steps"): _STEPS,
     ("PersistentTier", "interval_seconds"): _POSITIVE,
     ("PersistentTier", "keep"): Limit(least=1),
+    ("PersistentTier", "keep_every_steps"): _STEPS,
+    ("PersistentTier", "keep_seconds"): _POSITIVE,
     ("RestoreFrom", "step"): _STEPS,
     ("CheckpointPolicy", "expected_bytes"): _BYTES,
 }

@@ -144,6 +144,10 @@ class PersistentTier:
     interval_seconds: float | None = None
     interval: Literal["auto"] | None = None
     keep: int = 3
+    keep_every_steps: int | None = None
+    """Beside the newest: the first one at or after each multiple, for good."""
+    keep_seconds: float | None = None
+    """Beside the newest: those that were saved no longer ago."""
     endpoint: str | None = None
     region: str | None = None
     secret_ref: str | None = None

@@ -214,6 +214,9 @@ def _bounded(facts: Facts, lineage: Lineage) -> Lineage:
     epoch = lineage[-1].epoch
     reading = reading_at(facts, facts.world.epoch)
     kept = complete(reading, lineage, epoch, frozenset(), facts.seen.covers)
+    # what lies in the persistent tier counts as this job's only while its epoch is known
+    listed = facts.seen.persistent.entries or ()
+    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.seen.covers)
     needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
     return pruned(lineage, oldest, epoch)

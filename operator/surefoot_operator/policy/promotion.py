@@ -14,6 +14,7 @@ from surefoot.protocol import retention
 from surefoot.protocol.completeness import complete_persistent
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.lineage import entry_of, newest, on_lineage
+from surefoot_operator.api.spec import PersistentTier
 from surefoot_operator.names import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.actions import Event, ListPersistentTier
@@ -118,8 +119,20 @@ def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> t
         pinned=pinned,
         bad=bad_of(facts),
     )
-    gone = retention.persistent_drops({*kept, floor}, {m.save.checkpoint for m in entries}, standing, spec.keep)
+    there = {m.save.checkpoint for m in entries}
+    also = _kept_longer(facts, spec, {*kept, floor})
+    gone = retention.persistent_drops({*kept, floor}, there, standing, spec.keep, also)
     return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
+
+
+def _kept_longer(facts: Facts, spec: PersistentTier, complete: set[Checkpoint]) -> frozenset[Checkpoint]:
+    """What stays beside the newest few: milestones, and what is young enough."""
+    also = retention.milestones(complete, spec.keep_every_steps) if spec.keep_every_steps else frozenset()
+    if spec.keep_seconds is None:
+        return also
+    since = facts.now - spec.keep_seconds
+    entries = facts.seen.persistent.entries or ()
+    return also | frozenset(m.save.checkpoint for m in entries if m.saved_at >= since)
 
 
 def listing_due(facts: Facts) -> float | None:

@@ -160,7 +160,7 @@ class RankManifest:
     values_digest: str
     values_bytes: int
     saved_at: float
-    """Unix seconds; for people, never for decisions."""
+    """Unix seconds; for people, and for `keepSeconds`, which only adds to what is kept."""
 
     def to_json(self) -> str:
         """Canonical JSON that carries its own checksum: a flipped byte must not pass for another world or digest."""

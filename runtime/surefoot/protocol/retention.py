@@ -66,13 +66,29 @@ def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
     return checkpoint != standing.pinned and standing.protected_step > checkpoint.step
 
 
+def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
+    """Of checkpoints of one lineage the first at or after each multiple of `every_steps`, which need not be saved itself.
+
+    One that is the first stays the first: newer ones have higher steps.
+    """
+    first: dict[int, Checkpoint] = {}
+    for checkpoint in sorted(set(complete), key=lambda c: c.step):
+        first.setdefault(checkpoint.step // every_steps, checkpoint)
+    first.pop(0, None)
+    return frozenset(first.values())
+
+
 def persistent_drops(
-    complete: Iterable[Checkpoint], seen: Iterable[Checkpoint], standing: Standing, keep: int
+    complete: Iterable[Checkpoint],
+    seen: Iterable[Checkpoint],
+    standing: Standing,
+    keep: int,
+    also: frozenset[Checkpoint] = frozenset(),
 ) -> list[Checkpoint]:
     """Checkpoints of the persistent tier that may go, oldest first.
 
     `complete` lie on the lineage and are complete there; `seen` is everything found there. The newest `keep` complete
-    ones stay; parts of checkpoints that never became complete go once a newer one is complete, unless they are being
+    ones stay, and those of `also`; parts of checkpoints that never became complete go once a newer one is complete, unless they are being
     uploaded (pinned).
     """
     if standing.claimed:
@@ -80,9 +96,11 @@ def persistent_drops(
     order = sorted(set(complete), key=lambda c: c.step)
     if not order:
         return []
-    stay = set(order[-max(1, keep) :]) | {
-        c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)
-    }
+    stay = (
+        set(order[-max(1, keep) :])
+        | (also & set(order))
+        | {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
+    )
     newest = order[-1]
     return sorted(
         (c for c in set(seen) | set(order) if c not in stay and (c.step < newest.step) and c.epoch <= standing.epoch),
