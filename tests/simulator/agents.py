@@ -162,6 +162,9 @@ class Agent:
             case on.TellHold(hold):
                 for trainer in self.trainers:
                     self.engine.after(0.0004, trainer.process, trainer.told, hold)
+            case on.TellLevel(level):
+                for trainer in self.trainers:
+                    self.engine.after(rng.uniform(0.0004, 0.4), trainer.process, trainer.follow, level)
             case on.Retarget(holders):
                 self._retarget(holders)
             case on.Flush(epoch):

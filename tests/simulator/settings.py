@@ -31,6 +31,8 @@ class Settings:
     replicas: int = 2
     keep: int = 1
     persistent_interval: int | None = 6
+    adaptive: bool = False
+    """The operator chooses both intervals, from seconds, and trainers follow its level; `interval` is one step."""
     holder_return_seconds: float = 10.0
     faults: int = 4
     kinds: tuple[str, ...] = ()
@@ -68,7 +70,12 @@ def draw(rng: random.Random) -> Settings:
 
 def job(settings: Settings) -> TrainingJob:
     """The TrainingJob that such a person would have written."""
-    persistent = settings.persistent_interval
+    persistent, seconds = settings.persistent_interval, 4 * settings.step_seconds
+    memory = MemoryTier(interval_steps=settings.interval, replicas=settings.replicas, keep=settings.keep)
+    tier = PersistentTier(uri="file:///tier", interval_steps=persistent, keep=2) if persistent else None
+    if settings.adaptive:
+        memory = replace(memory, interval_steps=None, interval_seconds=seconds)
+        tier = replace(tier, interval_steps=None, interval_seconds=2 * seconds) if tier is not None else None
     return TrainingJob(
         name="job",
         namespace="default",
@@ -82,10 +89,8 @@ def job(settings: Settings) -> TrainingJob:
             run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=60.0),
             health_policy=HealthPolicy(step_timeout_seconds=settings.step_timeout_seconds),
             checkpoint=CheckpointPolicy(
-                memory=MemoryTier(interval_steps=settings.interval, replicas=settings.replicas, keep=settings.keep),
-                persistent=PersistentTier(uri="file:///tier", interval_steps=persistent, keep=2)
-                if persistent
-                else None,
+                memory=memory,
+                persistent=tier,
                 drain_grace_seconds=1.0,
                 holder_return_seconds=settings.holder_return_seconds,
             ),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
 
@@ -34,6 +35,28 @@ def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     moved = [o for o in outcomes if any("leaves node" in line for line in o.trace)]
     assert moved
     assert [o.phase for o in outcomes] == ["Complete"] * 6
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_levels_that_change_whatever_else_fails_cost_no_checkpoint(block: int) -> None:
+    for seed in range(block * 5, (block + 1) * 5):
+        for persistent in (None, 2):
+            wish = Settings(steps=40, adaptive=True, persistent_interval=persistent, faults=seed % 7)
+            outcome = simulate(seed, wish, decisions=RESTLESS)
+            assert outcome.violation is None, f"seed {seed}, persistent {persistent}: {outcome.violation}"
+
+
+def test_the_operator_chooses_a_level_and_trainers_follow_it() -> None:
+    wish = Settings(steps=40, adaptive=True, faults=0)
+    outcome = simulate(3, wish, tracing=True)
+    assert (outcome.violation, outcome.phase) == (None, "Complete")
+    # four steps are asked for at most; a little room keeps the promise
+    assert {f"rank {rank} of epoch 1 saves at level 1" for rank in range(3)} <= {_words(line) for line in outcome.trace}
+
+
+def _words(line: str) -> str:
+    """Of a line of the trace, without its time."""
+    return line.strip().partition(" ")[2].strip()
 
 
 def test_a_seed_replays_exactly() -> None:

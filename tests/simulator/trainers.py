@@ -80,9 +80,12 @@ class Trainer:
         self.assign, self.local, self.rank = assign, local, assign.first_rank + local
         self.process = Process(f"trainer e{assign.epoch} r{self.rank}", agent.process.site)
         self.step, self.state, self.level = 0, 0, 0
+        self.asked = agent.life.level
+        """The operator's level, as of when this rank was told."""
         self.restored, self.done = False, False
         self.hold: int | None = None
         self._settings = self.simulation.settings
+        self._base = self.simulation.job.spec.checkpoint.memory.base_steps
         self.gathering = self.simulation.gathering(assign, store)
         self.gathering.ranks[self.rank] = self
 
@@ -197,7 +200,7 @@ class Trainer:
                 None,
                 self._settings.step_seconds,
                 None,
-                self.level,
+                max(self.level, self.asked),
                 self.engine.now,
             )
         )
@@ -210,7 +213,8 @@ class Trainer:
             self._next()
 
     def _due(self, step: int) -> bool:
-        return step % (self._settings.interval << self.level) == 0 or step == self._settings.steps
+        level = max(self.level, self.asked)
+        return step % (self._base << level) == 0 or step == self._settings.steps
 
     def _stage(self, step: int) -> bool:
         save = RankSave(self.assign.epoch, step, self.rank)
@@ -220,7 +224,7 @@ class Trainer:
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self.level = max(0, self.level - 1)
         else:
-            self.level = min(3, self.level + 1)
+            self.level = min(max(3, self.asked), max(self.level, self.asked) + 1)
         return staged
 
     def _stage_or_wait(self, step: int) -> None:
@@ -254,6 +258,11 @@ class Trainer:
             waiting, self.hold = self.step == self.hold, None
             if waiting:
                 self._next()
+
+    def follow(self, level: int) -> None:
+        """Ranks hear of a level at different moments, also of an older one later."""
+        self.asked = level
+        self.engine.say("rank {} of epoch {} saves at level {}", self.rank, self.assign.epoch, level)
 
     def exit(self, code: int, cause: str, secondary: bool) -> None:
         if not self.process.alive:
