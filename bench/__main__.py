@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import floor, holders, picture, reshards
+from bench import floor, holders, persistent, picture, reshards
 from bench.settings import FULL, QUICK, Size
 from bench.summary import ASYNCHRONOUS, OURS, figures, summary
 from bench.worker import SYSTEMS
@@ -34,6 +34,7 @@ PACKAGES = (
     "torchsnapshot",
     "torch-checkpointing",
     "amzn-sagemaker-checkpointing",
+    "s3torchconnector",
 )
 
 
@@ -175,6 +176,8 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     task = {"plan_tensors": size.plan_tensors, "dcp_ranks": size.plan_dcp_ranks}
     planning = run.job("bench.planning", [json.dumps(task)], {}, size.system_seconds * 2)
     run.say("plans" + (": " + planning["error"] if "error" in planning else ""))
+    to_s3 = persistent.section(run.job, size.rounds == 1, folder)
+    run.say("S3" + (": " + to_s3["error"] if "error" in to_s3 else ""))
     load.append(os.getloadavg())
     return {
         "machine": {
@@ -192,6 +195,7 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
         "restores": restores,
         "reshards": resharding,
         "planning": planning,
+        "persistent": to_s3,
         "turns": turns,
         "summary": summary(turns, restores, planning),
     }
