@@ -6,6 +6,7 @@ not known is None or absent, never a guess. All times are Unix seconds of the sa
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,9 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, R
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
+
+FEWEST_STEPS = 3
+"""Of fewer the first, slow one would be half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,35 @@ class ExitSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """The newest few steps, stalls and drains that one agent told of in its epoch, in seconds; see coordinator.timings.
+
+    Medians, because one evaluation, one slow disk or the first step's compilation is no trend. Worked out when asked
+    for: few jobs ask, and heartbeats are many.
+    """
+
+    steps: tuple[float, ...] = ()
+    stalls: tuple[float, ...] = ()
+    """How long saves held the training up."""
+    drains: tuple[float, ...] = ()
+    """From a save's staging to all its copies."""
+    pending: Mapping[Checkpoint, float] = field(default_factory=dict)
+    """Since when saves that still drain are known to."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        return statistics.median(self.steps) if len(self.steps) >= FEWEST_STEPS else None
+
+    @property
+    def stall_seconds(self) -> float | None:
+        return statistics.median(self.stalls) if self.stalls else None
+
+    @property
+    def drain_seconds(self) -> float | None:
+        return statistics.median(self.drains) if self.drains else None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSeen:
     """What the coordinator heard of one agent; see coordinator.sessions for how it comes about."""
 
@@ -89,12 +122,7 @@ class SessionSeen:
     step_at_seconds: float | None = None
     """When `step` last grew within this epoch; None: no step yet in it."""
     step_seconds: float | None = None
-    typical_step_seconds: float | None = None
-    """Median of the steps of this epoch that were last told, so that one slow step is no trend; None: too few."""
-    stall_seconds: float | None = None
-    """Median time that its last saves held the training up."""
-    drain_seconds: float | None = None
-    """Median time from a save's staging to all its copies."""
+    timings: Timings = Timings()
     restored: bool = False
     restored_from: str | None = None
     pending: tuple[Checkpoint, ...] = ()

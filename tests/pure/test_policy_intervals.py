@@ -15,7 +15,7 @@ from surefoot.protocol.messages import SaveLevel
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.names import INTERVAL_CHOSEN
-from surefoot_operator.observed import Observed
+from surefoot_operator.observed import FEWEST_STEPS, Observed
 from surefoot_operator.policy.conditions import protection
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.intervals import DWELL_SECONDS, REFRESH_SECONDS
@@ -30,7 +30,9 @@ AUTO = CheckpointPolicy(MemoryTier(interval="auto"), PersistentTier("file:///the
 
 
 def timed(seen: Observed, **figures: float) -> Observed:
-    return replace(seen, sessions=tuple(replace(s, **figures) for s in seen.sessions))
+    """Every member's steps, stalls or drains take so long."""
+    given = {name: (seconds,) * FEWEST_STEPS for name, seconds in figures.items()}
+    return replace(seen, sessions=tuple(replace(s, timings=replace(s.timings, **given)) for s in seen.sessions))
 
 
 def later(seen: Observed, kept: Upkeep, seconds: float) -> Observed:
@@ -91,13 +93,13 @@ def test_risk_grows_with_incidents_and_workers(workers: int, replicas: int, coun
 
 
 def test_a_job_that_says_steps_has_no_choice() -> None:
-    kept = upkeep(timed(running(), typical_step_seconds=0.1))
+    kept = upkeep(timed(running(), steps=0.1))
     assert (kept.status.memory_interval, kept.status.persistent_interval) == (None, None)
 
 
 def test_seconds_become_steps_once_steps_were_timed() -> None:
     assert upkeep(running(checkpoint=SECONDS)).status.memory_interval is None
-    kept = upkeep(timed(running(checkpoint=SECONDS), typical_step_seconds=0.1))
+    kept = upkeep(timed(running(checkpoint=SECONDS), steps=0.1))
     found = kept.status.memory_interval
     assert found is not None
     assert (found.steps, found.level, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
@@ -107,17 +109,17 @@ def test_seconds_become_steps_once_steps_were_timed() -> None:
 
 
 def test_the_slowest_member_decides() -> None:
-    seen = timed(running(checkpoint=SECONDS), typical_step_seconds=0.1)
-    slow = replace(seen, sessions=(replace(seen.sessions[0], typical_step_seconds=0.4), *seen.sessions[1:]))
+    seen = timed(running(checkpoint=SECONDS), steps=0.1)
+    slow = replace(seen, sessions=(*timed(seen, steps=0.4).sessions[:1], *seen.sessions[1:]))
     found = upkeep(slow).status.memory_interval
     assert found is not None
     assert found.steps == 4
 
 
 def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
-    seen = timed(running(checkpoint=SECONDS), typical_step_seconds=0.1)
+    seen = timed(running(checkpoint=SECONDS), steps=0.1)
     first = upkeep(seen)
-    slower = timed(seen, typical_step_seconds=0.8)
+    slower = timed(seen, steps=0.8)
     again = upkeep(later(slower, first, DWELL_SECONDS / 2))
     assert again.status == first.status
     assert again.events == ()
@@ -128,17 +130,17 @@ def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
 
 
 def test_a_drain_that_became_slow_is_followed_at_once() -> None:
-    seen = timed(running(checkpoint=SECONDS), typical_step_seconds=0.1)
-    kept = upkeep(later(timed(seen, drain_seconds=5.0), upkeep(seen), 1.0))
+    seen = timed(running(checkpoint=SECONDS), steps=0.1)
+    kept = upkeep(later(timed(seen, drains=5.0), upkeep(seen), 1.0))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 64
     assert "a save takes 5 s to arrive" in kept.status.memory_interval.reason
 
 
 def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> None:
-    seen = timed(running(checkpoint=AUTO), typical_step_seconds=1.0, stall_seconds=0.02, drain_seconds=0.5)
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
     first = upkeep(seen)
-    moved = timed(seen, drain_seconds=0.7)
+    moved = timed(seen, drains=0.7)
     assert upkeep(later(moved, first, REFRESH_SECONDS / 2)).status == first.status
     again = upkeep(later(moved, first, REFRESH_SECONDS))
     before, after = first.status.memory_interval, again.status.memory_interval
@@ -150,7 +152,7 @@ def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> N
 
 
 def test_auto_weighs_what_a_save_costs_against_what_a_failure_costs() -> None:
-    seen = timed(running(checkpoint=AUTO), typical_step_seconds=1.0, stall_seconds=0.02, drain_seconds=0.5)
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
     calm = upkeep(seen).status.memory_interval
     often = replace(seen.status, incidents=tuple(incident(NOW - 90 + n) for n in range(4)))
     rough = upkeep(replace(seen, status=often)).status.memory_interval
@@ -163,7 +165,7 @@ def test_auto_weighs_what_a_save_costs_against_what_a_failure_costs() -> None:
 
 
 def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memory() -> None:
-    seen = timed(running(checkpoint=AUTO), typical_step_seconds=1.0, stall_seconds=0.02, drain_seconds=0.5)
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
     first = upkeep(seen)
     assert first.status.persistent_interval is None
     assert first.pinned == Checkpoint(1, 40)
@@ -178,7 +180,7 @@ def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memor
 
 
 def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured() -> None:
-    seen = timed(running(checkpoint=AUTO), typical_step_seconds=1.0, stall_seconds=0.02, drain_seconds=0.5)
+    seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
     old = Interval(8, 3, "as it was", BEGAN, 0, BEGAN)
     kept = upkeep(replace(seen, status=replace(seen.status, persistent_interval=old)))
     assert kept.status.memory_interval is not None
@@ -188,14 +190,14 @@ def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured()
 
 def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None:
     policy = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_seconds=30.0))
-    kept = upkeep(timed(running(checkpoint=policy), typical_step_seconds=0.1))
+    kept = upkeep(timed(running(checkpoint=policy), steps=0.1))
     assert kept.status.memory_interval is None
     assert kept.status.persistent_interval is not None
     assert kept.status.persistent_interval.steps == 160
 
 
 def test_a_choice_of_another_spec_counts_no_more() -> None:
-    seen = timed(running(checkpoint=SECONDS), typical_step_seconds=0.1)
+    seen = timed(running(checkpoint=SECONDS), steps=0.1)
     stale = replace(seen.status, memory_interval=Interval(40, 2, "of ten", NOW, 42, NOW))
     kept = upkeep(replace(seen, status=stale))
     assert kept.status.memory_interval is not None

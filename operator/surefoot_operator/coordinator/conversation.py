@@ -119,9 +119,7 @@ def _matters(old: SessionSeen, new: SessionSeen, claimed: bool) -> bool:
         heard_seconds=old.heard_seconds,
         step=old.step,
         step_seconds=old.step_seconds,
-        typical_step_seconds=old.typical_step_seconds,
-        stall_seconds=old.stall_seconds,
-        drain_seconds=old.drain_seconds,
+        timings=old.timings,
         step_at_seconds=old.step_at_seconds
         if new.step_at_seconds is not None and old.step_at_seconds
         else new.step_at_seconds,

@@ -29,9 +29,8 @@ from surefoot.protocol.messages import (
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.coordinator.timings import NONE, Timings
-from surefoot_operator.coordinator.timings import heard as timed
-from surefoot_operator.observed import ExitSeen, SessionSeen
+from surefoot_operator.coordinator.timings import timed
+from surefoot_operator.observed import ExitSeen, SessionSeen, Timings
 
 MOST_NOTICES = 64
 
@@ -49,7 +48,6 @@ class Session:
     """Incarnations that were this worker before; a thawed one must not come back."""
     loss: float | None = None
     level: int = 0
-    timings: Timings = NONE
 
     @property
     def worker(self) -> WorkerId:
@@ -199,9 +197,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         step=0,
         step_at_seconds=None,
         step_seconds=None,
-        typical_step_seconds=None,
-        stall_seconds=None,
-        drain_seconds=None,
+        timings=Timings(),
         restored=False,
         restored_from=None,
         exit=None,
@@ -212,7 +208,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         save_bytes=0,
         unstaged="",
     )
-    return replace(session, seen=blank, loss=None, timings=NONE)
+    return replace(session, seen=blank, loss=None)
 
 
 def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> Session:
@@ -237,17 +233,11 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             step_seconds=beat.step_seconds if beat.step_seconds is not None else old.step_seconds,
             restored=old.restored or beat.restored,
             restored_from=beat.restored_from or old.restored_from,
+            timings=timed(old.timings, beat, grown, now),
             save_bytes=beat.save_bytes,
             unstaged=beat.unstaged,
         )
-        timings = timed(session.timings, beat, grown, now)
-        fresh = replace(
-            fresh,
-            typical_step_seconds=timings.step_seconds,
-            stall_seconds=timings.stall_seconds,
-            drain_seconds=timings.drain_seconds,
-        )
-        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss, timings=timings)
+        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
     return replace(session, seen=fresh, level=beat.level)
 
 

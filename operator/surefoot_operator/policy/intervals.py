@@ -58,7 +58,7 @@ def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def _memory(facts: Facts, tier: MemoryTier, risk: Risk) -> Interval | None:
-    step, stall, drain = (_slowest(facts, name) for name in ("typical_step_seconds", "stall_seconds", "drain_seconds"))
+    step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
     cost = None if stall is None else stall + BESIDE_SHARE * (drain or 0.0)
     inputs = Inputs(step, cost, drain, risk.from_memory_seconds)
     return _chosen(facts, Wish(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk)
@@ -67,14 +67,14 @@ def _memory(facts: Facts, tier: MemoryTier, risk: Risk) -> Interval | None:
 def _persistent(facts: Facts, tier: PersistentTier, memory: Interval | None, risk: Risk) -> Interval | None:
     upload = facts.seen.upload_seconds
     cost = None if upload is None else BESIDE_SHARE * upload
-    inputs = Inputs(_slowest(facts, "typical_step_seconds"), cost, upload, risk.from_persistent_seconds)
+    inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
     wish = Wish(facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.level if memory else 0)
     return _chosen(facts, wish, inputs, facts.status.persistent_interval, risk)
 
 
 def _slowest(facts: Facts, field: str) -> float | None:
     """The highest of the members' own figures; None while none has said it."""
-    found: Iterable[float | None] = (getattr(s, field) for _, s in member_sessions(facts) if s is not None)
+    found: Iterable[float | None] = (getattr(s.timings, field) for _, s in member_sessions(facts) if s is not None)
     return max((value for value in found if value is not None), default=None)
 
 
