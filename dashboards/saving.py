@@ -105,13 +105,21 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Saves that were skipped",
-            "Due saves for which no slot was free, and how far saving has backed off (every 2^level-th due step).",
+            "Due saves for which no slot was free, and the level: every 2^level-th due step is saved.",
             "none",
             query(
                 f"sum by (namespace, job) (increase(surefoot_checkpoint_skipped_total{{{JOB}}}[$__rate_interval]))",
                 "{{job}} skipped",
             ),
             query(f"max by (namespace, job) (surefoot_checkpoint_backoff_level{{{JOB}}})", "{{job}} level"),
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Steps between saves",
+            "By tier, as the job says or as the operator chose; why is in the job's status.",
+            "none",
+            query(f"max by (namespace, job, tier) (surefoot_checkpoint_interval_steps{{{JOB}}})", "{{job}} {{tier}}"),
         )
     )
     whole.with_panel(

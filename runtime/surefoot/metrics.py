@@ -47,7 +47,7 @@ step = Gauge("surefoot_step", "Last step that every local rank has finished.")
 loss = Gauge("surefoot_loss", "Loss of that step; NaN where the program does not tell it.")
 epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
-level = Gauge("surefoot_checkpoint_backoff_level", "Saving has backed off to every 2^level-th due step.")
+level = Gauge("surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to.")
 
 FAMILIES = (
     checkpoint_seconds,

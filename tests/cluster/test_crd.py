@@ -22,7 +22,7 @@ from cluster.processes import wait
 from support.kubernetes_cluster import a_cluster
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.status import Condition, Incident, JobStatus, World
+from surefoot_operator.api.status import Condition, Incident, Interval, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -64,7 +64,7 @@ spec:
     nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
   checkpoint:
     memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname}
-    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, onJobDeletion: Delete}
+    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, keepEverySteps: 500, keepSeconds: 60.5, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, onJobDeletion: Delete}
     drainGraceSeconds: 0.5
     holderReturnSeconds: 5
     onTotalLoss: Restart
@@ -143,6 +143,15 @@ REFUSED = [
     ({"checkpoint": {"restoreFrom": {"uid": "x"}}}, "restoreFrom.uid needs checkpoint.persistent too"),
     ({"checkpoint": {"restoreFrom": {"step": 3}}}, "either uid (of an older job) or uri (of its folder) is allowed"),
     ({"checkpoint": {"restoreFrom": {"uri": "s3://b/p/u", "step": "newest"}}}, "spec.checkpoint.restoreFrom.step"),
+    (
+        {"checkpoint": {"memory": {"intervalSteps": 5, "intervalSeconds": 30}}},
+        "one of intervalSteps, intervalSeconds and interval is allowed",
+    ),
+    (
+        {"checkpoint": {"persistent": {"uri": "file:///a", "intervalSeconds": 30, "interval": "auto"}}},
+        "one of intervalSteps, intervalSeconds and interval is allowed",
+    ),
+    ({"checkpoint": {"memory": {"interval": "often"}}}, 'supported values: "auto"'),
     ({"checkpoint": {"memory": {"sizeLimit": "lots"}}}, "spec.checkpoint.memory.sizeLimit"),
     ({"failurePolicy": {"rules": [{"name": "a", "action": "Ignore", "onExitCodes": {"values": [1]}}]}}, '"FailJob"'),
     ({"managedBy": "nobody"}, "spec.managedBy"),
@@ -209,6 +218,11 @@ def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(
 
     for path, value, words in (
         (("checkpoint", "memory", "intervalSteps"), 5, "cannot be changed while the job runs, for workers are told"),
+        (
+            ("checkpoint", "persistent", "intervalSeconds"),
+            30,
+            "cannot be changed while the job runs, for workers are told",
+        ),
         (("checkpoint", "persistent", "keep"), 9, "cannot be changed while the job runs, for workers are told"),
         (("checkpoint", "persistent", "uri"), "s3://another", "checkpoint.persistent.uri cannot be changed: what a re"),
         (("healthPolicy", "heartbeatSeconds"), 0.25, "heartbeatSeconds cannot be changed while the job runs"),
@@ -216,6 +230,7 @@ def test_what_workers_are_told_once_changes_only_while_the_job_is_suspended(
     ):
         assert words in refusal(lambda: change(*path, value=value))  # noqa: B023 -- called before the loop moves on
     found = change("checkpoint", "persistent", "onJobDeletion", value="Delete")
+    found = change("checkpoint", "persistent", "keepEverySteps", value=500)
     found = change("replicas", value=4)
     found = change("suspend", value=True)
     found = change("checkpoint", "memory", "intervalSteps", value=5)
@@ -241,7 +256,8 @@ def test_a_status_comes_back_whole_and_scale_and_its_columns_are_served(
     incident = Incident("node-lost", "it died", None, None, 1, 12.5, world_before=3)
     conditions = (Condition("Running", "True", "Running", "", 3.25),)
     status = JobStatus("Running", 1, World(2, "Committed", Checkpoint(1, 5), 3), step=7, incidents=(incident,))
-    status = dataclasses.replace(status, conditions=conditions)
+    often = Interval(64, 6, "it costs least", 3.5, 40, 4.5, wanted_seconds=60.5, memory_loss_odds=0.05)
+    status = dataclasses.replace(status, conditions=conditions, memory_interval=often)
     found["status"] = {**status_to_json(status), "replicas": 3, "selector": "a=b"}
     found = api.call("PUT", f"{JOBS}/small/status", found)
     assert status_from_json(found["status"]) == status
