@@ -57,6 +57,22 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Where pieces are copied to: `into` begins at byte `origin` of the stream and lies at `address` of this process."""
+
+    into: Bytes
+    origin: int
+    address: int
+
+    @staticmethod
+    def of(into: Bytes, origin: int = 0) -> Room:
+        return Room(into, origin, into.ctypes.data)
+
+    def part(self, source: Source) -> Bytes:
+        return self.into[source.start - self.origin : source.stop - self.origin]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
 
@@ -104,9 +120,10 @@ class Stager:
         """Makes the copies that saves into `slot` will need, so that the first save costs what the tenth does."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
-        for source in sources:
-            if not source.holder().is_cuda:
-                self._copies(source, slot, 0)
+        room = Room.of(slot)
+        for source, tensor in _live(sources):
+            if not tensor.is_cuda:
+                self._copies(source, tensor, room)
         self._sampler.prepare(sum(s.size_bytes for s in sources))
 
     def start(
@@ -121,17 +138,19 @@ class Stager:
         self.wait()
         now = [*eager, *(s for s in lazy if s.size_bytes <= SMALL_BYTES)]
         behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
-        staging = _Staging(slot, behind, [_stamp(s) for s in behind], [], done)
-        self._copy_now(now, slot)
-        on_device = [s for s in behind if s.holder().is_cuda]
-        copies = [(s.name, copy) for s in behind if not s.holder().is_cuda for copy in self._copies(s, slot, 0)]
+        live = _live(behind)
+        staging = _Staging(slot, behind, [_stamp(tensor) for _, tensor in live], [], done)
+        room = Room.of(slot)
+        self._copy_now(now, room)
+        on_device = [s for s, tensor in live if tensor.is_cuda]
+        copies = [(s.name, copy) for s, tensor in live if not tensor.is_cuda for copy in self._copies(s, tensor, room)]
         staging.samples = [
             *self._sampler.of(copies, compare_all),
             *self._sampled_on_device(on_device, slot, compare_all),
         ]
         self._sampler.turn += 1
         if on_device:
-            staging.event = self._enqueue(on_device, slot)
+            staging.event = self._enqueue(on_device, room)
         staging.queue.extend(copy for _, copy in copies)
         with self._wake:
             self._current = staging
@@ -166,28 +185,29 @@ class Stager:
 
     # ---- copying ---------------------------------------------------------------------------------------------------
 
-    def _copy_now(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> None:
+    def _copy_now(self, sources: Sequence[Source], room: Room) -> None:
         """Host tensors by this thread; device tensors behind what is queued on them, and waited for."""
-        on_device = [s for s in sources if s.holder().is_cuda]
-        for source in sources:
-            if not source.holder().is_cuda:
-                for copy in self._copies(source, target, origin):
-                    copy.run()
+        on_device = []
+        for source, tensor in _live(sources):
+            if tensor.is_cuda:
+                on_device.append(source)
+                continue
+            for copy in self._copies(source, tensor, room):
+                copy.run()
         if on_device:
-            self._enqueue(on_device, target, origin).synchronize()
+            self._enqueue(on_device, room).synchronize()
 
-    def _copies(self, source: Source, target: Bytes, origin: int) -> list[Copy]:
+    def _copies(self, source: Source, tensor: torch.Tensor, room: Room) -> list[Copy]:
         """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
-        tensor = source.holder()
-        where = (target.ctypes.data + source.start - origin, source.size_bytes)
+        where = (room.address + source.start - room.origin, source.size_bytes)
         what = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.within)
         known = self._known.get(where)
         if known is None or known[0] != what:
-            made = copies_of(source.read(), source.tile, target[source.start - origin : source.stop - origin])
+            made = copies_of(source.read(), source.tile, room.part(source))
             known = self._known[where] = (what, made)
         return known[1]
 
-    def _enqueue(self, sources: Sequence[Source], target: Bytes, origin: int = 0) -> Any:
+    def _enqueue(self, sources: Sequence[Source], room: Room) -> Any:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._stream.wait_stream(torch.cuda.current_stream())  # what the training queued before must be seen
@@ -195,7 +215,7 @@ class Stager:
             for source in sources:
                 tensor = source.read()
                 tensor.record_stream(self._stream)
-                copy_from_device(tensor, source.tile, target[source.start - origin : source.stop - origin])
+                copy_from_device(tensor, source.tile, room.part(source))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record(self._stream)
         return event
@@ -204,7 +224,7 @@ class Stager:
         """The same of device tensors, whole pieces at a time."""
         for source in [sources[i] for i in self._sampler.whose_turn([s.size_bytes for s in sources], every)]:
             reference = np.empty(source.size_bytes, dtype=np.uint8)
-            self._copy_now([source], reference, origin=source.start)
+            self._copy_now([source], Room.of(reference, source.start))
             yield source.name, slot[source.start : source.stop], reference
 
     # ---- the thread ------------------------------------------------------------------------------------------------
@@ -276,15 +296,19 @@ class Stager:
         staging.finished.set()
 
 
-def _stamp(source: Source) -> tuple[int, int]:
-    holder = source.holder()
-    return holder._version, holder.data_ptr()
+def _live(sources: Sequence[Source]) -> list[tuple[Source, torch.Tensor]]:
+    """Each with the tensor it is of now: asked once a save, for it costs more than a small copy."""
+    return [(source, source.holder()) for source in sources]
+
+
+def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor._version, tensor.data_ptr()
 
 
 def _changed(staging: _Staging) -> Iterator[str]:
     seen = set()
     for source, stamp in zip(staging.lazy, staging.stamps, strict=True):
-        if _stamp(source) != stamp:
+        if _stamp(source.holder()) != stamp:
             seen.add(source.name)
             yield source.name
     for name in differing(staging.samples):
