@@ -58,7 +58,7 @@ test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each
 
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration tests/gpu
 
 .PHONY: test-chart manifests
 test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and the images' install lines (helm from PATH, else built once)
