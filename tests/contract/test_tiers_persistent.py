@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support import s3_server
 from support.s3_server import S3Server
+from support.saves import put_save, stream_of
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, ConfigurationError, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, ConfigurationError, TierError, TierFull, TierUnavailable
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
+from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings
@@ -148,6 +152,29 @@ def test_a_part_is_known_again_by_its_bytes_not_by_its_length(tier: PersistentTi
     assert tier._store.read("job-1/20-1/rank-0/p0000") == b"a" * 100_000 + b"b" * 50_000
 
 
+def test_one_chunk_of_a_committed_save_is_written_again_in_its_part(
+    tier: PersistentTier, settings: PersistentSettings
+) -> None:
+    data = {"w": np.arange(40_000, dtype="float32").reshape(400, 100)}
+    stream, content = stream_of(data, {"w": (Box.whole((400, 100)),)}, chunk_blocks=1)
+    save, starts, lengths = RankSave(1, 20, 0), stream.layout.chunk_starts, stream.layout.chunk_lengths()
+    assert len(lengths) > 2 * tier.together
+    put_save(tier, save, 1, stream, content)
+    path, last = "job-1/20-1/rank-0/p0001", tier.together * 2 - 1
+    good = tier._store.read(path)
+    for left in (bytes(len(good)), good[:-1]):
+        tier._store.put(path, left)
+        healer = open_persistent(settings, "job-1")
+        assert [m.save for m in healer.manifests()] == [save]
+        for index in range(tier.together, last + 1):
+            healer.put_chunk(save, index, memoryview(content)[starts[index] : starts[index] + lengths[index]])
+        assert tier._store.read(path) == good
+        with pytest.raises(TierError, match="other bytes"):
+            healer.put_chunk(save, last, memoryview(b"not of this length"))
+        healer.close()
+    assert tier.read_chunk(save, last, 8, 24) == content[starts[last] + 8 : starts[last] + 32]
+
+
 @pytest.fixture
 def s3(tmp_path: Path) -> Iterator[S3Server]:
     with s3_server.running(tmp_path) as server:
@@ -187,6 +214,24 @@ def test_bytes_that_are_not_those_of_their_checksum_are_not_kept(s3: S3Server, m
             tier.put_part(save, 0, [memoryview(b"a" * 100_000)])
     assert tier.kept(save) == {}
     tier.close()
+
+
+def test_over_tls_a_body_is_guarded_by_the_line_and_its_checksum(tmp_path: Path) -> None:
+    with s3_server.running(tmp_path, over_tls=True) as server:
+        if server.engine == "moto":
+            pytest.skip("moto speaks no TLS")
+        tier, save = open_persistent(server.settings(), "job-1"), RankSave(1, 20, 0)
+        chunks = [memoryview(os.urandom(3_000_000)), memoryview(os.urandom(1_000_000))]
+        tier.put_part(save, 0, chunks)
+        assert tier.has_part(save, 0, chunks)
+        assert tier._store.read("job-1/20-1/rank-0/p0000") == b"".join(chunks)
+        manifest = save_one(tier, RankSave(1, 30, 0))
+        assert tier.manifests() == (manifest,)
+        tier.drop_checkpoint(Checkpoint(1, 20))
+        assert tier.seen() == (Checkpoint(1, 30),)
+        with pytest.raises(TierUnavailable, match="SSL"):
+            open_persistent(replace(server.settings(), ca_bundle=None), "job-1").seen()
+        tier.close()
 
 
 def test_a_wrong_secret_or_bucket_is_said_without_saying_the_secret(s3: S3Server) -> None:
@@ -239,6 +284,22 @@ def test_a_folder_that_went_away_is_unavailable_not_empty(tmp_path: Path) -> Non
     assert len(tier.manifests()) == 1
     with pytest.raises(ChunkMissing):
         tier.read_values(RankSave(1, 30, 0))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_mount_without_locks_keeps_saves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    tier = open_persistent(PersistentSettings(uri=tmp_path.as_uri()), "job-1")
+    without = metrics.fallbacks.labels("directory_without_locks")._value.get()
+    for rank in range(2):
+        save_one(tier, RankSave(1, 20, rank))
+    assert len(tier.newest()) == 2
+    assert metrics.fallbacks.labels("directory_without_locks")._value.get() == without + 1
 
 
 @pytest.mark.parametrize("uri", ["", "folder", "file://host/folder", "file:relative", "s3://", "gs://bucket", "s3:/x"])

@@ -22,6 +22,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.certificates import authority
 from surefoot.settings import PersistentSettings
 
 VERSION = "v1.8.0"
@@ -42,6 +43,8 @@ class S3Server:
     """Ends it at once, as a crash does."""
     start: Callable[[], None]
     """Again at the same address, with what it had."""
+    ca_bundle: str | None = None
+    """Of the authority that signed its certificate, where it speaks TLS."""
 
     def settings(self, prefix: str = "") -> PersistentSettings:
         """How a job reaches it."""
@@ -51,19 +54,20 @@ class S3Server:
             region="us-east-1",
             access_key=ACCESS_KEY,
             secret_key=SECRET_KEY,
+            ca_bundle=self.ca_bundle,
         )
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[S3Server]:
-    """A server with an empty bucket."""
+def running(folder: Path, over_tls: bool = False) -> Iterator[S3Server]:
+    """A server with an empty bucket; moto speaks no TLS."""
     program = versitygw()
     if program is None:
         _say("versitygw is not here and cannot be built without Go, so S3 tests run against moto")
         with _moto() as server:
             yield server
         return
-    with _versitygw(program, folder) as server:
+    with _versitygw(program, folder, over_tls) as server:
         yield server
 
 
@@ -114,19 +118,26 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _versitygw(program: Path, folder: Path) -> Iterator[S3Server]:
+def _versitygw(program: Path, folder: Path, over_tls: bool) -> Iterator[S3Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = command(program, folder, f"127.0.0.1:{port}")
-    endpoint = f"http://127.0.0.1:{port}"
+    endpoint, ca_bundle = f"http://127.0.0.1:{port}", None
+    if over_tls:
+        signer = authority("an authority for S3")
+        certificate, key = signer.sign("127.0.0.1").files(folder)
+        arguments[1:1] = ["--cert", str(certificate), "--key", str(key)]
+        ca_bundle = str(folder / "ca.crt")
+        Path(ca_bundle).write_text(signer.pem)
+        endpoint = endpoint.replace("http:", "https:")
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
         with (folder / "versitygw.log").open("ab") as log:
             process = subprocess.Popen(arguments, env=environment(folder), stdout=log, stderr=log)
         processes.append(process)
-        make_bucket(endpoint, START_SECONDS, lambda: process.poll() is None)
+        make_bucket(endpoint, START_SECONDS, lambda: process.poll() is None, ca_bundle)
 
     def stop() -> None:
         while processes:
@@ -136,7 +147,7 @@ def _versitygw(program: Path, folder: Path) -> Iterator[S3Server]:
 
     try:
         start()
-        yield S3Server("versitygw", endpoint, folder / "objects", stop, start)
+        yield S3Server("versitygw", endpoint, folder / "objects", stop, start, ca_bundle)
     finally:
         stop()
 
@@ -168,7 +179,9 @@ def _moto() -> Iterator[S3Server]:
         stop()
 
 
-def make_bucket(endpoint: str, seconds: float, is_alive: Callable[[], bool] = lambda: True) -> None:
+def make_bucket(
+    endpoint: str, seconds: float, is_alive: Callable[[], bool] = lambda: True, ca_bundle: str | None = None
+) -> None:
     """Waits for the server at `endpoint` and sees to it that the bucket is there; gives up when the server ends."""
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5)
     client = boto3.session.Session().client(
@@ -177,6 +190,7 @@ def make_bucket(endpoint: str, seconds: float, is_alive: Callable[[], bool] = la
         region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
+        verify=ca_bundle,
         config=config,
     )
     deadline = time.monotonic() + seconds

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 from zlib import crc32
 
+from surefoot import metrics
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.tiers.objects import Change
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Of a mount that offers none: Lustre without `flock`, some of FUSE."""
 _BLOCK_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 
 
 class DirectoryStore:
@@ -58,7 +65,7 @@ class DirectoryStore:
             folder = (self._root / path).parent
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / f".{Path(path).name}.lock").open("wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _lock(lock)
                 try:
                     before = (self._root / path).read_bytes()
                 except FileNotFoundError:
@@ -159,6 +166,17 @@ class DirectoryStore:
             if error.errno in _FULL:
                 raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
             raise TierUnavailable(f"{text}: check the disk or mount and its permissions") from error
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Until it is closed. Without locks two that change a record at once may leave the older one's."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        metrics.fallbacks.labels("directory_without_locks").inc()
+        log.info("%s is on a file system without locks (%s): records are changed without", file.name, error.strerror)
 
 
 def _write_all(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
