@@ -135,7 +135,7 @@ def test_a_member_killed_in_mid_exchange_holds_nobody_up(replicated: World) -> N
 
 
 def test_a_member_that_stalls_is_left_behind_and_restores_too_when_it_goes_on(replicated: World) -> None:
-    ranks = replicated.start("restore", 4, FAULT="stall", WAIT="3")
+    ranks = replicated.start("restore", 4, FAULT="stall", WAIT="8")
     deadline = time.monotonic() + LIMIT_SECONDS
     while not all((replicated.folder / f"restored.{rank}").exists() for rank in (0, 2, 3)):
         assert time.monotonic() < deadline

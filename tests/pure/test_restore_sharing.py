@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -161,7 +162,15 @@ def place() -> MemoryPlace:
 Result = tuple[Restored, dict[str, np.ndarray]]
 
 
-def member(place: MemoryPlace, room: Room, me: int, left_out: str = "") -> Result:
+@dataclass(frozen=True)
+class Staged:
+    stream: memoryview
+    layout: str
+
+
+def member(
+    place: MemoryPlace, room: Room, me: int, left_out: str = "", staged: dict[int, Staged] | None = None
+) -> Result:
     """What one member restores, reading with all others what they all want."""
     into = {name: np.zeros(shape, "float32") for name, shape in SHAPES.items() if name != left_out}
     goals = [
@@ -170,7 +179,7 @@ def member(place: MemoryPlace, room: Room, me: int, left_out: str = "") -> Resul
     ]
     source = Source(place.name, "memory", place.tier)
     options = ReadOptions(reader=me, threads=2, patience_seconds=1.0)
-    with CheckpointReader(CHECKPOINT, read_catalogue([source]), options) as reader:
+    with CheckpointReader(CHECKPOINT, read_catalogue([source]), options, staged) as reader:
         return reader.read(goals, [Common(tuple(range(len(goals))), room.member(me))]), into
 
 
@@ -198,6 +207,31 @@ def test_each_stored_byte_is_read_once_for_all_members_and_all_have_every_byte(p
     assert sum(done.by_kind["memory"] for done, _ in results) == STATE_BYTES
     assert all(done.by_kind["memory"] + done.by_kind["peer"] == STATE_BYTES for done, _ in results)
     assert {done.source for done, _ in results} == {"memory"}
+
+
+def test_members_that_start_where_they_saved_read_no_holder_at_all(place: MemoryPlace) -> None:
+    """Each has its own save in staging memory, and gets the others' from them; one of them was written to since."""
+    saves = {}
+    for rank in range(3):
+        boxes = {name: split(shape, 3, rank) for name, shape in SHAPES.items()}
+        stream, data = stream_of(arrays(1, SHAPES), boxes, chunk_blocks=2)
+        saves[rank] = Staged(memoryview(data), stream.digest)
+    results = staged_together(place, saves)
+    assert_exact(results)
+    assert all("memory" not in done.by_kind for done, _ in results)
+    assert {done.source for done, _ in results} == {"staging"}
+    changed = bytearray(saves[1].stream)
+    changed[5] ^= 1
+    results = staged_together(place, saves | {1: Staged(memoryview(changed), saves[1].layout)})
+    assert_exact(results)
+    assert {done.source for done, _ in results} == {"memory"}
+
+
+def staged_together(place: MemoryPlace, saves: dict[int, Staged]) -> list[Result]:
+    room = Room(len(saves))
+    with ThreadPoolExecutor(room.count) as pool:
+        runs = [pool.submit(member, place, room, rank, "", {rank: save}) for rank, save in saves.items()]
+        return [run.result(30) for run in runs]
 
 
 @settings(max_examples=25, deadline=None)

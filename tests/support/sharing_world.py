@@ -24,14 +24,13 @@ from support import redis_server
 from support.fake_link import FakeLink
 from support.saved_streams import merged, saved
 from support.saves import put_save
-from surefoot import metrics
+from surefoot import Checkpointer, metrics
 from surefoot.agent.line import Attached
-from surefoot.checkpointer import peers, restoring
-from surefoot.checkpointer.links import with_agent
+from surefoot.checkpointer import peers
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.restore import exchange
-from surefoot.settings import JobSettings
+from surefoot.settings import JobSettings, job_environment
 from surefoot.state import Program
 from surefoot.tiers.redis import open_holder
 
@@ -41,7 +40,7 @@ ACCOUNT = redis_server.account("sharing-user", "a password")
 REASONS = ("exchange", "peer", "corrupt", "missing", "silent")
 
 
-def program() -> Program:
+def objects() -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -56,7 +55,7 @@ def program() -> Program:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, width)).square().mean().backward()
     optimizer.step()
-    return Program({"model": model, "optimizer": optimizer}, (dist.get_rank(), world))
+    return {"model": model, "optimizer": optimizer}
 
 
 def endpoints() -> tuple[HolderEndpoint, ...]:
@@ -68,7 +67,7 @@ def endpoints() -> tuple[HolderEndpoint, ...]:
 
 def save(folder: Path) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    stream = saved(program(), rank, STEP)
+    stream = saved(Program(objects(), (rank, world)), rank, STEP)
     (folder / f"stream.{rank}").write_bytes(pickle.dumps(stream))
     for endpoint in endpoints():
         tier = open_holder(endpoint, JOB, ACCOUNT, 5.0)
@@ -82,22 +81,22 @@ def restore(folder: Path) -> dict[str, Any]:
     about = Attached(
         JOB, 2, world, rank, "me", parent, ((1, None, 1), (2, parent, world)), holders, (), 2, STEP, None, 0
     )
-    settings = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, holder_call_seconds=5.0)
-    connected = with_agent(FakeLink(about), settings, f"node-{rank % 2}")
-    mine = program()
+    told = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, holder_call_seconds=5.0)
+    os.environ |= job_environment(told) | {"SUREFOOT_NODE": f"node-{rank % 2}"}
     wait = float(os.environ.get("WAIT", "60"))
-    share = peers.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else None
+    share = peers.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
+    checkpointer = Checkpointer(**objects(), link=FakeLink(about), share_reads=share)
     if rank == 1 and os.environ.get("FAULT"):
         strike(os.environ["FAULT"], folder)
     dist.barrier()
     began = time.perf_counter()
-    assert restoring.restore(mine, connected, share) == STEP
+    assert checkpointer.restore() == STEP
     seconds = time.perf_counter() - began
     return {
         "bytes": {k: metrics.restore_bytes.labels(k)._value.get() for k in ("staging", "memory", "persistent", "peer")},
         "fallbacks": {r: n for r in REASONS if (n := metrics.restore_fallbacks.labels(r)._value.get())},
         "seconds": seconds,
-        "wrong": wrong(mine, folder),
+        "wrong": wrong(checkpointer._program, folder),
     }
 
 

@@ -20,6 +20,7 @@ from surefoot.agent.line import Attached
 from surefoot.restore.exchange import ExchangeFailed
 
 WITHDRAWN = "withdrawn"
+_TORCH_SAYS = (RuntimeError, ValueError)
 _turns = 0  # how many restores of this process could share; the same on all ranks, as they restore alike
 
 
@@ -80,13 +81,13 @@ class GlooPeers:
             self._store.set(keys[self.me], mine)
             try:
                 self._store.wait(keys, timedelta(seconds=self.wait_seconds))
-            except RuntimeError as late:
+            except _TORCH_SAYS as late:
                 self._store.set(keys[self.me], WITHDRAWN)
                 raise ExchangeFailed(
                     f"not all of ranks {self.members} came within {self.wait_seconds} s: {_short(late)}"
                 ) from late
             return [self._store.get(key).decode(errors="replace") for key in keys]
-        except RuntimeError as broken:
+        except _TORCH_SAYS as broken:
             raise ExchangeFailed(f"the store of the process group does not answer: {_short(broken)}") from broken
 
     def swap(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
@@ -102,14 +103,14 @@ class GlooPeers:
             for step in range(1, count if sent.nbytes else 1):
                 target = (self.me + step) % count
                 works.append(group.send([torch.frombuffer(sent, dtype=torch.uint8)], target, self._calls))
-        except RuntimeError as broken:
+        except _TORCH_SAYS as broken:
             raise self._lost(broken) from broken
 
         def wait() -> None:
             try:
                 for work in works:
                     work.wait(timedelta(seconds=self.wait_seconds))
-            except RuntimeError as broken:
+            except _TORCH_SAYS as broken:
                 raise self._lost(broken) from broken
 
         return wait
@@ -127,10 +128,10 @@ class GlooPeers:
             self._group = ProcessGroupGloo(store, self.me, len(self.members), limit)
         return self._group
 
-    def _lost(self, problem: RuntimeError) -> ExchangeFailed:
+    def _lost(self, problem: Exception) -> ExchangeFailed:
         return ExchangeFailed(f"a member of ranks {self.members} is lost or slow: {_short(problem)}")
 
 
-def _short(problem: RuntimeError) -> str:
+def _short(problem: Exception) -> str:
     """The first line of torch's message, without its stack."""
     return str(problem).partition("\n")[0][:300]

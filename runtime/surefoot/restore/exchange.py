@@ -121,19 +121,19 @@ class Exchange:
             owners = None
         if owners is None:
             return Outcome(list(ranges))
-        me, outbox = self._peers.me, Outbox()
+        outbox = Outbox()
         arrivals = Arrivals(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
         fetch = self._fetch(owners, outbox)
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-share") as pool:
             share = pool.submit(_read_share, fetch, outbox, threads)
             try:
                 self._rounds(outbox, arrivals, fetch)
-            except ExchangeFailed as problem:
+            except (ExchangeFailed, MemoryError) as problem:
                 _called_off(problem)
             finally:
                 outbox.close()
             share.result()
-        arrivals.made(me)
+        arrivals.made(self._peers.me)
         if arrivals.damaged:
             metrics.restore_fallbacks.labels(PEER).inc(arrivals.damaged)
             log.warning("%d parts came damaged from peers and are read again", arrivals.damaged)
@@ -240,6 +240,6 @@ def _read_share(fetch: Fetch, outbox: Outbox, threads: int) -> None:
         outbox.finish(failed=not done)
 
 
-def _called_off(problem: ExchangeFailed) -> None:
+def _called_off(problem: Exception) -> None:
     metrics.restore_fallbacks.labels("exchange").inc()
     log.warning("reads are not shared with other ranks, each reads for itself: %s", problem)
