@@ -21,7 +21,7 @@ from surefoot.geometry.grids import Grid
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import CHUNK_BYTES
 from surefoot.restore import CheckpointReader, Destination, ReadOptions, Restored, Source, read_catalogue
-from surefoot.restore.exchange import Common, ExchangeFailed
+from surefoot.restore.exchange import HEADER_BYTES, Common, ExchangeFailed
 from surefoot.restore.frames import _FRAME, ROUND_BYTES, Outbox
 from surefoot.restore.plan import Wanted
 from surefoot.restore.sharing import Card, agreed, division, part_of, replicated
@@ -235,12 +235,14 @@ def staged_together(place: MemoryPlace, saves: dict[int, Staged]) -> list[Result
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 1 << 30), st.integers(2, 4))
-def test_a_damaged_byte_anywhere_in_the_exchange_is_never_placed(place: MemoryPlace, at: int, members: int) -> None:
-    spoiled = []
+@given(st.integers(0, 1 << 30), st.integers(2, 4), st.booleans())
+def test_a_damaged_byte_anywhere_in_the_exchange_is_never_placed(
+    place: MemoryPlace, at: int, members: int, header: bool
+) -> None:
+    spoiled: list[int] = []
 
     def spoil(me: int, source: int, data: memoryview) -> None:
-        if (me, source) == (0, 1) and data.nbytes > 16 and not spoiled:
+        if (me, source) == (0, 1) and (data.nbytes == HEADER_BYTES) == header and not spoiled:
             data[at % data.nbytes] ^= 1 << at % 8
             spoiled.append(at)
 
@@ -253,13 +255,13 @@ def test_a_damaged_byte_anywhere_in_the_exchange_is_never_placed(place: MemoryPl
 
 
 def _lost(me: int, source: int, data: memoryview) -> None:
-    if me == 0 and data.nbytes > 16:
+    if me == 0 and data.nbytes > HEADER_BYTES:
         raise ExchangeFailed("the line broke")
 
 
 def _nonsense(me: int, source: int, data: memoryview) -> None:
-    if source == 0 and data.nbytes == 16:
-        data[:] = b"\xff" * 16
+    if source == 0 and data.nbytes == HEADER_BYTES:
+        data[:] = b"\xff" * HEADER_BYTES
 
 
 @pytest.mark.parametrize("spoil", [_lost, _nonsense], ids=["a member is lost", "a header is nonsense"])

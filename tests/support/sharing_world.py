@@ -120,9 +120,9 @@ def strike(fault: str, folder: Path) -> None:
     honest, rounds = peers.GlooPeers.swap, []
 
     def swap(line: peers.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
-        if sent.nbytes > 16:
+        if sent.nbytes > exchange.HEADER_BYTES:
             rounds.append(sent.nbytes)
-        if sent.nbytes > 16 and len(rounds) == 1:
+        if sent.nbytes > exchange.HEADER_BYTES and len(rounds) == 1:
             if fault == "die":
                 os._exit(9)
             if fault == "stall":

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol, cast
+from zlib import crc32
 
 from surefoot import metrics
 from surefoot.errors import SurefootError
@@ -33,8 +34,9 @@ PEER = "peer"
 LEAST_BYTES_PER_SECOND = 25e6
 """An exchange that is slower than this, after the time of one wait, is called off."""
 
-_HEADER = struct.Struct("<4sIII")
-_MAGIC = b"sfx1"
+_HEADER = struct.Struct("<III")
+_CHECK = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CHECK.size
 _GOING, _FINISHED, _FAILED = range(3)
 _KINDS = ("staging", "memory", "persistent")
 
@@ -196,16 +198,17 @@ class Exchange:
 
     def _swapped(self, state: int, used: int, kinds: int) -> list[_Head]:
         peers = self._peers
-        mine = memoryview(bytearray(_HEADER.pack(_MAGIC, state, used, kinds)))
-        into = self._buffers(_HEADER.size)
+        said = _HEADER.pack(state, used, kinds)
+        mine = memoryview(bytearray(said + _CHECK.pack(crc32(said))))
+        into = self._buffers(HEADER_BYTES)
         peers.swap(mine, into)()
         into[peers.me] = mine
         heads = []
         for number, text in enumerate(into):
-            magic, *rest = _HEADER.unpack(text)
-            if magic != _MAGIC:
+            # a wrong length is no matter for digests: what is received is as long as the header says
+            if crc32(text[: _HEADER.size]) != _CHECK.unpack_from(text, _HEADER.size)[0]:
                 raise ExchangeFailed(f"rank {peers.members[number]} sent something that is no header")
-            heads.append(_Head(*rest))
+            heads.append(_Head(*_HEADER.unpack_from(text)))
         return heads
 
     def _buffers(self, size: int) -> list[memoryview]:
