@@ -62,26 +62,32 @@ def condition(kept: Upkeep) -> Condition | None:
     ],
 )
 def test_what_does_not_fit_is_said_with_the_numbers(shares: list[Share], policy: CheckpointPolicy, text: str) -> None:
-    budget = weighed(shares, policy)
-    assert budget is not None
+    budget = weighed(shares, policy, 1)
     assert (budget.fits, budget.reason, budget.message) == (False, "TierTooSmall", text)
 
 
 def test_what_fits_names_the_node_that_has_the_least_left() -> None:
-    budget = weighed([share("node-a", limit_bytes=20 * GIB), share(limit_bytes=15_000_000_000)], POLICY)
-    assert budget is not None
-    assert budget.fits
+    budget = weighed([share("node-a", limit_bytes=20 * GIB), share(limit_bytes=15_000_000_000)], POLICY, 2)
+    assert (budget.fits, budget.reason) == (True, "Fits")
     assert budget.message == "node-b holds 3 checkpoints of 4 ranks at 1.20 GB each = 14.4 GB; it may use 15.0 GB"
 
 
-def test_the_last_byte_decides_and_where_no_limit_is_known_nothing_is_said() -> None:
+def test_the_last_byte_decides_and_a_holder_without_a_limit_has_room_for_anything() -> None:
     exact = share(limit_bytes=14_400_000_000)
-    assert [b is not None and b.fits for b in (weighed([exact], POLICY),)] == [True]
-    over = weighed([replace(exact, limit_bytes=14_399_999_999)], POLICY)
-    assert over is not None
-    assert not over.fits
-    assert weighed([share(limit_bytes=None)], POLICY) is None
-    assert weighed([], POLICY) is None
+    assert weighed([exact], POLICY, 1).fits
+    assert not weighed([replace(exact, limit_bytes=14_399_999_999)], POLICY, 1).fits
+    assert weighed([share(limit_bytes=None)], POLICY, 1).fits
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(14_400_000_000, "Fits"), (14_399_999_999, "FitsForNow")])
+def test_what_would_not_fit_in_the_smallest_world_is_told_ahead(limit: int, reason: str) -> None:
+    # two copies of 4.8 GB on four nodes now, on two then: 2.4 GB of a checkpoint each, and 4.8 GB
+    now = [share(f"node-{n}", ranks=2, save_bytes=2_400_000_000, limit_bytes=limit) for n in range(4)]
+    budget = weighed(now, POLICY, 2)
+    assert (budget.fits, budget.reason) == (True, reason)
+    told = "; with 2 workers a node would hold 14.4 GB, more than the 14.4 GB that one has"
+    assert budget.message.endswith(told) == (reason == "FitsForNow")
+    assert weighed(now, POLICY, 4).reason == "Fits"
 
 
 def test_a_checkpoint_that_is_being_uploaded_stays_too() -> None:
@@ -101,7 +107,6 @@ def test_what_agents_say_is_placed_as_their_saves_are() -> None:
 def test_nothing_is_judged_before_every_member_has_said_what_it_needs() -> None:
     seen = saying(running(), 1000, 10)
     assert judged(gather(with_session(seen, 1, save_bytes=0))) is None
-    assert judged(gather(saying(running(), 1000, None))) is None
     kept = upkeep(with_session(seen, 1, save_bytes=0))
     assert condition(kept) is None
 
@@ -128,13 +133,13 @@ def test_it_is_told_once_when_it_stops_fitting_and_once_when_it_fits_again() -> 
     assert again.events == ()
     assert condition(again) == first
 
-    room = saying(replace(seen, status=kept.status), 25_600, 200_000)
+    room = saying(replace(seen, status=kept.status), 25_600, 300_000)
     fits = upkeep(room)
     second = condition(fits)
     assert second is not None
     assert (second.status, second.reason) == ("True", "Fits")
     assert [(e.reason, e.warning) for e in fits.events] == [("CheckpointsFit", False)]
-    assert upkeep(saying(running(), 25_600, 200_000)).events == ()
+    assert upkeep(saying(running(), 25_600, 300_000)).events == ()
 
 
 def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() -> None:
@@ -150,6 +155,8 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
     assert len(kept.shares) == 3
     back = upkeep(replace(with_session(seen, 1, unstaged=""), status=kept.status))
     assert [e.reason for e in back.events] == ["CheckpointsFit"]
+    unlimited = upkeep(replace(saying(running(), 25_600, None), status=kept.status))
+    assert [e.reason for e in unlimited.events] == ["CheckpointsFit"]
 
 
 def test_a_job_that_is_not_protected_says_why_it_cannot_be() -> None:

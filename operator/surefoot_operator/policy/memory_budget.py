@@ -16,6 +16,7 @@ from surefoot.protocol.completeness import effective_replicas
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.placement import targets
 from surefoot_operator import names
+from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.observed import HolderSeen
@@ -23,6 +24,8 @@ from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
+FITS_FOR_NOW = "FitsForNow"
+"""It would not in the smallest world."""
 
 _OVERHEAD = 256
 """A save takes a 256th more in a holder: digests of its blocks, and what Redis needs for each value."""
@@ -79,19 +82,33 @@ def judged(facts: Facts) -> Budget | None:
     if refused is not None:
         text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
         return Budget(False, STAGING_TOO_SMALL, text, shares)
-    return weighed(shares, facts.spec.checkpoint) if known else None
+    return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
 
 
-def weighed(shares: Sequence[Share], policy: CheckpointPolicy) -> Budget | None:
-    """The verdict, by the node that has the least left; None without any node whose limit is known."""
+def weighed(shares: Sequence[Share], policy: CheckpointPolicy, least_workers: int) -> Budget:
+    """The verdict, by the node that has the least left. A holder whose limit is not known has room for anything."""
     bounded = [share for share in shares if share.available_bytes is not None]
     if not bounded:
-        return None
+        return Budget(True, FITS, "every worker has memory to stage in, and no holder tells a limit", tuple(shares))
     worst = min(bounded, key=lambda share: (share.left_bytes, share.node))
-    if worst.left_bytes >= 0:
-        text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
-        return Budget(True, FITS, text, tuple(shares))
-    return Budget(False, TIER_TOO_SMALL, f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}", tuple(shares))
+    if worst.left_bytes < 0:
+        text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
+        return Budget(False, TIER_TOO_SMALL, text, tuple(shares))
+    text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
+    later, room = _in_smallest_world(shares, policy, least_workers), min(s.available_bytes or 0 for s in bounded)
+    if later > room:
+        workers = f"{least_workers} worker{'s' * (least_workers != 1)}"
+        text += f"; with {workers} a node would hold {amount(later)}, more than the {amount(room)} that one has"
+        return Budget(True, FITS_FOR_NOW, text, tuple(shares))
+    return Budget(True, FITS, text, tuple(shares))
+
+
+def _in_smallest_world(shares: Sequence[Share], policy: CheckpointPolicy, workers: int) -> int:
+    """What a node would have to hold there: the same state, spread evenly over fewer."""
+    copies = sum(share.save_bytes for share in shares)
+    replicas = policy.memory.replicas
+    one = copies // max(1, min(replicas, len(shares)))
+    return checkpoints(policy) * -(-one * min(replicas, workers) // workers)
 
 
 def told_in(status: JobStatus, budget: Budget | None, now: float) -> JobStatus:
@@ -109,10 +126,11 @@ def told_in(status: JobStatus, budget: Budget | None, now: float) -> JobStatus:
 def news(old: JobStatus, budget: Budget | None) -> tuple[Event, ...]:
     """Told when checkpoints stop fitting, for another reason too, and when they fit again."""
     was = _condition(old)
-    if budget is None or (was is not None and was.reason == budget.reason) or (was is None and budget.fits):
+    if budget is None or (was is not None and was.reason == budget.reason):
         return ()
     if budget.fits:
-        return (Event(names.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),)
+        again = was is not None and was.status == "False"
+        return (Event(names.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
     return (Event(names.CHECKPOINTS_TOO_LARGE, budget.message, True),)
 
 
