@@ -14,8 +14,9 @@ MIB = 1 << 20
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_memory_tier_that_is_too_small_stops_no_training_and_saves_again_when_it_has_room(tmp_path: Path) -> None:
-    # 3.3 MB of state in all, and a server needs about 1 MiB for itself
-    job = Job(steps=90, memory={"sizeLimit": "3Mi"}, gates=(45,), trainer=("--width", "8192"))
+    # 3.3 MB of state in all, and a server needs about 1 MiB for itself; slow enough that 45 steps are a stall
+    trainer = ("--width", "8192", "--pace", "0.15")
+    job = Job(steps=90, memory={"sizeLimit": "3Mi"}, gates=(45,), trainer=trainer)
     with running(tmp_path, job) as run:
         run.wait("a word that checkpoints do not fit", lambda: bool(run.told("CheckpointsTooLarge")))
         run.wait("a word that saving has stalled", lambda: bool(run.told("CheckpointStalled")))
