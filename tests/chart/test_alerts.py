@@ -96,6 +96,17 @@ CASES = {
     "SurefootCopiesDamaged": one(
         of_job("surefoot_restore_fallbacks_total", 'reason="corrupt",worker="0"'), "0x50 1x70", "0x120"
     ),
+    "SurefootCheckpointsTooLarge": Case(
+        (
+            (of_job("surefoot_memory_needed_bytes", 'node="a"'), "11x120"),
+            (of_job("surefoot_memory_available_bytes", 'node="a"'), "10x120"),
+        ),
+        (
+            (of_job("surefoot_memory_needed_bytes", 'node="a"'), "10x120"),
+            (of_job("surefoot_memory_available_bytes", 'node="a"'), "10x120"),
+        ),
+        15,
+    ),
     "SurefootMemoryTierNearlyFull": Case(
         (
             ('surefoot_holder_memory_used_bytes{node="a"}', "95x120"),
