@@ -128,6 +128,26 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     assert of_job() == {}
 
 
+def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() -> None:
+    figures, seen = Figures(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    budgeted = replace(
+        seen,
+        sessions=tuple(replace(s, save_bytes=25_600) for s in seen.sessions),
+        holders=tuple(replace(h, limit_bytes=10**6, used_bytes=0) for h in seen.holders),
+    )
+    try:
+        figures.show(budgeted, seen.status, upkeep(budgeted))
+        assert value("surefoot_memory_needed_bytes", "('node', 'n1')") == 3 * 2 * 25_700
+        assert value("surefoot_memory_available_bytes", "('node', 'n1')") == 10**6
+        fewer = replace(budgeted, holders=budgeted.holders[:1])
+        figures.show(fewer, seen.status, upkeep(fewer))
+        assert [name for name in of_job() if name.startswith("surefoot_memory_") and "n0" not in name] == []
+        assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
+    finally:
+        figures.forget()
+
+
 def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_over() -> None:
     figures, named = Figures(), replace(job(), name="figured")
     begun = Incident("agent-lost", "its line broke", 1, "a", 1, BEGAN, claimed_seconds=BEGAN + 0.1)
