@@ -38,6 +38,8 @@ PASSWORD = "a password"
 @pytest.fixture
 def s3(tmp_path: Path) -> Iterator[S3Server]:
     with s3_server.running(tmp_path) as server:
+        if server.engine == "moto":
+            pytest.skip("moto keeps no checksums, by which what is there is known again")
         yield server
 
 
