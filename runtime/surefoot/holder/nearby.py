@@ -1,17 +1,22 @@
 """Whether a connection ends on this machine, and what follows: little is under way at once. Used by `connection.Wire`.
 
 Between two processes of one machine a byte is copied twice. With the kernel's usual megabytes under way the second
-copy finds it in main memory; with a few dozen kilobytes it finds it in the core's cache, which doubled what two holders
-took (docs/measuring.md). A network needs what is under way: there the kernel goes on choosing.
+copy finds it in main memory; with a few hundred kilobytes it finds it in the core's cache. And what a network needs
+against congestion costs there: BBR, the default of many machines, paces each burst by a timer. Both together doubled
+what two holders took with one core (docs/measuring.md). On a network the kernel goes on choosing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 
-UNDER_WAY_BYTES = 64 * 1024
+UNDER_WAY_BYTES = 256 * 1024
 """The kernel doubles it for its own needs. Less makes the two processes wake each other too often."""
+
+CONGESTION = b"reno"
+"""Every Linux has it, and lets every process choose it."""
 
 NEAR_SECONDS = 40e-6
 """A round trip of no network but a very near one, which at this size still carries 25 Gbit/s."""
@@ -22,8 +27,11 @@ _TCP_INFO_RTT = 68
 
 def limit_under_way(line: socket.socket) -> None:
     """Called once, when the connection is open. TLS on top of it changes nothing."""
-    if line.family in (socket.AF_INET, socket.AF_INET6) and is_near(line):
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
+    if not is_near(line):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
+    with contextlib.suppress(OSError):  # an administrator may forbid the choice: it is slower then, and nothing else
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
 
 
 def is_near(line: socket.socket) -> bool:
