@@ -206,8 +206,12 @@ def test_a_choice_of_another_spec_counts_no_more() -> None:
 
 def test_short_intervals_are_late_after_seconds_not_after_steps() -> None:
     each = CheckpointPolicy(MemoryTier(interval_steps=1))
-    assert protection(gather(running(step=80, checkpoint=each)))[1] == "Protected"
+    soon = running(step=75, checkpoint=each)
+    assert protection(gather(soon))[1] == "Protected"
     assert protection(gather(running(step=95, checkpoint=each)))[1] == "Stalled"
+    # a training that stands lets no save arrive later than one that goes on
+    stands = replace(soon, sessions=tuple(replace(s, step_at_seconds=NOW - 3) for s in soon.sessions))
+    assert protection(gather(stands))[1] == "Stalled"
 
 
 def test_nothing_is_late_by_an_interval_that_did_not_count_yet() -> None:

@@ -77,7 +77,7 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     safe = newest(c for c in (full, facts.status.floor) if c is not None)
     begun = world.parent.step if world.parent else 0
     behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), begun)
-    if behind > _stalled_steps(facts):
+    if _is_late(facts, behind):
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
     if safe is not None:
         return "True", "Protected", f"a complete checkpoint has {replicas} copies or lies in the persistent tier"
@@ -91,10 +91,7 @@ def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
     begun = world.parent.step if world.parent else 0
     known = facts.status.last_complete
     behind = step_of(facts, world.epoch) - max(begun, _chosen_at(facts), known.step if known is not None else 0)
-    if (
-        behind > _stalled_steps(facts)
-        and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS
-    ):
+    if _is_late(facts, behind) and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
         return (
             "False",
             "Stalled",
@@ -103,11 +100,12 @@ def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
     return _last(facts)
 
 
-def _stalled_steps(facts: Facts) -> int:
-    """So many steps without a new checkpoint are too many: beside the intervals, a save needs some time to arrive."""
-    pace = seconds_per_step(facts)
-    least = 0 if not pace else int(STALLED_SECONDS / pace)
-    return max((STALLED_INTERVALS + 1) * saving_steps(facts), least)
+def _is_late(facts: Facts, behind: int) -> bool:
+    """Whether `behind` steps without a new checkpoint are too many, and took too long for one that is just arriving."""
+    if behind <= (STALLED_INTERVALS + 1) * saving_steps(facts):
+        return False
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    return pace is None or last is None or behind * pace + facts.now - last > STALLED_SECONDS
 
 
 def _chosen_at(facts: Facts) -> int:
