@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
@@ -22,8 +23,7 @@ def digest(data: bytes | memoryview) -> str:
 
 def block_digests(stream: memoryview, edges: Sequence[int], blocks: range) -> bytes:
     """The table of these blocks of a stream; `edges[i]` is where block i begins, `edges[i + 1]` where it ends."""
-    table = array("Q", [xxh3_64_intdigest(stream[edges[i] : edges[i + 1]]) for i in blocks])
-    return _little_endian(table).tobytes()
+    return _little_endian(_digests(stream, edges[blocks.start : blocks.stop + 1], 0)).tobytes()
 
 
 def first_bad_block(data: memoryview, edges: Sequence[int], blocks: range, table: bytes) -> int | None:
@@ -32,13 +32,23 @@ def first_bad_block(data: memoryview, edges: Sequence[int], blocks: range, table
     `table` holds the digests of just these blocks. Raises ValueError if it has another number of them, or `data`
     another length: that is the caller's mistake, not a damaged copy.
     """
-    if blocks and len(data) != edges[blocks.stop] - edges[blocks.start]:
+    bounds = edges[blocks.start : blocks.stop + 1]
+    if len(table) != len(blocks) * DIGEST_BYTES or (blocks and len(data) != bounds[-1] - bounds[0]):
         raise ValueError(f"{len(data)} bytes are not those of blocks {blocks.start} to {blocks.stop}")
-    begin = edges[blocks.start] if blocks else 0
-    for number, wanted in zip(blocks, _little_endian(array("Q", table)), strict=True):
-        if xxh3_64_intdigest(data[edges[number] - begin : edges[number + 1] - begin]) != wanted:
-            return number
-    return None
+    if not blocks:
+        return None
+    found, wanted = _digests(data, bounds, bounds[0]), _little_endian(array("Q", table))
+    if found == wanted:
+        return None
+    return next(number for number, one, other in zip(blocks, found, wanted, strict=True) if one != other)
+
+
+def _digests(data: memoryview, bounds: Sequence[int], origin: int) -> array[int]:
+    """Of the blocks between these bounds; the loop that everything saved and restored goes through, so it is short."""
+    one = xxh3_64_intdigest
+    if origin:
+        return array("Q", [one(data[a - origin : b - origin]) for a, b in pairwise(bounds)])
+    return array("Q", [one(data[a:b]) for a, b in pairwise(bounds)])
 
 
 def _little_endian(table: array[int]) -> array[int]:

@@ -8,13 +8,14 @@ nothing wanted (apart from small gaps between two wanted ones, which are cheaper
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from surefoot.errors import StateMismatch
 from surefoot.format.layouts import PlacedPiece, Stream
 from surefoot.geometry import Box
-from surefoot.geometry.reads import reads
+from surefoot.geometry.box import box_of
 from surefoot.geometry.tiling import Run, Tiling
 from surefoot.restore.segments import RangeRead as RangeRead
 from surefoot.restore.segments import Segment as Segment
@@ -61,9 +62,10 @@ def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int
     for number, want in enumerate(wanted):
         covered = 0
         for rank, part in homes.get(want.name, ()):
-            for read in reads(want.box, (part.piece,), want.itemsize):
-                covered += read.box.volume
-                found[rank] += _segments(number, read.box, part, read.runs)
+            shared = want.box.intersect(box_of(part.piece))
+            if shared is not None:
+                covered += shared.volume
+                found[rank] += _segments(number, shared, part)
         if covered != want.box.volume:
             raise StateMismatch(
                 f"tensor {want.name}: {covered} of {want.box.volume} elements of {want.box} are in the checkpoint"
@@ -141,35 +143,55 @@ def _homes(wanted: Sequence[Wanted], streams: Mapping[int, Stream]) -> dict[str,
     return homes
 
 
-def _segments(number: int, wanted: Box, part: PlacedPiece, runs: Iterable[Run]) -> Iterator[Segment]:
-    """The blocks of `runs`, cut where a row of tiles ends, a block is clipped, or only part of one is wanted."""
-    piece, tiling = part.piece, part.tiling
-    inside = wanted.relative_to(piece.offsets)
+def _segments(number: int, shared: Box, part: PlacedPiece) -> Iterator[Segment]:
+    """The blocks of a piece that hold `shared`: those of its like, moved to where this piece lies."""
+    piece = part.piece
+    for like in _pattern(part.tiling, shared.relative_to(piece.offsets)):
+        yield Segment(
+            part.first_block + like.first,
+            like.count,
+            piece.stream_offset + like.start,
+            like.block,
+            like.take,
+            _shifted(like.place, piece.offsets),
+            number,
+            like.rows,
+            like.along,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _pattern(tiling: Tiling, inside: Box) -> tuple[Segment, ...]:
+    """The segments of `inside`, as if its piece were all there is. A model has many tensors of one shape."""
+    return tuple(segment for run in tiling.runs(inside) for segment in _segments_of(run, tiling, inside))
+
+
+def _segments_of(run: Run, tiling: Tiling, inside: Box) -> Iterator[Segment]:
+    """The blocks of a run, cut where a row of tiles ends, a block is clipped, or only part of one is wanted."""
     counts = tiling.tiles
     along = max((d for d, n in enumerate(counts[:-1]) if n > 1), default=-1)
-    for run in runs:
-        index, start = run.first, run.start
-        while index < run.first + run.count:
-            box = tiling.block_box(index)
-            shared = box.intersect(inside)
-            if shared is None:
-                raise AssertionError(f"block {index} of a run holds nothing of {inside}")
-            left = run.first + run.count - index
-            count = min(_alike(box, inside, tiling), left)
-            rows = min(_alike_rows(box, inside, tiling, along), left // count) if counts and count == counts[-1] else 1
-            yield Segment(
-                first=part.first_block + index,
-                count=count,
-                start=piece.stream_offset + start,
-                block=box.lengths,
-                take=shared.relative_to(box.offsets),
-                place=_shifted(_widened(shared, count, rows, along), piece.offsets),
-                wanted=number,
-                rows=rows,
-                along=along if rows > 1 else -1,
-            )
-            index += count * rows
-            start += count * rows * box.volume * tiling.itemsize
+    index, start = run.first, run.start
+    while index < run.first + run.count:
+        box = tiling.block_box(index)
+        shared = box.intersect(inside)
+        if shared is None:
+            raise AssertionError(f"block {index} of a run holds nothing of {inside}")
+        left = run.first + run.count - index
+        count = min(_alike(box, inside, tiling), left)
+        rows = min(_alike_rows(box, inside, tiling, along), left // count) if counts and count == counts[-1] else 1
+        yield Segment(
+            first=index,
+            count=count,
+            start=start,
+            block=box.lengths,
+            take=shared.relative_to(box.offsets),
+            place=_widened(shared, count, rows, along),
+            wanted=0,
+            rows=rows,
+            along=along if rows > 1 else -1,
+        )
+        index += count * rows
+        start += count * rows * box.volume * tiling.itemsize
 
 
 def _alike(box: Box, inside: Box, tiling: Tiling) -> int:
@@ -203,4 +225,6 @@ def _widened(box: Box, count: int, rows: int, along: int) -> Box:
 
 
 def _shifted(box: Box, by: tuple[int, ...]) -> Box:
+    if not any(by):
+        return box
     return Box(tuple(o + d for o, d in zip(box.offsets, by, strict=True)), box.lengths)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from surefoot.geometry import Box
 from surefoot.protocol.records import Layout
@@ -81,17 +82,17 @@ def _range(rank: int, chunk: int, chunk_start: int, stop: int, group: Sequence[S
 
 
 def _bytes(segment: Segment, itemsize: int) -> int:
-    return len(segment.blocks) * Box.whole(segment.block).volume * itemsize
+    return segment.count * segment.rows * prod(segment.block) * itemsize
 
 
 def _cut_at_chunks(segment: Segment, starts: Sequence[int], itemsize: int) -> Iterator[Segment]:
     """No block straddles a chunk, so a segment is cut between blocks: after whole rows, and within one."""
-    size = Box.whole(segment.block).volume * itemsize
-    while len(segment.blocks) > 1:
+    size = prod(segment.block) * itemsize
+    while segment.count * segment.rows > 1:
         chunk = bisect_right(starts, segment.start)
-        room = (starts[chunk] - segment.start) // size if chunk < len(starts) else len(segment.blocks)
-        if room >= len(segment.blocks):
+        if chunk == len(starts) or segment.start + segment.count * segment.rows * size <= starts[chunk]:
             break
+        room = (starts[chunk] - segment.start) // size
         rows = room // segment.count
         if rows:
             yield _rows_of(segment, 0, rows, size)
