@@ -16,7 +16,7 @@ from surefoot import metrics as runtime
 from surefoot.agent import line
 from surefoot.agent.figures import MOST_SERIES, Growth, Sums
 from surefoot_operator import metrics
-from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.policy.upkeep import upkeep
 from surefoot_operator.reconcile.measure import Figures
 
@@ -144,6 +144,25 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
         figures.show(fewer, seen.status, upkeep(fewer))
         assert [name for name in of_job() if name.startswith("surefoot_memory_") and "n0" not in name] == []
         assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
+    finally:
+        figures.forget()
+
+
+def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> None:
+    figures, seen = Figures(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    chosen = Interval(
+        64, 6, "it costs least", 0.0, 0, 0.0, wanted_seconds=60.5, cost_seconds=0.25, memory_loss_odds=0.05
+    )
+    try:
+        figures.show(seen, seen.status, upkeep(seen))
+        assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 10
+        assert not any("interval_input" in name for name in of_job())
+        figures.show(seen, replace(seen.status, memory_interval=chosen), None)
+        assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 64
+        assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'wanted')") == 60.5
+        assert value("surefoot_checkpoint_interval_input_seconds", "('input', 'cost')") == 0.25
+        assert value("surefoot_checkpoint_memory_loss_odds") == 0.05
     finally:
         figures.forget()
 
