@@ -7,6 +7,6 @@ from surefoot.staging.arena import Arena as Arena
 from surefoot.staging.copies import Copy as Copy
 from surefoot.staging.copies import copies_of as copies_of
 from surefoot.staging.copies import elements as elements
-from surefoot.staging.ordering import Outcome as Outcome
-from surefoot.staging.ordering import Source as Source
 from surefoot.staging.ordering import Stager as Stager
+from surefoot.staging.pieces import Outcome as Outcome
+from surefoot.staging.pieces import Source as Source

@@ -22,6 +22,7 @@ import torch
 
 from surefoot.staging.arena import Bytes
 from surefoot.staging.copies import Copy, copies_of, copy_from_device
+from surefoot.staging.pieces import Outcome, Room, Source
 from surefoot.staging.samples import Sample, Sampler, differing
 
 _log = logging.getLogger(__name__)
@@ -38,52 +39,6 @@ _MOST_KNOWN = 200_000
 """Copies remembered; beyond this a program changes its tensors faster than remembering helps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One piece to copy: `read()` gives the live part of the tensor, `holder` is whose version tells of changes."""
-
-    name: str
-    read: Callable[[], torch.Tensor]
-    holder: Callable[[], torch.Tensor]
-    tile: tuple[int, ...]
-    start: int
-    stop: int
-    within: tuple[slice, ...] = ()
-    """Which part of `holder` it is."""
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where pieces are copied to: `into` begins at byte `origin` of the stream and lies at `address` of this process."""
-
-    into: Bytes
-    origin: int
-    address: int
-
-    @staticmethod
-    def of(into: Bytes, origin: int = 0) -> Room:
-        return Room(into, origin, into.ctypes.data)
-
-    def part(self, source: Source) -> Bytes:
-        return self.into[source.start - self.origin : source.stop - self.origin]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
-
-    changed: tuple[str, ...] = ()
-    error: Exception | None = None
-
-    @property
-    def sealed(self) -> bool:
-        return not self.changed and self.error is None
-
-
 @dataclass(slots=True)
 class _Staging:
     """One save under way."""
@@ -98,6 +53,8 @@ class _Staging:
     event: Any = None
     error: Exception | None = None
     finishing: bool = False
+    moved: tuple[str, ...] | None = None
+    """What had changed when somebody joined copies of a device; None: nobody did."""
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -168,6 +125,18 @@ class Stager:
         if staging.event is None:
             self._finish(staging)
             staging.finished.wait()
+        else:
+            self._settle(staging)
+
+    def _settle(self, staging: _Staging) -> None:
+        """The host goes on while the device copies: what has changed is settled now, for what changes from here on is
+        queued behind the copies, and its version grows at once."""
+        with self._wake:
+            if not staging.finishing:
+                if staging.moved is None:
+                    staging.moved = tuple(_moved(staging))
+                return
+        staging.finished.wait()
 
     def wait(self) -> None:
         """Returns when the last save has ended altogether, its `done` called."""
@@ -239,8 +208,11 @@ class Stager:
                     return
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), background)  # of this thread alone
             self._work(staging)
-            if staging.event is not None:
-                staging.event.synchronize()
+            try:
+                if staging.event is not None:
+                    staging.event.synchronize()
+            except RuntimeError as error:  # of any kernel: whoever waits for this save must not wait for ever
+                staging.error = error
             self._finish(staging)
 
     def _may_hurry(self) -> bool:
@@ -305,12 +277,20 @@ def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._version, tensor.data_ptr()
 
 
-def _changed(staging: _Staging) -> Iterator[str]:
-    seen = set()
+def _moved(staging: _Staging) -> Iterator[str]:
+    """Lazy tensors that are not what they were when their copies were asked for."""
     for source, stamp in zip(staging.lazy, staging.stamps, strict=True):
         if _stamp(source.holder()) != stamp:
-            seen.add(source.name)
             yield source.name
+
+
+def _changed(staging: _Staging) -> Iterator[str]:
+    moved = staging.moved if staging.moved is not None else _moved(staging)
+    seen = set()
+    for name in moved:
+        if name not in seen:
+            seen.add(name)
+            yield name
     for name in differing(staging.samples):
         if name not in seen:
             seen.add(name)

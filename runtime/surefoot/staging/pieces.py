@@ -1,0 +1,56 @@
+"""What is copied, where to, and how it ended: the words between `ordering`, which copies, and `checkpointer`, which asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.staging.arena import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One piece to copy: `read()` gives the live part of the tensor, `holder` is whose version tells of changes."""
+
+    name: str
+    read: Callable[[], torch.Tensor]
+    holder: Callable[[], torch.Tensor]
+    tile: tuple[int, ...]
+    start: int
+    stop: int
+    within: tuple[slice, ...] = ()
+    """Which part of `holder` it is."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where pieces are copied to: `into` begins at byte `origin` of the stream and lies at `address` of this process."""
+
+    into: Bytes
+    origin: int
+    address: int
+
+    @staticmethod
+    def of(into: Bytes, origin: int = 0) -> Room:
+        return Room(into, origin, into.ctypes.data)
+
+    def part(self, source: Source) -> Bytes:
+        return self.into[source.start - self.origin : source.stop - self.origin]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
+
+    changed: tuple[str, ...] = ()
+    error: Exception | None = None
+
+    @property
+    def sealed(self) -> bool:
+        return not self.changed and self.error is None
