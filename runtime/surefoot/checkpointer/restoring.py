@@ -6,10 +6,12 @@ application's failure (StateMismatch); a checkpoint that cannot be read is repor
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
         link.restored(0, "none", 0, 0.0)
         return 0
     try:
-        with _reader(connected, about.parent, link.left(about.parent)) as reader:
+        with _collector_paused(), _reader(connected, about.parent, link.left(about.parent)) as reader:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
@@ -66,6 +68,19 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
             threading.Event().wait(DECISION_SECONDS)
         raise
     return about.parent.step
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Planning makes many small objects and no garbage that refers to itself; looking through all of the program's
+    objects for some, which Python would do meanwhile, takes longer than the plan."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def load_weights(connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str) -> None:
