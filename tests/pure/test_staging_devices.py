@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.staging import Outcome, Source, Stager
+from surefoot.staging import Outcome, Source, Stager, device
+from surefoot.staging.device import DeviceCopies
 
 SIZE = 1_000_000
 
@@ -30,34 +31,36 @@ class OnDevice:
         return self._tensor.data_ptr()
 
 
-class Copying:
-    """An event behind a copy that ends when it is let go."""
+class PlayedStream:
+    """Copies in the order they were queued; they are done when somebody waits for an event behind them."""
 
-    def __init__(self, source: torch.Tensor, target: Any, gate: threading.Event) -> None:
-        self._kept, self._target, self._gate = source.clone(), target, gate
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self._queued: list[tuple[torch.Tensor, Any]] = []
+
+    def enqueue(self, sources: Any, room: Any) -> PlayedStream:
+        self._queued += [(source.read().clone(), room.part(source)) for source in sources]
+        return self
 
     def synchronize(self) -> None:
-        assert self._gate.wait(10)
-        self._target[: self._kept.numel()] = self._kept.numpy()
+        assert self.gate.wait(10)
+        for kept, target in self._queued:
+            target[:] = kept.numpy()
 
 
 class CurrentStream:
-    def wait_event(self, event: Copying) -> None:
+    def wait_event(self, event: PlayedStream) -> None:
         """The device waits, the host does not."""
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Copies end when it is set."""
-    found = threading.Event()
-
-    def enqueue(_: Stager, sources: Any, room: Any) -> Copying:
-        return Copying(sources[0].read(), room.into, found)
-
-    monkeypatch.setattr(Stager, "_enqueue", enqueue)
-    monkeypatch.setattr(Stager, "_sampled_on_device", lambda *_: iter(()))
+    stream = PlayedStream()
+    monkeypatch.setattr(DeviceCopies, "_enqueue", stream.enqueue)
+    monkeypatch.setattr(device, "_pinned", lambda size: np.empty(size, dtype=np.uint8))
     monkeypatch.setattr(torch.cuda, "current_stream", CurrentStream)
-    return found
+    return stream.gate
 
 
 @pytest.mark.parametrize(("before", "changed"), [(False, ()), (True, ("weight",))])
@@ -80,4 +83,23 @@ def test_only_what_changes_before_the_join_costs_the_save(
     finally:
         stager.close()
     assert outcomes == [Outcome(changed)]
+    assert set(slot) == {7}
+
+
+def test_what_may_change_at_once_is_copied_before_what_is_queued_next_and_nobody_waits(gate: threading.Event) -> None:
+    tensor, slot = torch.full((SIZE,), 7, dtype=torch.uint8), np.zeros(SIZE, dtype=np.uint8)
+    holder: Any = OnDevice(tensor)
+    outcomes: list[Outcome] = []
+    stager = Stager()
+    try:
+        stager.start(
+            slot, [Source("statistics", lambda: tensor, lambda: holder, (SIZE,), 0, SIZE)], [], outcomes.append
+        )
+        tensor.fill_(8)  # the next forward's, queued behind the copy
+        assert not outcomes
+        gate.set()
+        stager.wait()
+    finally:
+        stager.close()
+    assert outcomes == [Outcome()]
     assert set(slot) == {7}

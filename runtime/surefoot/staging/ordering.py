@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from surefoot.staging.arena import Bytes
-from surefoot.staging.copies import Copy, copies_of, copy_from_device
+from surefoot.staging.copies import Copy, copies_of
+from surefoot.staging.device import DeviceCopies, let_training_wait
 from surefoot.staging.pieces import Outcome, Room, Source
 from surefoot.staging.samples import Sample, Sampler, differing
 
@@ -66,7 +66,7 @@ class Stager:
         self._current: _Staging | None = None
         self._closed = False
         self._sampler = Sampler()
-        self._stream: Any = None
+        self._device = DeviceCopies()
         self._normal_nice: int | None = None
         self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
@@ -91,23 +91,25 @@ class Stager:
         done: Callable[[Outcome], None],
         compare_all: bool = False,
     ) -> None:
-        """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last."""
+        """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last.
+
+        Of tensors on a device, `now` means before whatever the training queues next.
+        """
         self.wait()
         now = [*eager, *(s for s in lazy if s.size_bytes <= SMALL_BYTES)]
         behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
         live = _live(behind)
         staging = _Staging(slot, behind, [_stamp(tensor) for _, tensor in live], [], done)
         room = Room.of(slot)
-        self._copy_now(now, room)
+        at_once = self._copy_now(now, room)
         on_device = [s for s, tensor in live if tensor.is_cuda]
         copies = [(s.name, copy) for s, tensor in live if not tensor.is_cuda for copy in self._copies(s, tensor, room)]
-        staging.samples = [
-            *self._sampler.of(copies, compare_all),
-            *self._sampled_on_device(on_device, slot, compare_all),
-        ]
+        staging.samples = list(self._sampler.of(copies, compare_all))
+        if at_once or on_device:
+            turn = self._sampler.whose_turn([s.size_bytes for s in on_device], compare_all)
+            staging.event, samples = self._device.queue(at_once, [on_device[i] for i in turn], on_device, room)
+            staging.samples += samples
         self._sampler.turn += 1
-        if on_device:
-            staging.event = self._enqueue(on_device, room)
         staging.queue.extend(copy for _, copy in copies)
         with self._wake:
             self._current = staging
@@ -119,7 +121,7 @@ class Stager:
         if staging is None or staging.finished.is_set():
             return
         if staging.event is not None:
-            torch.cuda.current_stream().wait_event(staging.event)  # the device waits, the host does not
+            let_training_wait(staging.event)
         self._hurry()
         self._work(staging)
         if staging.event is None:
@@ -154,8 +156,8 @@ class Stager:
 
     # ---- copying ---------------------------------------------------------------------------------------------------
 
-    def _copy_now(self, sources: Sequence[Source], room: Room) -> None:
-        """Host tensors by this thread; device tensors behind what is queued on them, and waited for."""
+    def _copy_now(self, sources: Sequence[Source], room: Room) -> list[Source]:
+        """Copies those in host memory; returns the others, which are on a device."""
         on_device = []
         for source, tensor in _live(sources):
             if tensor.is_cuda:
@@ -163,8 +165,7 @@ class Stager:
                 continue
             for copy in self._copies(source, tensor, room):
                 copy.run()
-        if on_device:
-            self._enqueue(on_device, room).synchronize()
+        return on_device
 
     def _copies(self, source: Source, tensor: torch.Tensor, room: Room) -> list[Copy]:
         """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
@@ -175,26 +176,6 @@ class Stager:
             made = copies_of(source.read(), source.tile, room.part(source))
             known = self._known[where] = (what, made)
         return known[1]
-
-    def _enqueue(self, sources: Sequence[Source], room: Room) -> Any:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._stream.wait_stream(torch.cuda.current_stream())  # what the training queued before must be seen
-        with torch.cuda.stream(self._stream):
-            for source in sources:
-                tensor = source.read()
-                tensor.record_stream(self._stream)
-                copy_from_device(tensor, source.tile, room.part(source))
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            event.record(self._stream)
-        return event
-
-    def _sampled_on_device(self, sources: Sequence[Source], slot: Bytes, every: bool) -> Iterator[Sample]:
-        """The same of device tensors, whole pieces at a time."""
-        for source in [sources[i] for i in self._sampler.whose_turn([s.size_bytes for s in sources], every)]:
-            reference = np.empty(source.size_bytes, dtype=np.uint8)
-            self._copy_now([source], Room.of(reference, source.start))
-            yield source.name, slot[source.start : source.stop], reference
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
