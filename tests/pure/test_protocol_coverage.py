@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise, product
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surefoot.protocol.coverage import uncovered
@@ -34,6 +34,7 @@ def boxes_in_two_dimensions(draw: st.DrawFn) -> tuple[tuple[int, int], list[Box]
 
 
 @given(boxes_in_two_dimensions())
+@example(((1, 1), [((0, 0), (1, 1)), ((2, 0), (0, 1))]))  # one without elements, beyond the tensor
 def test_boxes_cover_exactly_if_each_element_is_in_one(drawn: tuple[tuple[int, int], list[Box]]) -> None:
     shape, boxes = drawn
     empty = not shape[0] * shape[1]

@@ -42,14 +42,14 @@ def _gap_or_overlap(shape: tuple[int, ...], pieces: Sequence[Piece]) -> str | No
         return None
     if found != wanted:
         return f"{found} of {wanted} elements saved"
-    if any(o < 0 or o + n > s for p in pieces for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
+    full = [p for p in pieces if prod(p.lengths)]  # where a piece without elements lies means nothing
+    if any(o < 0 or o + n > s for p in full for o, n, s in zip(p.offsets, p.lengths, shape, strict=True)):
         return "a piece reaches beyond it"
-    return "two pieces overlap" if _any_overlap(pieces) else None
+    return "two pieces overlap" if _any_overlap(full) else None
 
 
-def _any_overlap(pieces: Sequence[Piece]) -> bool:
+def _any_overlap(boxes: list[Piece]) -> bool:
     """Sweep along the dimension with the most distinct starts; only pieces that meet there are compared."""
-    boxes = [p for p in pieces if prod(p.lengths)]
     if len(boxes) < 2:
         return False
     if not boxes[0].lengths:
