@@ -54,6 +54,22 @@ def save_one(tier: PersistentTier, save: RankSave) -> RankManifest:
     return manifest
 
 
+def test_one_checkpoint_is_read_without_looking_at_the_others(tier: PersistentTier) -> None:
+    kept = [save_one(tier, RankSave(1, step, rank)) for step in (10, 20) for rank in (0, 1)]
+    before = _requests()
+    assert tier.manifests_of(Checkpoint(1, 20)) == tuple(kept[2:])
+    alone = _requests() - before
+    assert tier.manifests() == tuple(kept)
+    assert _requests() - before - alone >= 2 * alone, "a listing and each manifest, of both"
+    assert tier.manifests_of(Checkpoint(1, 30)) == ()
+
+
+def _requests() -> float:
+    """To S3; a folder has none."""
+    samples = next(iter(metrics.s3_requests.collect())).samples
+    return float(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
 def test_every_claim_of_an_epoch_is_a_new_one(tier: PersistentTier, settings: PersistentSettings) -> None:
     assert tier.claim_epoch() == 1
     others = [open_persistent(settings, "job-1") for _ in range(4)]

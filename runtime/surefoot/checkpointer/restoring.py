@@ -144,7 +144,8 @@ def _reader(connected: Connected, checkpoint: Checkpoint, left: Mapping[int, Lef
     rank = connected.link.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
     if not checkpoint.imported:
-        return CheckpointReader(checkpoint, read_catalogue(connected.sources), options, left)
+        return CheckpointReader(checkpoint, read_catalogue(connected.sources, checkpoint), options, left)
     if connected.older is None:
         raise Unreadable(f"{checkpoint} is to be restored, and nothing says which job that is", absent=True)
-    return CheckpointReader(checkpoint.negated(), read_catalogue([connected.older]), options)
+    older = checkpoint.negated()
+    return CheckpointReader(older, read_catalogue([connected.older], older), options)

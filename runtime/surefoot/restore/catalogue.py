@@ -20,7 +20,7 @@ from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import Tier
+from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.redis import open_holder
 
@@ -67,6 +67,8 @@ class Catalogue:
 
     sources: tuple[Source, ...]
     readings: tuple[Reading | None, ...]
+    only: Checkpoint | None = None
+    """What was asked about; None: everything."""
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -167,26 +169,27 @@ def older_source(settings: PersistentSettings, job: str) -> Source:
     return Source("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
-def read_catalogue(sources: Sequence[Source]) -> Catalogue:
-    """Reads every index once."""
-    return Catalogue(tuple(sources), tuple(read_index(source) for source in sources))
+def read_catalogue(sources: Sequence[Source], only: Checkpoint | None = None) -> Catalogue:
+    """Reads every index once. `only`: where each answer costs a request, nothing but this checkpoint is asked about."""
+    return Catalogue(tuple(sources), tuple(read_index(source, only) for source in sources), only)
 
 
 def reread(catalogue: Catalogue) -> Catalogue:
     """Asks those that were silent once more."""
     readings = [
-        reading if reading is not None else read_index(source)
+        reading if reading is not None else read_index(source, catalogue.only)
         for source, reading in zip(catalogue.sources, catalogue.readings, strict=True)
     ]
     return replace(catalogue, readings=tuple(readings))
 
 
-def read_index(source: Source) -> Reading | None:
+def read_index(source: Source, only: Checkpoint | None = None) -> Reading | None:
     """What the source has; None if it is silent."""
     tier: Tier | None = None
     try:
         tier = source.open()
-        return Reading(tier.manifests(), tier.damaged())
+        found = tier.manifests_of(only) if only is not None and isinstance(tier, ByCheckpoint) else tier.manifests()
+        return Reading(found, tier.damaged())
     except TierError as silent:
         log.warning("%s is silent: %s", source.name, silent)
         return None

@@ -88,9 +88,15 @@ class PersistentTier:
         self._tell_newest(save.checkpoint, manifest.world)
 
     def manifests(self) -> tuple[RankManifest, ...]:
+        return self._manifests_of(self.seen())
+
+    def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
+        return self._manifests_of((checkpoint,))
+
+    def _manifests_of(self, checkpoints: tuple[Checkpoint, ...]) -> tuple[RankManifest, ...]:
         found, damaged = [], []
         with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-            saves = [save for listed in pool.map(self._committed, self.seen()) for save in listed]
+            saves = [save for listed in pool.map(self._committed, checkpoints) for save in listed]
             for save, (there, manifest) in zip(saves, pool.map(self._visible, saves), strict=True):
                 if manifest is not None:
                     found.append(manifest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from surefoot.protocol.identities import RankSave
+from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 
 
@@ -86,6 +86,15 @@ class ManyStreams(Protocol):
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
         """Writes a whole part, in one piece; as `put_chunk` raises."""
+        ...
+
+
+@runtime_checkable
+class ByCheckpoint(Protocol):
+    """What a tier offers beside `Tier` where each rank save that it is asked about costs a request."""
+
+    def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
+        """As `manifests`, of this checkpoint alone; `damaged` then speaks of it alone too."""
         ...
 
 
