@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from surefoot.errors import ConfigurationError
+from surefoot.protocol.identities import LocalHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class JobSettings:
     holder_call_seconds: float = 1.0
     holder_tls_ca: str = field(default="", repr=False)
     """SUREFOOT_HOLDER_TLS_CA: PEM of the authority of holders that speak TLS."""
+    local_holder: LocalHolder | None = None
+    """SUREFOOT_NODE and SUREFOOT_HOLDER_SOCKET: set by whoever starts processes on that node, for all of them."""
     persistent: PersistentSettings | None = None
     verify_copies: bool = False
     """SUREFOOT_VERIFY_COPIES=1: compare the whole lazy copy at each save."""
@@ -104,6 +107,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         holder_password=environment.get("SUREFOOT_HOLDER_PASSWORD", ""),
         holder_call_seconds=_number(environment, "SUREFOOT_HOLDER_CALL_SECONDS", 1.0),
         holder_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
+        local_holder=_local_holder(environment),
         persistent=persistent,
         verify_copies=environment.get("SUREFOOT_VERIFY_COPIES") == "1",
     )
@@ -139,7 +143,10 @@ def agent_settings(environment: Mapping[str, str] = os.environ) -> AgentSettings
 
 
 def job_environment(settings: JobSettings) -> dict[str, str]:
-    """The inverse of `job_settings`: what a fabric sets for a worker (secrets included: never log it)."""
+    """The inverse of `job_settings`: what a fabric sets for a worker (secrets included: never log it).
+
+    But for `local_holder`, which the node says of itself.
+    """
     values: dict[str, str | None] = {
         "SUREFOOT_JOB_UID": settings.job,
         "SUREFOOT_MEMORY_INTERVAL_STEPS": str(settings.interval_steps),
@@ -164,6 +171,11 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
             "SUREFOOT_PERSISTENT_SSE": p.sse,
         }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _local_holder(environment: Mapping[str, str]) -> LocalHolder | None:
+    node, path = environment.get("SUREFOOT_NODE"), environment.get("SUREFOOT_HOLDER_SOCKET")
+    return LocalHolder(node, path) if node and path else None
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:

@@ -52,7 +52,7 @@ def wire(server: HolderServer) -> Iterator[Wire]:
 @pytest.fixture
 def client(server: HolderServer, admin: HolderAdmin) -> Iterator[HolderClient]:
     admin.provision(JOB, ACCOUNT, 0)
-    opened = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT)
+    opened = HolderClient(redis_server.endpoint(server), JOB, redis_server.with_socket(ACCOUNT, server))
     yield opened
     opened.close()
 
@@ -235,7 +235,7 @@ def test_a_holder_that_restarted_is_silent_for_those_who_mean_the_one_before(
     record = manifest(RankSave(1, 10, 0))
     save_all(client, record)
     before = replace(redis_server.endpoint(server), holder=HolderId("node-1", "an older run id"))
-    stale = HolderClient(before, JOB, ACCOUNT)
+    stale = HolderClient(before, JOB, redis_server.with_socket(ACCOUNT, server))
     for attempt in (
         lambda: stale.seal(9),
         lambda: stale.commit(record, 9, (3, 2)),
@@ -268,7 +268,8 @@ def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
 
 def test_a_frozen_server_is_given_up_within_the_time_limit(server: HolderServer, admin: HolderAdmin) -> None:
     admin.provision(JOB, ACCOUNT, 1)
-    quick = HolderClient(redis_server.endpoint(server), JOB, ACCOUNT, call_seconds=0.2)
+    account = redis_server.with_socket(ACCOUNT, server)
+    quick = HolderClient(redis_server.endpoint(server), JOB, account, call_seconds=0.2)
     quick.seal(1)
     server.process.send_signal(signal.SIGSTOP)
     try:

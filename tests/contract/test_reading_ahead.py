@@ -21,12 +21,11 @@ JOB = "reading-ahead"
 CHUNKS = [bytes([number]) * (CHUNK_BYTES if number < 2 else 1000) for number in range(4)]
 
 
-@pytest.fixture(params=["plain", "over TLS"])
+@pytest.fixture(params=["plain", "over TLS", "by its socket"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
-    started = redis_server.running(tmp_path)
-    if request.param == "over TLS":
-        started = redis_server.of_kind(redis_server.OVER_TLS, tmp_path)
-    with started as found:
+    kinds = {"over TLS": redis_server.OVER_TLS, "by its socket": redis_server.BY_SOCKET}
+    kind = kinds.get(request.param)
+    with redis_server.of_kind(kind, tmp_path) if kind else redis_server.running(tmp_path) as found:
         yield found
 
 
@@ -36,7 +35,7 @@ def tier(server: HolderServer) -> Iterator[RedisTier]:
     admin = redis_server.admin_of(server)
     admin.provision(JOB, account, 1)
     admin.close()
-    opened = open_holder(redis_server.endpoint(server), JOB, account, 1.0)
+    opened = open_holder(redis_server.endpoint(server), JOB, redis_server.with_socket(account, server), 1.0)
     for number, data in enumerate(CHUNKS):
         opened.put_chunk(SAVE, number, memoryview(data))
     yield opened

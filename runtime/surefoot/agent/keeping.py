@@ -8,7 +8,7 @@ from __future__ import annotations
 from surefoot.agent.life import Life
 from surefoot.drain.upkeep import Charge, Kept, upkeep
 from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
+from surefoot.holder.connection import account_of
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.protocol.messages import Assign
 from surefoot.settings import JobSettings
@@ -29,7 +29,7 @@ def in_charge(life: Life, away_seconds: float) -> Assign | None:
 
 def keep(assign: Assign, job: JobSettings) -> Kept:
     """One round over the holders of this epoch (blocks: in a thread)."""
-    account = Credentials(job.holder_user, job.holder_password, job.holder_tls_ca)
+    account = account_of(job)
     clients = {
         endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
         for endpoint in assign.holders

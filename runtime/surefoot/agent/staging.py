@@ -22,7 +22,7 @@ from surefoot.agent.saves import SaveBook
 from surefoot.drain.engine import Arena, Drain, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
-from surefoot.holder.connection import Credentials
+from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings
@@ -93,8 +93,7 @@ class Staging:
         for endpoint in endpoints:
             if endpoint.holder == holder:
                 job = self._job
-                account = Credentials(job.holder_user, job.holder_password, job.holder_tls_ca)
-                return open_holder(endpoint, self._job.job, account, self._job.holder_call_seconds)
+                return open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
     async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> Given:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from surefoot.agent import line
 from surefoot.agent.framing import Unframer, framed
-from surefoot.agent.sockets import reachable
 from surefoot.errors import ProtocolError
+from surefoot.holder.sockets import reachable
 
 _READ_BYTES = 1 << 18
 _QUEUE = 1024

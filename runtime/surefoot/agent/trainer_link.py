@@ -25,8 +25,8 @@ from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.link import Left
-from surefoot.agent.sockets import reachable
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
+from surefoot.holder.sockets import reachable
 from surefoot.protocol.identities import Checkpoint
 
 _ATTACH_SECONDS = 30.0

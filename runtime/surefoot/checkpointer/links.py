@@ -18,7 +18,7 @@ from surefoot.checkpointer.world import World, current_world, decided_once
 from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.keeping import Keeper
 from surefoot.errors import ConfigurationError
-from surefoot.holder.connection import Credentials
+from surefoot.holder.connection import account_of
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.restore.catalogue import Source, holder_sources, older_source, persistent_source
 from surefoot.settings import JobSettings, PersistentSettings, job_settings, settings_elsewhere
@@ -72,8 +72,7 @@ def link_of(options: Options, given: Link | None, environment: Mapping[str, str]
 
 def with_agent(link: Link, settings: JobSettings, node: str | None) -> Connected:
     about, older = link.attached, link.attached.older_job
-    account = Credentials(settings.holder_user, settings.holder_password, settings.holder_tls_ca)
-    sources = holder_sources(about.holders, settings.job, account, node, settings.holder_call_seconds)
+    sources = holder_sources(about.holders, settings.job, account_of(settings), node, settings.holder_call_seconds)
     if settings.persistent is not None:
         sources.append(persistent_source(settings.persistent, settings.job))
     begun_from = None if older is None else older_source(settings_elsewhere(settings, older.uri), older.job)

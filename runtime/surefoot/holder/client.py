@@ -33,7 +33,9 @@ class HolderClient:
     def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
         self.endpoint = endpoint
         self._job = job
-        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls)
+        local = credentials.local
+        near = local.socket if local is not None and local.node == endpoint.holder.node else ""
+        self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
 
     def __str__(self) -> str:
         return str(self.endpoint.holder)

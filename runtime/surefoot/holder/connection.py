@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import redis
@@ -20,8 +20,10 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from surefoot.errors import ConfigurationError, TierError, TierFull, TierUnavailable
+from surefoot.holder import nearby
 from surefoot.holder.bulk import limit_by_kernel, reply_into
-from surefoot.holder.nearby import limit_under_way
+from surefoot.protocol.identities import LocalHolder
+from surefoot.settings import JobSettings
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
@@ -38,27 +40,42 @@ class Credentials:
     password: str = field(default="", repr=False)
     tls_ca: str = field(default="", repr=False)
     """PEM of the authority by which a holder that speaks TLS proves itself; nothing else is trusted."""
+    local: LocalHolder | None = None
+    """The one holder that is reached by a socket of this node, if it has one."""
+
+
+def account_of(job: JobSettings) -> Credentials:
+    """What the processes of a worker reach their job's holders with."""
+    return Credentials(job.holder_user, job.holder_password, job.holder_tls_ca, job.local_holder)
 
 
 class Wire:
     """One connection to a server, opened at the first call and opened anew after one that failed.
 
-    `call_seconds` limits connecting, sending one command, and each wait for bytes of its reply.
+    `call_seconds` limits connecting, sending one command, and each wait for bytes of its reply. `socket_path`: the
+    server's socket on this node, tried first.
     """
 
-    def __init__(self, host: str, port: int, credentials: Credentials, call_seconds: float, tls: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        credentials: Credentials,
+        call_seconds: float,
+        tls: bool = False,
+        socket_path: str = "",
+    ) -> None:
         self._call_seconds = call_seconds
         self._asked = 0
-        make: Any = redis.Connection  # redis-py leaves its methods untyped
-        if tls:
-            make = partial(_Encrypted, credentials.tls_ca)
+        make: Any = _Connection  # redis-py leaves its methods untyped
         self._connection = make(
+            credentials.tls_ca if tls else None,
+            socket_path,
+            call_seconds,
             host=host,
             port=port,
             username=credentials.user or None,
             password=credentials.password or None,
-            socket_timeout=call_seconds,
-            socket_connect_timeout=call_seconds,
             socket_keepalive=True,  # and redis-py sets TCP_NODELAY
             protocol=2,
             driver_info=None,  # CLIENT SETINFO is not on a job's list of commands
@@ -135,7 +152,7 @@ class Wire:
             self._connection.connect()
             opened: Any = self._connection._sock
             limit_by_kernel(opened, self._call_seconds)
-            limit_under_way(opened)
+            nearby.limit_under_way(opened)
         line: socket.socket = self._connection._sock
         return line
 
@@ -151,21 +168,38 @@ class Wire:
             raise
 
 
-class _Encrypted(redis.Connection):
-    """TLS to a server whose certificate names the memory tier, not the address that its pod has today."""
+class _Connection(redis.Connection):
+    """By the server's socket on this node, else by TCP: over TLS if `authority` is not None.
 
-    def __init__(self, authority: str, **options: Any) -> None:
-        self._authority = authority
+    The socket is in clear in any case, as nothing on it leaves the node. The certificate of a server that speaks TLS
+    names the memory tier, not the address that its pod has today.
+    """
+
+    def __init__(self, authority: str | None, socket_path: str, call_seconds: float, **options: Any) -> None:
+        self._authority, self._socket_path, self._call_seconds = authority, socket_path, call_seconds
         make: Any = super().__init__
-        make(**options)
+        make(socket_timeout=call_seconds, socket_connect_timeout=call_seconds, **options)
 
     def _connect(self) -> Any:
+        if not self._socket_path:
+            return self._connect_far()
+        try:
+            return nearby.connect(self._socket_path, self._call_seconds)
+        except OSError as error:
+            why = error.strerror or str(error)
+        opened = self._connect_far()
+        nearby.count_fallback(self._socket_path, why)  # only now: a server that is gone has no second-best way
+        return opened
+
+    def _connect_far(self) -> Any:
+        make: Any = super()._connect
+        if self._authority is None:
+            return make()
         if not self._authority:
             raise redis.exceptions.ConnectionError(
                 "it speaks TLS, and no authority was given to verify it by (SUREFOOT_HOLDER_TLS_CA)"
             )
         trust = _trust(self._authority)
-        make: Any = super()._connect
         plain = make()
         try:
             return trust.wrap_socket(plain, server_hostname=TLS_NAME)

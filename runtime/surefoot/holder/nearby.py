@@ -1,4 +1,7 @@
-"""Whether a connection ends on this machine, and what follows: little is under way at once. Used by `connection.Wire`.
+"""Whether a connection ends on this machine, and what follows. Used by `connection.Wire`.
+
+A holder of this node is reached by its Unix socket, where the kernel does none of a network's work for each packet.
+What reaches this machine by TCP has little under way at once.
 
 Between two processes of one machine a byte is copied twice. With the kernel's usual megabytes under way the second
 copy finds it in main memory; with a few hundred kilobytes it finds it in the core's cache. And what a network needs
@@ -9,8 +12,15 @@ what two holders took with one core (docs/measuring.md). On a network the kernel
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import struct
+from functools import cache
+from pathlib import Path
+
+from surefoot.holder.sockets import reachable
+
+_log = logging.getLogger(__name__)
 
 UNDER_WAY_BYTES = 256 * 1024
 """The kernel doubles it for its own needs. Less makes the two processes wake each other too often."""
@@ -26,12 +36,43 @@ _TCP_INFO_RTT = 68
 
 
 def limit_under_way(line: socket.socket) -> None:
-    """Called once, when the connection is open. TLS on top of it changes nothing."""
-    if not is_near(line):
+    """Called once, when the connection is open. TLS on top of it changes nothing; a Unix socket holds as little."""
+    if line.family == socket.AF_UNIX or not is_near(line):
         return
     line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
     with contextlib.suppress(OSError):  # an administrator may forbid the choice: it is slower then, and nothing else
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+
+
+def connect(path: str, seconds: float) -> socket.socket:
+    """The server's socket on this node. OSError where nobody listens, or no more can be taken now; it never waits."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(seconds)
+        with reachable(Path(path)) as name:
+            line.connect(name)
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+def count_fallback(path: str, why: str) -> None:
+    """A connection that should have gone by the socket at `path` went by TCP."""
+    from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
+
+    metrics.fallbacks.labels("holder_socket").inc()
+    _say_once(path, why)
+
+
+@cache
+def _say_once(path: str, why: str) -> None:
+    _log.warning(
+        "this node's holder is reached by TCP, which costs more: its socket %s cannot be connected: %s. Let its folder"
+        " be mounted in both pods, or switch memoryTier.localSocket off",
+        path,
+        why,
+    )
 
 
 def is_near(line: socket.socket) -> bool:

