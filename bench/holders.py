@@ -1,6 +1,7 @@
 """Two real Redis holders and the agent's end of the trainers' line, for the systems that save to the memory tier.
 
-The holders are started as the processes fabric starts them, their pages filled. Made by `__main__`, used by workers
+The holders are started as the processes fabric starts them, their pages filled. Keeper and workers are on the first
+one's node, and reach it as a job reaches its own node's holder: by its Unix socket. Made by `__main__`, used by workers
 through the environment that `environment()` gives.
 """
 
@@ -24,6 +25,7 @@ from surefoot.holder.server import ServerSettings
 
 JOB = "bench"
 NODES = ("node-a", "node-b")
+HERE = NODES[0]
 PASSWORD = "of the benchmark"
 ACCOUNT = Credentials("bench-user", "of the benchmark's job")
 ROOM = 3.3
@@ -44,6 +46,8 @@ class Tier:
         return {
             "SUREFOOT_AGENT_SOCKET": str(self.folder / "agent.sock"),
             "SUREFOOT_JOB_UID": JOB,
+            "SUREFOOT_NODE": HERE,
+            "SUREFOOT_HOLDER_SOCKET": str(self.folder / f"{HERE}.sock"),
             "SUREFOOT_HOLDER_USER": ACCOUNT.user,
             "SUREFOOT_HOLDER_PASSWORD": ACCOUNT.password,
             "SUREFOOT_HOLDER_CALL_SECONDS": "10",
@@ -66,7 +70,14 @@ def running(state_bytes: int) -> Iterator[Tier]:
             endpoints: list[tuple[str, str, str, int]] = []
             for node in NODES:
                 port = _free_port()
-                settings = ServerSettings(port, room, folder / node, password=PASSWORD, fill_bytes=room * 9 // 10)
+                settings = ServerSettings(
+                    port,
+                    room,
+                    folder / node,
+                    password=PASSWORD,
+                    socket=folder / f"{node}.sock" if node == HERE else None,
+                    fill_bytes=room * 9 // 10,
+                )
                 one = server.start(settings, program)
                 started.append(one)
                 HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)

@@ -21,7 +21,7 @@ from surefoot.agent.arena import SLOTS
 from surefoot.agent.staging import Staging, StagingWatcher
 from surefoot.agent.trainer_line import Trainer, TrainerLine
 from surefoot.holder.client import HolderClient
-from surefoot.holder.connection import Credentials
+from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings, job_settings
@@ -100,8 +100,7 @@ class Keeper:
     def _drop(self, saves: list[RankSave]) -> None:
         with self._dropping:
             for endpoint in self._endpoints:
-                account = Credentials(self._job.holder_user, self._job.holder_password)
-                client = HolderClient(endpoint, self._job.job, account, 10.0)
+                client = HolderClient(endpoint, self._job.job, account_of(self._job), 10.0)
                 for manifest in client.index().manifests:
                     if manifest.save in saves:
                         client.drop(manifest.save, manifest.save.epoch, manifest.chunks)

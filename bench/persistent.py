@@ -31,13 +31,14 @@ import torch.distributed.checkpoint as dcp
 
 from bench import holders
 from bench.cores import cpu_seconds
-from bench.holders import ACCOUNT, JOB
+from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
 from surefoot.drain.promotion import Promoted, Promoter
+from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import RankSave
-from surefoot.settings import PersistentSettings
+from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers import open_holder, open_persistent
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -128,7 +129,7 @@ class Ours:
         self._answers: list[Promoted] = []
         endpoints = self._surefoot._mine._link.attached.holders
         self._promoter = Promoter(
-            lambda _: [open_holder(endpoint, JOB, ACCOUNT, 10.0) for endpoint in endpoints],
+            lambda _: [open_holder(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
             lambda: open_persistent(settings, JOB),
             self._answered,
         )

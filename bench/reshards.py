@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.holders import ACCOUNT, JOB, PASSWORD
+from bench.holders import JOB, PASSWORD
 from bench.planning import PAIRS
 from surefoot import Checkpointer
 from surefoot.agent.line import Attached
@@ -39,7 +39,7 @@ from surefoot.checkpointer import restoring
 from surefoot.checkpointer.links import with_agent
 from surefoot.drain.embedded import EmbeddedLink, EmbeddedTargets
 from surefoot.geometry.shares import shard_box
-from surefoot.holder.connection import Credentials, Wire
+from surefoot.holder.connection import Credentials, Wire, account_of
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.settings import job_settings
 from surefoot.state import Program
@@ -187,7 +187,7 @@ class World:
         )  # fmt: skip
 
         def opened(holder: HolderId) -> Any:
-            return open_holder(by_holder[holder], JOB, ACCOUNT, CALL_SECONDS)
+            return open_holder(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
 
         return EmbeddedLink(about, EmbeddedTargets(holders, opened))
 

@@ -74,6 +74,10 @@ class RunFolder:
     def node(self, name: str) -> Path:
         return self.nodes / f"{name}.json"
 
+    def holder_socket(self, node: str) -> Path:
+        """Where the workers of a node reach its Redis."""
+        return self.root / f"{node}.sock"
+
     def worker(self, name: str) -> Path:
         return self.workers / f"{name}.json"
 
@@ -100,7 +104,7 @@ class RunFolder:
         return [path for path in named if path.exists()] + self.sockets()
 
     def sockets(self) -> list[Path]:
-        """Names of agents' sockets: one that was killed leaves its own behind."""
+        """Names of sockets of agents and holders: one that was killed leaves its own behind."""
         return sorted(self.root.glob("*.sock"))
 
     @contextlib.contextmanager

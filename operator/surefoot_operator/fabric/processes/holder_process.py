@@ -32,8 +32,9 @@ class HolderStartError(Exception):
 class HolderProcess:
     """At most one server at a time. Not thread-safe: owned by the node's loop."""
 
-    def __init__(self, folder: Path, memory_bytes: int | None) -> None:
+    def __init__(self, folder: Path, socket_path: Path, memory_bytes: int | None) -> None:
         self._folder = folder
+        self._socket_path = socket_path
         self._memory_bytes = memory_bytes or DEFAULT_MEMORY_BYTES
         self._server: HolderServer | None = None
         self.record: HolderRecord | None = None
@@ -59,6 +60,7 @@ class HolderProcess:
                 folder=self._folder,
                 host=_HOST,
                 password=secrets.token_hex(16),
+                socket=self._socket_path,
                 fill_bytes=min(_FILL_BYTES, self._memory_bytes // 2),
             )
             try:

@@ -57,7 +57,7 @@ class Node:
         self._name = name
         self._life = str(own_life())
         self._workers: dict[str, _Running] = {}
-        self._holder = HolderProcess(folder.logs / f"{name}-holder", memory_bytes)
+        self._holder = HolderProcess(folder.logs / f"{name}-holder", folder.holder_socket(name), memory_bytes)
         self._leaving_until: float | None = None
         # wakes the poll below; signals may arrive at any point, their work is done in the loop
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -149,6 +149,7 @@ class Node:
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
+            "SUREFOOT_HOLDER_SOCKET": str(self._folder.holder_socket(self._name)),
             "SUREFOOT_HOST": "127.0.0.1",
             "SUREFOOT_RUN_FOLDER": str(self._folder.root),
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),
