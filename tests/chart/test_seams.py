@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -13,6 +14,7 @@ from surefoot.holder.companion.settings import CompanionSettings, companion_sett
 from surefoot.holder.server import MALLOC_ENVIRONMENT
 from surefoot_operator.controller.configuration import ClusterSettings, cluster_settings
 from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET
 
 
 def environment(rendered: list[Object], kind: str, name: str, container: str) -> dict[str, str]:
@@ -55,7 +57,8 @@ def test_every_value_reaches_the_operator() -> None:
 
 
 def test_no_variable_is_for_nobody() -> None:
-    rendered = helm.objects(EVERYTHING)
+    tier = {**EVERYTHING["memoryTier"], "localSocket": {"enabled": True}}
+    rendered = helm.objects({**EVERYTHING, "memoryTier": tier})
     known = {f"SUREFOOT_{field.name.upper()}" for field in dataclasses.fields(ClusterSettings)}
     given = environment(rendered, "Deployment", "surefoot-operator", "operator").keys() - {"A"}
     assert given <= known
@@ -78,6 +81,27 @@ def test_tls_is_told_to_everybody_who_speaks_to_redis() -> None:
     assert labels.HOLDER_TLS in template["metadata"]["annotations"]
     lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
     assert {"port 0", f"tls-port {labels.HOLDER_PORT}"} <= set(lines), "nobody is let in without it"
+
+
+def test_a_socket_is_where_workers_look_for_it() -> None:
+    rendered = helm.objects({"memoryTier": {"localSocket": {"enabled": True, "hostPath": "/run/of-nodes"}}})
+    told = cluster_settings(environment(rendered, "Deployment", "surefoot-operator", "operator"), [])
+    lines = helm.one(rendered, "ConfigMap", "surefoot-memory")["data"]["redis.conf"].splitlines()
+    assert {"port 6379", f"unixsocket {HOLDER_SOCKET}", "unixsocketperm 777"} <= set(lines)
+    spec = helm.one(rendered, "DaemonSet", "surefoot-memory")["spec"]["template"]["spec"]
+    [volume] = [one for one in spec["volumes"] if "hostPath" in one]
+    assert volume["hostPath"] == {"path": told.memory_socket_folder, "type": "DirectoryOrCreate"}
+    [first] = spec["initContainers"]
+    mount = {"name": volume["name"], "mountPath": str(PurePosixPath(HOLDER_SOCKET).parent)}
+    assert first["command"] == ["chown", str(spec["securityContext"]["runAsUser"]), mount["mountPath"]]
+    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    redis = next(one for one in spec["containers"] if one["name"] == "redis")
+    assert mount in first["volumeMounts"]
+    assert mount in redis["volumeMounts"]
+
+
+def test_no_socket_is_made_unasked() -> None:
+    assert not any("unixsocket" in text or "hostPath" in text for text in map(str, helm.objects(EVERYTHING)))
 
 
 @pytest.mark.parametrize(

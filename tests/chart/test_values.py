@@ -16,6 +16,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "not of the list": ({"operator": {"logLevel": "LOUD"}}, "'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
     "no quantity": ({"memoryTier": {"maxMemory": "4GB"}}, "at '/memoryTier/maxMemory': '4GB' does not match"),
     "a fraction": ({"memoryTier": {"maxMemory": "1.5Gi"}}, "at '/memoryTier/maxMemory'"),
+    "no whole path": ({"memoryTier": {"localSocket": {"hostPath": "run"}}}, "at '/memoryTier/localSocket/hostPath'"),
     "no digest": ({"operator": {"image": {"digest": "latest"}}}, "at '/operator/image/digest'"),
     "no name": ({"fullnameOverride": "Surefoot"}, "at '/fullnameOverride'"),
     "empty command": ({"operator": {"command": []}}, "at '/operator/command': minItems"),

@@ -49,6 +49,7 @@ def test_every_other_variable_is_read() -> None:
         "SUREFOOT_MEMORY_ADMIN_SECRET": "admin",
         "SUREFOOT_MEMORY_DAEMONSET": "memory",
         "SUREFOOT_MEMORY_TLS": "1",
+        "SUREFOOT_MEMORY_SOCKET_FOLDER": "/run/surefoot",
         "SUREFOOT_AGENT_COMMAND": "python -m surefoot.agent 'a b' --",
         "SUREFOOT_RUNTIME_IMAGE": "registry/image:1",
         "SUREFOOT_METRICS_PORT": "0",
@@ -57,6 +58,7 @@ def test_every_other_variable_is_read() -> None:
     assert found.only_namespace == "team"
     assert (found.lease_name, found.tls_secret, found.keys_secret) == ("lease", "tls", "keys")
     assert (found.memory_admin_secret, found.memory_daemonset, found.memory_tls) == ("admin", "memory", True)
+    assert found.memory_socket_folder == "/run/surefoot"
     assert found.agent_command == ("python", "-m", "surefoot.agent", "a b", "--")
     assert (found.runtime_image, found.metrics_port) == ("registry/image:1", 0)
 
@@ -69,6 +71,7 @@ def test_every_other_variable_is_read() -> None:
         ("SUREFOOT_COORDINATOR_PORT", "70000", "a port from 0 to 65535 is needed"),
         ("SUREFOOT_METRICS_PORT", "http", "a port from 0 to 65535 is needed"),
         ("SUREFOOT_MEMORY_TLS", "yes", "0 or 1 is needed"),
+        ("SUREFOOT_MEMORY_SOCKET_FOLDER", "run/surefoot", "a folder's whole path is needed"),
         ("SUREFOOT_AGENT_COMMAND", "a 'b", "a command line is needed"),
         ("SUREFOOT_AGENT_COMMAND", " ", "a command line is needed"),
         ("SUREFOOT_LOG_LEVEL", "LOUD", "one of DEBUG, INFO, WARNING, ERROR is needed"),

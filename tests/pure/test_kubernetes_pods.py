@@ -158,6 +158,17 @@ def test_the_jobs_service_names_its_workers_and_nobody_else() -> None:
     assert found["spec"]["selector"].items() <= made()["metadata"]["labels"].items()
 
 
+def test_a_worker_sees_its_nodes_socket_where_the_installation_has_one() -> None:
+    assert "SUREFOOT_HOLDER_SOCKET" not in environment(made())
+    assert all("hostPath" not in volume for volume in made()["spec"]["volumes"])
+    pod = pods.pod(parsed(SPEC), CreateWorker(2, 1, ()), ENVIRONMENT, pods.PodSettings(socket_folder="/run/of-nodes"))
+    folder, _, _ = environment(pod)["SUREFOOT_HOLDER_SOCKET"]["value"].rpartition("/")
+    [mount] = [mount for mount in trainer(pod)["volumeMounts"] if mount["mountPath"] == folder]
+    assert mount["readOnly"], "a worker must not put another socket there"
+    [volume] = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
+    assert volume["hostPath"] == {"path": "/run/of-nodes", "type": "DirectoryOrCreate"}
+
+
 def test_staging_memory_is_bounded_by_the_trainers_memory_limit() -> None:
     limited = copy.deepcopy(SPEC)
     limited["containers"][1]["resources"]["limits"]["memory"] = "8Gi"

@@ -135,6 +135,10 @@ tls-protocols "TLSv1.3"
 {{- else -}}
 port 6379
 {{- end }}
+{{- if .Values.memoryTier.localSocket.enabled }}
+unixsocket /run/surefoot-memory/redis.sock
+unixsocketperm 777
+{{- end }}
 bind * -::*
 protected-mode yes
 maxmemory {{ include "surefoot.bytes" .Values.memoryTier.maxMemory }}

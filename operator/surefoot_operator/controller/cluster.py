@@ -144,7 +144,9 @@ class ClusterOperator:
             holder_tls_ca=access.authority,
             metrics_port=WORKER_METRICS_PORT,
         )
-        pods = PodSettings(agent=given.agent_command, purge_image=given.runtime_image)
+        pods = PodSettings(
+            agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
+        )
         return Shared(self._cache, server, telling, pods, access, settings)
 
     async def _tier_access(self) -> TierAccess:

@@ -59,6 +59,8 @@ class ClusterSettings:
     """Whether holders are to speak TLS."""
     memory_tls_secret: str = "surefoot-memory-tls"
     """ca.crt, tls.crt, tls.key of the holders, if they are to; made if it is not there."""
+    memory_socket_folder: str = ""
+    """Folder of each node in which its holder has a Unix socket; empty: workers are given none."""
     agent_command: tuple[str, ...] = ("surefoot-agent", "--")
     """Put in front of the trainer's command."""
     runtime_image: str = ""
@@ -103,6 +105,7 @@ def cluster_settings(
         memory_daemonset=text("memory_daemonset", "surefoot-memory"),
         memory_tls=_flag("SUREFOOT_MEMORY_TLS", text("memory_tls", "0")),
         memory_tls_secret=text("memory_tls_secret", "surefoot-memory-tls"),
+        memory_socket_folder=_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
         agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
         log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
@@ -135,6 +138,12 @@ def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise BadSetting(name, text, "0 or 1 is needed")
     return text == "1"
+
+
+def _folder(name: str, text: str) -> str:
+    if text and not text.startswith("/"):
+        raise BadSetting(name, text, "a folder's whole path is needed, from /")
+    return text
 
 
 def _command(name: str, text: str) -> tuple[str, ...]:

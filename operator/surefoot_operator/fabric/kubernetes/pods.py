@@ -10,6 +10,7 @@ import copy
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from surefoot_operator.api.names import API_VERSION
@@ -21,6 +22,9 @@ from surefoot_operator.policy.actions import CreateWorker
 Object = dict[str, Any]
 
 RUN_VOLUME, SCRATCH_VOLUME, TOKEN_VOLUME = "surefoot-run", "surefoot-scratch", "surefoot-token"
+SOCKET_VOLUME = "surefoot-memory"
+HOLDER_SOCKET = "/run/surefoot-memory/redis.sock"
+"""In a worker's pod; in the holder's it is at the same place."""
 METRICS_PORT = "sf-metrics"
 TOKEN_FOLDER = "/var/run/secrets/surefoot.dev"
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -38,6 +42,8 @@ class PodSettings:
     """On the node's disk: logs grow with the run, and must not use up the memory."""
     purge_image: str = ""
     """For the pod that deletes a job's persistent data; empty: the trainer's own image."""
+    socket_folder: str = ""
+    """On each node: where its holder has a Unix socket. Empty: there is none."""
     token_audience: str = "surefoot"
     token_seconds: int = 3600
     """How long a token is valid; the kubelet renews it earlier."""
@@ -110,6 +116,8 @@ def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, 
         {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True},
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), *_volumes(trainer, settings)]
+    if settings.socket_folder:
+        _show_socket(trainer, spec, settings.socket_folder)
     _expose(trainer, spec, environment.plain.get("SUREFOOT_METRICS_PORT"))
     _name(spec, job, worker)
     _spread(spec, job)
@@ -146,6 +154,15 @@ def _volumes(trainer: Object, settings: PodSettings) -> list[Object]:
     ]
 
 
+def _show_socket(trainer: Object, spec: Object, folder: str) -> None:
+    """The folder, not the socket: a holder that starts again makes another one of that name."""
+    # made here too if need be: a node without a memory tier's pod must not keep a worker from starting
+    shown = {"name": SOCKET_VOLUME, "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    spec["volumes"] = [*spec["volumes"], shown]
+    mount = {"name": SOCKET_VOLUME, "mountPath": str(PurePosixPath(HOLDER_SOCKET).parent), "readOnly": True}
+    trainer["volumeMounts"] = [*trainer["volumeMounts"], mount]
+
+
 def _expose(trainer: Object, spec: Object, port: str | None) -> None:
     """Names the port that metrics are served at, unless the template has one of that name."""
     if not port or port == "0":
@@ -176,6 +193,8 @@ def _environment(
         "SUREFOOT_TOKEN_FILE": {"value": f"{TOKEN_FOLDER}/token"},
         "SUREFOOT_TERMINATION_GRACE_SECONDS": {"value": str(grace)},
     }
+    if settings.socket_folder:
+        added["SUREFOOT_HOLDER_SOCKET"] = {"value": HOLDER_SOCKET}
     persistent = job.spec.checkpoint.persistent
     if persistent is not None and persistent.secret_ref is not None:
         added |= {name: from_secret(persistent.secret_ref, name) for name in CREDENTIALS}
