@@ -61,13 +61,9 @@ class Saver:
         """Time that saves held the training up, since somebody last set it to nought."""
 
     def prepare(self) -> None:
-        """Gets the staging memory (allocated and touched) before the first save needs it, beside the training."""
+        """Plans saves and gets the staging memory (allocated and touched) before the first needs it, beside the training."""
         self._prepared()
-        plan = self._planned(self._program.entries())
-        if plan is self._ready_for:
-            return
-        self._ready_for = plan
-        work = (plan, len(self._program.values(0)))
+        work = (self._program.entries(), len(self._program.values(0)))
         self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
         self._preparing.start()
 
@@ -105,8 +101,12 @@ class Saver:
 
     # ---- getting ready ---------------------------------------------------------------------------------------------
 
-    def _make_ready(self, plan: SavePlan, values_bytes: int) -> None:
+    def _make_ready(self, entries: Sequence[Entry], values_bytes: int) -> None:
         try:
+            plan = self._planned(entries)
+            if plan is self._ready_for:
+                return
+            self._ready_for = plan
             arena = self._room(plan, values_bytes)
             for index in range(arena.slots):
                 for sources in self._pieces:
