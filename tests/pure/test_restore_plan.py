@@ -145,17 +145,15 @@ def test_the_local_copy_is_preferred_and_the_others_share_the_rest_and_the_persi
     assert set(first.values()) == {0, 1, 2}, "readers begin at different sources"
 
 
-def test_reads_of_one_rank_save_begin_at_each_of_its_near_copies_in_turn_and_keep_the_others_for_later() -> None:
+def test_reads_of_one_rank_save_begin_at_each_of_its_copies_in_memory_in_turn_and_keep_the_others_for_later() -> None:
     having = {0: (0, 1, 3), 1: (2, 0, 3)}
     reads = [(0, 100), (0, 100), (0, 50), (0, 50), (1, 10)]
-    orders = spread(reads, having, frozenset(), frozenset({3}))
+    orders = spread(reads, having, frozenset({3}))
     assert [order[0] for order in orders] == [0, 1, 0, 1, 2]
     assert all(
         order[-1] == 3 and sorted(order) == sorted(having[rank]) for order, (rank, _) in zip(orders, reads, strict=True)
     )
-    near = spread(reads, having, frozenset({1}), frozenset({3}))
-    assert [order[0] for order in near] == [0, 0, 0, 0, 2], "`preference` puts a local copy first; it alone is as near"
-    assert spread([(7, 1)], having, frozenset(), frozenset()) == [()], "a rank nobody has"
+    assert spread([(7, 1)], having, frozenset()) == [()], "a rank nobody has"
 
 
 @pytest.mark.parametrize("width", [1024, 768, 1000, 96])

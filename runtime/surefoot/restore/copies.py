@@ -104,13 +104,13 @@ class Copies:
         return self._manifests[rank]
 
     def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
-        """Where to begin each read, given as (rank, bytes); -1 where no copy is known. Copies as near share the work."""
+        """Where to begin each read, given as (rank, bytes); -1 where no copy is known. Copies of a tier share the work."""
         sizes: dict[int, int] = defaultdict(int)
         for rank, size in reads:
             sizes[rank] += size
         with self._lock:
             self._order = self._preferred(sizes)
-            orders = spread(reads, self._order, *self._near_and_last())
+            orders = spread(reads, self._order, self._near_and_last()[1])
         return [order[0] if order else -1 for order in orders]
 
     def first_good(

@@ -102,18 +102,20 @@ def preference(
 
 
 def spread(
-    sizes: Sequence[tuple[int, int]], having: Mapping[int, Sequence[int]], local: frozenset[int], last: frozenset[int]
+    sizes: Sequence[tuple[int, int]], having: Mapping[int, Sequence[int]], last: frozenset[int]
 ) -> list[tuple[int, ...]]:
     """For each read, given as (rank, bytes): that rank's sources, those to begin with first.
 
-    `having` is each rank's order of `preference`. Sources as near as the first share the reads, each time the one
-    that has the fewest bytes so far: a rank save with two copies is read from both.
+    `having` is each rank's order of `preference`. Sources of the first one's tier share the reads, each time the one
+    that has the fewest bytes so far: a rank save with two copies is read from both, also where one lies on this node,
+    since a Redis answers with one thread and two bring it sooner. A thread that has read its source's part goes on with
+    another's, so the faster one does more.
     """
     load: dict[int, int] = defaultdict(int)
     found = []
     for rank, size in sizes:
         order = tuple(having.get(rank, ()))
-        near = [s for s in order if (s in last, s in local) == (order[0] in last, order[0] in local)]
+        near = [s for s in order if (s in last) == (order[0] in last)]
         if near:
             begin = min(near, key=lambda s: load[s])
             load[begin] += size
