@@ -6,7 +6,6 @@ unsafe as soon as the starting process has a second thread.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 
@@ -15,9 +14,7 @@ from surefoot_operator.fabric.processes.life import die_with_parent
 
 def main() -> None:
     parent, module = int(sys.argv[1]), sys.argv[2]
-    die_with_parent()
-    if os.getppid() != parent:  # it ended before we had asked to be told
-        sys.exit(1)
+    die_with_parent(parent)
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

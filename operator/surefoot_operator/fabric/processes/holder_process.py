@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError
@@ -64,7 +65,7 @@ class HolderProcess:
                 fill_bytes=min(_FILL_BYTES, self._memory_bytes // 2),
             )
             try:
-                self._server = start(settings, program, os.environ, die_with_parent)
+                self._server = start(settings, program, os.environ, partial(die_with_parent, os.getpid()))
             except TierError as error:
                 last = error
                 continue

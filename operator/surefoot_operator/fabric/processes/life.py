@@ -114,10 +114,15 @@ def send_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends. Survives exec, not fork."""
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the thread that started it ends; ends it at once if `parent` already has.
+
+    Survives exec, not fork.
+    """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
+        os._exit(1)
 
 
 def become_subreaper() -> None:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
@@ -163,7 +164,7 @@ class Node:
                     stderr=subprocess.STDOUT,
                     env=environment,
                     cwd=record.working_dir,
-                    preexec_fn=die_with_parent,  # noqa: PLW1509  # one thread here: nothing can hold a lock across the fork
+                    preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one thread here: nothing can hold a lock across the fork
                 )
         except OSError as error:
             self._say(record, WorkerState(record.uid, "Failed", message=f"the agent could not be started: {error}"))
@@ -235,9 +236,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True, help="process whose end is this node's end")
     parser.add_argument("--memory-bytes", type=int)
     given = parser.parse_args()
-    die_with_parent()
-    if os.getppid() != given.parent:  # it ended before we had asked to be told
-        return 1
+    die_with_parent(given.parent)
     become_subreaper()
     return Node(RunFolder(given.run_folder), given.name, given.memory_bytes).run()
 
