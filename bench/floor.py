@@ -1,5 +1,6 @@
 """The floor of replication on this machine: chunks through plain sockets into warm memory of two other processes,
-digested at both ends, acknowledged at the end. No Redis, no layout, no index. Run by `__main__`.
+digested at both ends, acknowledged at the end; with the settings of a connection within a machine that the memory tier
+uses. No Redis, no layout, no index. Run by `__main__`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 
 from xxhash import xxh3_64_intdigest
 
+from surefoot.holder.nearby import limit_under_way
 from surefoot.protocol.records import CHUNK_BYTES
 
 COPIES = 2
@@ -50,6 +52,7 @@ def _receiver(stack: ExitStack, size_bytes: int) -> socket.socket:
     stack.callback(process.kill)
     line = stack.enter_context(listener.accept()[0])
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    limit_under_way(line)
     return line
 
 
