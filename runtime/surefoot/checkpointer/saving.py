@@ -63,7 +63,10 @@ class Saver:
     def prepare(self) -> None:
         """Plans saves and gets the staging memory (allocated and touched) before the first needs it, beside the training."""
         self._prepared()
-        work = (self._program.entries(), len(self._program.values(0)))
+        entries = self._program.entries()
+        if self._plan is not None and self._plan is self._ready_for and self._are_planned(entries):
+            return  # nothing has changed: the first save has nothing to wait for
+        work = (entries, len(self._program.values(0)))
         self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
         self._preparing.start()
 
@@ -145,13 +148,17 @@ class Saver:
         return "staged"
 
     def _planned(self, entries: Sequence[Entry]) -> SavePlan:
-        same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
+        same = self._are_planned(entries)
         if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
         if not same:
             self._entries = entries
             self._pieces = self._divided(self._plan, entries)
         return self._plan
+
+    def _are_planned(self, entries: Sequence[Entry]) -> bool:
+        """Whether the present plan was made for just these."""
+        return len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
 
     def _room(self, plan: SavePlan, values_bytes: int) -> Arena:
         needed = plan.layout.stream_bytes + values_bytes

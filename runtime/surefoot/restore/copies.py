@@ -110,7 +110,7 @@ class Copies:
             sizes[rank] += size
         with self._lock:
             self._order = self._preferred(sizes)
-            orders = spread(reads, self._order, self._near_and_last()[1])
+            orders = spread(reads, self._order, self._last())
         return [order[0] if order else -1 for order in orders]
 
     def first_good(
@@ -203,11 +203,11 @@ class Copies:
         self._order = self._preferred({rank: m.stream_bytes for rank, m in manifests.items()})
 
     def _preferred(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-        return preference(self._having, *self._near_and_last(), sizes, self._seed)
-
-    def _near_and_last(self) -> tuple[frozenset[int], frozenset[int]]:
         local = frozenset(n for n, s in enumerate(self.sources) if s.local)
-        return local, frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
+        return preference(self._having, local, self._last(), sizes, self._seed)
+
+    def _last(self) -> frozenset[int]:
+        return frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
 
 
 def _names(damaged: Iterable[str], save: RankSave) -> bool:

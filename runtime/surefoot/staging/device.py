@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from surefoot.staging.arena import Bytes
@@ -33,7 +32,7 @@ class DeviceCopies:
         some of `behind`, copied before it, to be compared with what was copied later.
         """
         if now:
-            torch.cuda.current_stream().wait_event(self._enqueue(now, room))
+            let_training_wait(self._enqueue(now, room))
         samples = []
         for source in sampled:
             reference = _pinned(source.size_bytes)
@@ -63,4 +62,4 @@ def let_training_wait(event: Any) -> None:
 def _pinned(size: int) -> Bytes:
     """Host memory that a copy reaches without the host's help; kept by torch for the next time."""
     memory: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return memory.view(np.uint8)
+    return memory
