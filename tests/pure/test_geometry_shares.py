@@ -6,9 +6,9 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.reads import reads
 from surefoot.geometry.box import Box, box_of
 from surefoot.geometry.flat import flat_boxes, flat_hull
-from surefoot.geometry.reads import reads
 from surefoot.geometry.shares import WHOLE_BYTES, Shape, Shares, chunked, shard_box
 from surefoot.geometry.tiling import Tiling, block_shape
 from surefoot.protocol.records import Piece

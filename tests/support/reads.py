@@ -1,4 +1,4 @@
-"""Which blocks of which saved pieces hold a wanted box: what a rank of another world size must read. Pure."""
+"""Which blocks of which saved pieces hold a wanted box, worked out plainly: what tests count and compare bytes by."""
 
 from __future__ import annotations
 
