@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from support.gloo_world import ended, started
 from surefoot import Checkpointer
 from surefoot.errors import ConfigurationError
 from surefoot.integrations.dcp import Reader, Writer, step_of
 
-SCRIPT = Path(__file__).parents[1] / "support" / "dcp_world.py"
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
 
 
@@ -178,25 +176,6 @@ def test_fsdp2_shards_are_resharded(tmp_path: Path) -> None:
     seen = []
     for number, (world, doing) in enumerate(((3, "save"), (2, "load"))):
         out = tmp_path / f"{doing}.pt"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
-        environment |= {"WORLD_SIZE": str(world), "GROUP": f"file://{tmp_path}/group-{number}", "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "kept"), doing, str(out)],
-                env=environment | {"RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(world)
-        ]
-        try:
-            for process in ranks:
-                output, _ = process.communicate(timeout=180)
-                assert process.returncode == 0, output.decode()[-3000:]
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
+        ended(started("dcp_world.py", [str(tmp_path / "kept"), doing, str(out)], world, tmp_path / f"group-{number}"))
         seen.append(torch.load(out, weights_only=True))
     assert_equal(seen[1], seen[0])

@@ -6,44 +6,17 @@ tests/pure/test_layout_pairs.py's.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.gloo_world import ended, started
 from support.layout_kinds import ALONE, KINDS
 from support.layout_world import EXAMPLE
 
-SCRIPT = Path(__file__).parents[1] / "support" / "layout_world.py"
-LIMIT_SECONDS = 240
-
 
 def world(size: int, restore: Path | None, save: Path | None, group: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
-    environment |= {
-        "WORLD_SIZE": str(size),
-        "GROUP": f"file://{group}",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(SCRIPT.parents[1]),
-    }
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(restore or "-"), str(save or "-"), *KINDS]
-    ranks = [
-        subprocess.Popen(
-            command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for rank in range(size)
-    ]
-    try:
-        for process in ranks:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
-            assert process.returncode == 0, output.decode()[-3000:]
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    ended(started("layout_world.py", [str(restore or "-"), str(save or "-"), *KINDS], size, group))
 
 
 @pytest.fixture(scope="module")

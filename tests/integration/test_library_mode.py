@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support.gloo_world import ended, started
 from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.persistent import PersistentTier
-
-SCRIPT = Path(__file__).parents[1] / "support" / "tiny_training.py"
-LIMIT_SECONDS = 120
 
 
 def run(kind: str, world: int, steps: int, folder: Path, out: Path) -> dict[str, Any]:
     """One world from start to end; what rank 0 saw, with every rank's samples."""
     out.mkdir()
-    ranks = []
-    for rank in range(world):
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
-        environment |= {"RANK": str(rank), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(SCRIPT), kind, str(steps), str(folder), str(out), f"file://{out}/group"]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    try:
-        for process in ranks:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
-            assert process.returncode == 0, output.decode()
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    ended(started("tiny_training.py", [kind, str(steps), str(folder), str(out)], world, out / "group"))
     seen = [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(world)]
     return seen[0] | {"all_samples": [s["samples"] for s in seen]}
 

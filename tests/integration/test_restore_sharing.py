@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from support import redis_server
+from support import gloo_world, redis_server
 from support.sharing_world import ACCOUNT, JOB
-
-SCRIPT = Path(__file__).parents[1] / "support" / "sharing_world.py"
-LIMIT_SECONDS = 240
 
 
 @dataclass
@@ -32,41 +26,22 @@ class World:
     step: int
     runs: int = 0
 
-    def start(self, what: str, size: int, **given: str) -> list[subprocess.Popen[str]]:
+    def start(self, what: str, size: int, **given: str) -> gloo_world.Ranks:
         self.runs += 1
         for done in self.folder.glob("restored.*"):
             done.unlink()
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SUREFOOT_")}
-        clean |= {"GROUP": f"file://{self.folder}/group-{self.runs}", "WORLD_SIZE": str(size)}
-        clean |= {"KIND": self.kind, "STEP": str(self.step)}
-        clean |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1]), "HOLDERS": self.holders, **given}
-        command = [sys.executable, "-W", "ignore", str(SCRIPT), what, str(self.folder)]
-        return [
-            subprocess.Popen(command, env=clean | {"RANK": str(r)}, stdout=-1, stderr=-1, text=True)
-            for r in range(size)
-        ]
+        group = self.folder / f"group-{self.runs}"
+        given = {"KIND": self.kind, "STEP": str(self.step), "HOLDERS": self.holders, **given}
+        return gloo_world.started("sharing_world.py", [what, str(self.folder)], size, group, **given)
 
     def run(self, what: str, size: int, **given: str) -> list[dict[str, Any]]:
         return ended(self.start(what, size, **given))
 
 
-def ended(ranks: list[subprocess.Popen[str]], killed: int | None = None) -> list[dict[str, Any]]:
-    """What each rank printed; all but `killed` must have ended well."""
-    found = []
-    try:
-        for number, process in enumerate(ranks):
-            output, problems = process.communicate(timeout=LIMIT_SECONDS)
-            if number == killed:
-                assert process.returncode == 9, problems[-3000:]
-                continue
-            assert process.returncode == 0, problems[-3000:]
-            found += [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return found
+def ended(ranks: gloo_world.Ranks, killed: int | None = None) -> list[dict[str, Any]]:
+    """What each rank that was not killed found."""
+    lines = [line for output in gloo_world.ended(ranks, killed) for line in output.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +111,7 @@ def test_a_member_killed_in_mid_exchange_holds_nobody_up(replicated: World) -> N
 
 def test_a_member_that_stalls_is_left_behind_and_restores_too_when_it_goes_on(replicated: World) -> None:
     ranks = replicated.start("restore", 4, FAULT="stall", WAIT="8")
-    deadline = time.monotonic() + LIMIT_SECONDS
+    deadline = time.monotonic() + gloo_world.LIMIT_SECONDS
     while not all((replicated.folder / f"restored.{rank}").exists() for rank in (0, 2, 3)):
         assert time.monotonic() < deadline
         assert all(process.poll() in (None, 0) for process in ranks), ended(ranks)

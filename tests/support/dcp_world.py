@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from support.gloo_world import leave
 from surefoot.integrations.dcp import Reader, Writer
 
 
@@ -52,7 +53,7 @@ def main() -> None:
         }
     if rank == 0:
         torch.save({"whole": whole, "step": state["step"]}, Path(out))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

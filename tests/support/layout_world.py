@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support.gloo_world import leave
 from support.layout_kinds import ALONE, KINDS
 from support.layout_model import Built, stepped
 from support.saved_streams import restored, saved
@@ -85,7 +86,7 @@ def main() -> None:
         restore_all(kinds, Path(source))
     for kind in kinds if target != "-" else ():
         save(kind, Path(target))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

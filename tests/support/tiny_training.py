@@ -1,6 +1,7 @@
 """A small float64 training that writes down what it saw: one rank of a world that the test makes. Run as a program.
 
-tiny_training.py KIND STEPS FOLDER OUT     KIND is fsdp (uneven shards), ddp or plain
+tiny_training.py KIND STEPS FOLDER OUT     KIND is fsdp (uneven shards), ddp or plain; RANK, WORLD_SIZE and GROUP (a file
+store) in the environment
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import surefoot
+from support.gloo_world import leave
 
 
 class Net(nn.Module):
@@ -64,7 +66,7 @@ def main() -> None:
     if kind != "plain":
         dist.init_process_group(
             "gloo",
-            init_method=sys.argv[5],
+            init_method=os.environ["GROUP"],
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=60),
@@ -95,7 +97,7 @@ def main() -> None:
     rank = dist.get_rank() if kind != "plain" else 0
     torch.save(seen, out / f"{rank}.pt")
     if kind != "plain":
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":
