@@ -15,7 +15,7 @@ from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.feed import Feed
 
-SECONDS = 10.0
+SECONDS = 60.0
 Object = dict[str, Any]
 
 

@@ -152,7 +152,7 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Si
         rest = process.stdout.read()
         assert process.wait(SECONDS) == (130 if number != signal.SIGKILL else -number)
     assert number == signal.SIGKILL or "interrupted" in rest
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while not nothing_runs(tmp_path):  # after SIGKILL the kernel ends them, one after the other
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -14,7 +14,7 @@ from surefoot_operator.controller.lease import Elector, LeaseAt, LeaseLost, NotL
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
 SHORT = Timings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05)
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Clock:

@@ -78,7 +78,7 @@ async def stand(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stand]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

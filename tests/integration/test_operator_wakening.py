@@ -18,7 +18,7 @@ from surefoot_operator.controller.wakening import Wakening
 
 JOBS = kmock.resource("surefoot.dev/v1alpha1/trainingjobs")
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 def job(name: str) -> dict[str, Any]:

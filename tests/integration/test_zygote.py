@@ -41,7 +41,7 @@ class Warm:
         with log.open("ab") as output:
             program = Program(arguments, script=str(script))
             child = await self.client.fork_trainer(ForkRequest(program, values, str(self.folder), output.fileno()))
-        code = await asyncio.wait_for(child.exited, 30)
+        code = await asyncio.wait_for(child.exited, 60)
         return code, log.read_text(), error_file
 
 
@@ -205,7 +205,7 @@ async def test_children_die_with_the_zygote_and_their_end_is_heard(tmp_path: Pat
         request = ForkRequest(Program((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
         child = await client.fork_trainer(request)
     os.kill(client.pid, signal.SIGKILL)
-    assert await asyncio.wait_for(child.exited, 10) == -9
+    assert await asyncio.wait_for(child.exited, 60) == -9
     assert not lives(child.pid)
     with pytest.raises(CannotFork):
         await client.fork_trainer(request)

@@ -13,7 +13,7 @@ import aiohttp
 from surefoot.protocol.messages import SUBPROTOCOLS, FromAgent, Hello, Message, ToAgent, decode, encode, version_of
 
 M = TypeVar("M")
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class FakeAgent:

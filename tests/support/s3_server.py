@@ -29,7 +29,7 @@ VERSION = "v1.8.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
 BUCKET = "checkpoints"
 ACCESS_KEY, SECRET_KEY = "an-access-key", "a-secret-key-nobody-prints"
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
