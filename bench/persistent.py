@@ -1,5 +1,5 @@
 """The way to S3: the same saves with Surefoot (two holders, then promoted) and with DCP over Amazon's own connector, turn
-by turn in one process, to a versitygw on tmpfs. `python -m bench.persistent TASK OUT`; run by `__main__`.
+by turn in one process, to a versitygw on tmpfs. `python -m bench.persistent TASK OUT`; called by `run`.
 
 The server's access log counts the requests of both. Promotion runs here as it does in an agent, out of the holders.
 """
@@ -29,7 +29,6 @@ from urllib.request import urlopen
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bench import holders
 from bench.cores import cpu_seconds
 from bench.holders import JOB
 from bench.program import Program
@@ -49,20 +48,6 @@ OURS = "surefoot"
 LOGGED_SECONDS = 10.0
 OPERATION = re.compile(r" s3_(\w+) ")
 WIDTH = 1024
-LAYERS = {True: 1, False: 3}
-"""Of the quick and the full run: 0.16 and 0.47 GB of state."""
-SAVES = {True: 2, False: 5}
-SECONDS = 300.0
-
-Job = Callable[[str, list[str], dict[str, str], float], dict[str, Any]]
-"""Runs a module in a process of its own: `__main__`'s."""
-
-
-def section(job: Job, quick: bool, folder: str) -> dict[str, Any]:
-    """What stands under `persistent`."""
-    task = {"width": WIDTH, "layers": LAYERS[quick], "saves": SAVES[quick], "folder": folder}
-    with holders.running(12 * (LAYERS[quick] * 12 * WIDTH**2 + 1024 * WIDTH)) as tier:
-        return job("bench.persistent", [json.dumps(task)], tier.environment(), SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

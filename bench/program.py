@@ -26,7 +26,10 @@ class Block(nn.Module):
 
 
 class Program:
-    """Model, optimizer and a batch; `train` is forward and backward, `advance` the optimizer's step."""
+    """Model, optimizer and a batch; `train` is forward and backward, `advance` the optimizer's step.
+
+    With no sequences nothing is trained: it is there to be saved and restored.
+    """
 
     def __init__(self, width: int, layers: int, sequences: int = 1, seed: int = 1) -> None:
         torch.manual_seed(seed)
@@ -35,8 +38,11 @@ class Program:
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batch(sequences)
-        self.train()
-        self.advance()
+        if sequences:
+            self.train()
+            self.advance()
+        else:
+            self._moments()
 
     def batch(self, sequences: int) -> None:
         self._tokens = torch.randint(VOCABULARY, (sequences, CONTEXT + 1))
@@ -48,6 +54,13 @@ class Program:
     def advance(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _moments(self) -> None:
+        """What the optimizer would keep: other values in each, so that none is taken for another."""
+        for parameter in self.model.parameters():
+            with torch.no_grad():
+                moments = {"exp_avg": parameter + 1, "exp_avg_sq": parameter + 2}
+            self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
 
     def state(self) -> dict[str, object]:
         """What peers are given, made anew for each save as their users do."""

@@ -28,7 +28,7 @@ from surefoot import Checkpointer
 
 class Restores:
     def __init__(self, task: dict[str, Any], folder: Path) -> None:
-        self.program = Program(task["width"], task["layers"])
+        self.program = Program(task["width"], task["layers"], sequences=0)
         self.folder = folder
         self.companions = [int(pid) for pid in os.environ["BENCH_COMPANIONS"].split()]
 

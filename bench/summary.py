@@ -6,26 +6,26 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from bench.lost import DENSE, SPARSE, lost_figures
+
 OURS = "surefoot"
-LOCAL = (
-    "torch.save",
-    "dcp.save",
+BLOCKING = ("torch.save", "dcp.save")
+ASYNCHRONOUS = (
     "dcp.async_save",
     "dcp.async_save stager",
     "dcp.async_save process",
     "torchsnapshot",
     "torch_checkpointing",
 )
-ASYNCHRONOUS = LOCAL[2:]
+LOCAL = (*BLOCKING, *ASYNCHRONOUS)
 
 Turns = Mapping[str, list[dict[str, Any]]]
 """System → its turns; a turn that failed has `error` and is left out of every figure."""
 
 
 def summary(turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, Any]) -> dict[str, float | None]:
-    each = {name: figures(found) for name, found in turns.items()}
+    each = all_figures(turns)
     ours, saving = each.get(OURS, {}), each.get("torch.save", {})
-    lost = [each[n].get("lost_step_percent_every_10") for n in ASYNCHRONOUS if n in each]
     rates = [each[n].get("gb_per_second") for n in LOCAL if n in each]
     resharding = planning.get("amplification", {})
     return {
@@ -37,7 +37,7 @@ def summary(turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, An
         "r2_over_sagemaker": ratio(ours.get("gb_per_second"), each.get("sagemaker", {}).get("gb_per_second")),
         "lost_step_percent_every_10": ours.get("lost_step_percent_every_10"),
         "lost_step_percent_every_1": ours.get("lost_step_percent_every_1"),
-        "best_peer_lost_step_percent_every_10": best(lost, min),
+        "best_peer_lost_step_percent_every_10": best_peer(each, "lost_step_percent_every_10"),
         "end_to_end_speedup_over_torch_save": ratio(
             saving.get("relative_step_every_1"), ours.get("relative_step_every_1")
         ),
@@ -51,20 +51,40 @@ def summary(turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, An
     }
 
 
+def all_figures(turns: Turns) -> dict[str, dict[str, float | None]]:
+    """Every system's figures, and beside ours the best asynchronous peer's where it is measured with no core to spare."""
+    each = {name: figures(found) for name, found in turns.items()}
+    if OURS in each:
+        for interval in (SPARSE, DENSE):
+            key = f"lost_step_percent_every_{interval}_no_spare_core"
+            each[OURS][f"best_peer_{key}"] = best_peer(each, key)
+    return each
+
+
+def best_peer(each: Mapping[str, Mapping[str, float | None]], key: str) -> float | None:
+    """The least of any asynchronous peer."""
+    return best([each[name].get(key) for name in ASYNCHRONOUS if name in each], min)
+
+
 def figures(turns: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
-    """One system's figures: the median over its turns, of those that it has."""
-    found = [_of_turn(turn) for turn in turns if "error" not in turn]
+    """One system's figures: the median over its turns, of those that it has; lost step time from all of them at once."""
+    ran = [turn for turn in turns if "error" not in turn]
+    found = [_of_turn(turn) for turn in ran]
     keys = {key for one in found for key in one}
-    return {key: best([one.get(key) for one in found], median) for key in sorted(keys)}
+    result = {key: best([one.get(key) for one in found], median) for key in sorted(keys)}
+    if not any(turn["incomplete"] for turn in ran):
+        result |= lost_figures([turn["spare"]["stretches"] for turn in ran])
+    without = [turn for turn in ran if "none" in turn]
+    if not any(turn["none_incomplete"] for turn in without):
+        result |= lost_figures([turn["none"]["stretches"] for turn in without], "_no_spare_core")
+    return result
 
 
 def _of_turn(turn: Mapping[str, Any]) -> dict[str, float | None]:
     copy = median([turn["warm_copy_seconds"], turn["warm_copy_seconds_after"]])
-    spare, idle = turn["spare"], turn["idle"]
-    stalls = [*spare["stalls_every_1"], *spare["stalls_every_10"]]
+    idle, stalls = turn["idle"], _stalls(turn["spare"])
     warm = median(stalls[1:])
     gigabytes = turn["state_bytes"] / 1e9
-    counts = not turn["incomplete"]
     found: dict[str, float | None] = {
         "first_stall_seconds": stalls[0],
         "stall_seconds": warm,
@@ -72,38 +92,20 @@ def _of_turn(turn: Mapping[str, Any]) -> dict[str, float | None]:
         "first_stall_over_median": stalls[0] / warm,
         "warm_copy_seconds": copy,
         "prepare_seconds": turn["prepare_seconds"],
-        "gb_per_second": gigabytes / median(idle["seconds"]) if counts else None,
+        "gb_per_second": None if turn["incomplete"] else gigabytes / median(idle["seconds"]),
         "cpu_seconds_per_gb": sum(idle["cpu_seconds"]) / len(idle["cpu_seconds"]) / gigabytes,
         "peak_extra_bytes_over_state": turn["peak_extra_bytes"] / turn["state_bytes"],
     }
-    if counts:
-        found |= _lost(spare, "")
     if turn.get("load_seconds"):
         found["load_gb_per_second"] = gigabytes / median(turn["load_seconds"])
     if "none" in turn:
-        found["stall_over_warm_copy_no_spare_core"] = (
-            median([*turn["none"]["stalls_every_1"], *turn["none"]["stalls_every_10"]]) / copy
-        )
-        if not turn["none_incomplete"]:
-            found |= _lost(turn["none"], "_no_spare_core")
+        found["stall_over_warm_copy_no_spare_core"] = median(_stalls(turn["none"])) / copy
     return found
 
 
-def _lost(steps: Mapping[str, list[float]], suffix: str) -> dict[str, float | None]:
-    """Lost step time in percent, from whole stretches: a save's cost may show in later steps than its own."""
-    plain = steps["plain_steps"]
-    if not plain:
-        return {}
-    base = sum(plain) / len(plain)
-    dense = steps["steps_every_1"][1:]  # the first save of all is reported apart
-    found: dict[str, float | None] = {"step_seconds" + suffix: base}
-    if steps["steps_every_10"]:
-        every_10 = sum(steps["steps_every_10"]) / len(steps["steps_every_10"])
-        found["lost_step_percent_every_10" + suffix] = 100 * (every_10 / base - 1)
-    if dense:
-        found["relative_step_every_1" + suffix] = sum(dense) / len(dense) / base
-        found["lost_step_percent_every_1" + suffix] = 100 * (sum(dense) / len(dense) / base - 1)
-    return found
+def _stalls(part: Mapping[str, Any]) -> list[float]:
+    """Of every save, the first one first."""
+    return [stall for stretch in part["stretches"] for stall in stretch["stalls"]]
 
 
 def restore_ratio(restores: Mapping[str, Any]) -> float | None:

@@ -1,6 +1,7 @@
 """One system's turn, in a process of its own: `python -m bench.worker SYSTEM TASK OUT`. Writes one JSON object to OUT.
 
-The turn: plain steps and steps with saves, with a core to spare or with none; saves with nothing else running; a load. Times are of the monotonic clock; nothing is left out of a stall.
+The turn: stretches of plain steps and of steps with saves, with a core to spare or with none; saves with nothing else
+running; a load. Times are of the monotonic clock; nothing is left out of a stall.
 """
 
 from __future__ import annotations
@@ -12,36 +13,28 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.cores import Cores, Mode, cpu_seconds, descendants, resident_bytes
+from bench.lost import DENSE, PLAIN
 from bench.program import Program
+from bench.systems import SYSTEMS
 from bench.systems.system import System
-
-SYSTEMS = {
-    "surefoot": "surefoot:Surefoot",
-    "torch.save": "torch_save:TorchSave",
-    "dcp.save": "dcp:DcpSave",
-    "dcp.async_save": "dcp:DcpThread",
-    "dcp.async_save stager": "dcp:DcpStager",
-    "dcp.async_save process": "dcp:DcpProcess",
-    "torchsnapshot": "torchsnapshot:TorchSnapshot",
-    "torch_checkpointing": "torch_checkpointing:TorchCheckpointing",
-    "sagemaker": "sagemaker:SageMaker",
-}
-INTERVAL = 10
 
 
 @dataclass
-class Steps:
+class Stretch:
     """A stretch of training: seconds of each step, and the stall of each save in it."""
 
+    interval: int
     seconds: list[float] = field(default_factory=list)
     stalls: list[float] = field(default_factory=list)
+    left_seconds: float = 0.0
+    """How long the last save still had to be waited for when the steps were over."""
 
 
 class Turn:
@@ -67,7 +60,7 @@ class Turn:
         self.system.prepare()
         found["prepare_seconds"] = time.monotonic() - began
         mode = task["mode"]
-        found[mode] = self.trained(mode, task["pairs"], task["steps_every_1"])
+        found[mode] = self.trained(mode, task["saving"], task["steps"])
         if task["idle_saves"]:
             found["idle"] = self.idle(task["idle_saves"])
         found["peak_extra_bytes"] = resident_bytes([me, *descendants(me)]) - plain
@@ -80,33 +73,24 @@ class Turn:
         self.system.close()
         return found
 
-    def trained(self, mode: Mode, pairs: int, every_1: int) -> dict[str, Any]:
+    def trained(self, mode: Mode, saving: list[int], steps: dict[str, int]) -> dict[str, Any]:
+        """The first saves of all; then stretches with saves at the given intervals, a plain one on either side of each."""
         self.cores.enter(mode)
-        self.train(1, 0)  # warms this way of running
-        dense = self.train(every_1, 1)
-        self.system.finish()
-        plain, sparse = Steps(), Steps()
-        for _ in range(pairs):
-            base, saved = self.train(INTERVAL, 0), self.train(INTERVAL, INTERVAL)
-            self.system.finish()
-            plain.seconds += base.seconds
-            sparse.seconds += saved.seconds
-            sparse.stalls += saved.stalls
+        self.train(1, PLAIN)  # warms this way of running
+        found = [self.train(steps["first"], DENSE)]
+        for interval in saving:
+            found += [self.train(steps[str(PLAIN)], PLAIN), self.train(steps[str(interval)], interval)]
+        if saving:
+            found.append(self.train(steps[str(PLAIN)], PLAIN))
         self.cores.enter("free")
-        return {
-            "plain_steps": plain.seconds,
-            "steps_every_1": dense.seconds,
-            "stalls_every_1": dense.stalls,
-            "steps_every_10": sparse.seconds,
-            "stalls_every_10": sparse.stalls,
-        }
+        return {"stretches": [asdict(stretch) for stretch in found]}
 
-    def train(self, steps: int, interval: int) -> Steps:
-        """`steps` steps; each `interval`-th begins with a save of what the one before it left (0: no saves)."""
-        found = Steps()
+    def train(self, steps: int, interval: int) -> Stretch:
+        """`steps` steps; each `interval`-th begins with a save of what the one before it left. Ends with all saves safe."""
+        found = Stretch(interval)
         for number in range(steps):
             begun = time.monotonic()
-            saving = interval > 0 and number % interval == 0
+            saving = interval != PLAIN and number % interval == 0
             stall = 0.0
             if saving:
                 self.step += 1
@@ -116,7 +100,7 @@ class Turn:
                 stall += time.monotonic() - before
                 self.cores.settle()
             self.program.train()
-            if interval:
+            if interval != PLAIN:
                 before = time.monotonic()
                 self.system.before_step()
                 stall += time.monotonic() - before
@@ -126,6 +110,7 @@ class Turn:
             found.seconds.append(time.monotonic() - begun)
             if saving:
                 found.stalls.append(stall)
+        found.left_seconds = timed(self.system.finish) if interval != PLAIN else 0.0
         return found
 
     def idle(self, saves: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench.summary import figures, restore_ratio, summary
+from bench.summary import all_figures, figures, restore_ratio, summary
 
 KEYS = [
     "stall_over_warm_copy",
@@ -28,20 +28,23 @@ KEYS = [
 ]
 
 
+def part(stall: float, step: float) -> dict[str, Any]:
+    """Steps of 1 s; `step` with a save. The first save of all takes twice as long."""
+    plain = {"interval": 0, "seconds": [1.0] * 4, "stalls": [], "left_seconds": 0.0}
+    first = {"interval": 1, "seconds": [9.0, step], "stalls": [2 * stall, stall], "left_seconds": 0.0}
+    dense = {"interval": 1, "seconds": [5.0, *[step] * 4], "stalls": [stall] * 5, "left_seconds": 0.5}
+    sparse = {"interval": 10, "seconds": [step, 1.0, 1.0, 1.0], "stalls": [stall], "left_seconds": 0.0}
+    return {"stretches": [first, plain, sparse, plain, dense, plain, sparse, plain]}
+
+
 def turn(stall: float, step: float, save: float, **more: Any) -> dict[str, Any]:
-    """Steps of 1 s; `step` with a save each time; saves of 1 GB in `save` seconds; a warm copy takes 0.1 s."""
+    """With saves of 1 GB in `save` seconds; a warm copy takes 0.1 s."""
     return {
         "state_bytes": 10**9,
         "warm_copy_seconds": 0.1,
         "warm_copy_seconds_after": 0.1,
         "prepare_seconds": 0.5,
-        "spare": {
-            "plain_steps": [1.0] * 20,
-            "steps_every_1": [9.0, *[step] * 4],
-            "stalls_every_1": [2 * stall, *[stall] * 4],
-            "steps_every_10": [1.0 + (step - 1.0), *[1.0] * 9] * 2,
-            "stalls_every_10": [stall, stall],
-        },
+        "spare": part(stall, step),
         "idle": {"seconds": [save] * 3, "cpu_seconds": [1.0] * 3},
         "peak_extra_bytes": 10**9,
         "incomplete": [],
@@ -90,3 +93,29 @@ def test_several_turns_give_their_median_and_failed_ones_none() -> None:
     found = figures([turn(0.01, 1.1, 0.5), turn(0.02, 1.1, 0.5), turn(0.09, 1.1, 0.5), {"error": "gone"}])
     assert found["stall_seconds"] == pytest.approx(0.02)
     assert restore_ratio({}) is None
+
+
+def test_lost_time_is_the_median_of_every_turns_comparisons_and_needs_all_saves_safe() -> None:
+    turns = [turn(0.01, step, 0.5) for step in (1.1, 1.2, 1.9)]
+    assert figures(turns)["lost_step_percent_every_10"] == pytest.approx(2.0)
+    assert figures(turns)["lost_step_spread_percent_every_10"] == pytest.approx(8.0)
+    turns[0]["incomplete"] = ["step 3 has not two copies"]
+    assert "lost_step_percent_every_10" not in figures(turns)
+
+
+def test_with_no_core_to_spare_the_best_asynchronous_peer_stands_beside_ours() -> None:
+    def both(step: float, without: float) -> dict[str, Any]:
+        return turn(0.01, step, 0.5, none=part(0.02, without), none_incomplete=[])
+
+    turns = {
+        "surefoot": [both(1.1, 1.3)],
+        "torch.save": [both(1.1, 1.2)],
+        "dcp.async_save": [both(1.1, 1.9)],
+        "torchsnapshot": [both(1.1, 1.6)],
+        "torch_checkpointing": [turn(0.01, 1.1, 0.5, none_error="too slow")],
+    }
+    found = all_figures(turns)["surefoot"]
+    assert found["lost_step_percent_every_10_no_spare_core"] == pytest.approx(3.0)
+    assert found["best_peer_lost_step_percent_every_10_no_spare_core"] == pytest.approx(6.0)
+    assert found["best_peer_lost_step_percent_every_1_no_spare_core"] == pytest.approx(60.0)
+    assert found["stall_over_warm_copy_no_spare_core"] == pytest.approx(0.2)
