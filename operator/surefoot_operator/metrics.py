@@ -71,6 +71,11 @@ interval_input_seconds = Gauge(
 memory_loss_odds = Gauge(
     "surefoot_checkpoint_memory_loss_odds", "Estimated share of incidents that take every copy in memory.", _JOB
 )
+incomplete = Counter(
+    "surefoot_incomplete_checkpoints_total",
+    "Checkpoints that a rank never saved its part of, so that the other parts were dropped.",
+    _JOB,
+)
 promotions_abandoned = Counter(
     "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one.", _JOB
 )
@@ -108,6 +113,7 @@ OF_JOBS = (
     world_size,
     job_epoch,
     job_step,
+    incomplete,
     promotions_abandoned,
     incidents,
     incident_at,

@@ -14,6 +14,7 @@ from typing import Literal
 from surefoot.protocol.completeness import Covers
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 
@@ -140,6 +141,8 @@ class SessionSeen:
     """What one save of all its ranks takes in `epoch`; 0: not known yet."""
     unstaged: str = ""
     """Why one of its ranks has no memory to stage saves in; empty: each has."""
+    settled: Settled = NOTHING_SETTLED
+    """Which saves of `epoch` it has not, and never will have."""
 
 
 @dataclass(frozen=True, slots=True)

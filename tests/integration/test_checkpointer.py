@@ -56,6 +56,8 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
         bias = next(t for t in layout.tensors if t.name == "model/1.running_mean").pieces[0]
         assert len(stream) == layout.stream_bytes >= bias.stream_offset
     assert [message.layout_json is not None for message, _, _ in link.saves] == [True, False, False]
+    assert link.late == []
+    assert [s.settled for s in link.steps if s.step % 2] == [0, 2, 4], "each save had ended before the next step did"
 
 
 def test_a_held_step_is_saved_before_it_is_waited_at() -> None:
@@ -101,7 +103,7 @@ def test_no_staging_memory_does_not_stop_the_training() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
         assert not checkpointer.save_now()
-    assert len(link.steps) == 4
+    assert [s.settled for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
     assert {reason for reason, _ in link.said} == {"SaveFailed"}
 
 
@@ -160,6 +162,8 @@ def test_a_parameter_written_during_backward_costs_one_save_and_is_eager_from_th
     steps = [message.step for message, _, _ in link.saves]
     assert 2 not in steps
     assert {4, 6, 8} <= set(steps)
+    assert link.late == []
+    assert max(s.settled for s in link.steps) == 7, "the save that was dropped holds nothing back"
     assert any("model/0.weight changed" in text for _, text in link.said)
 
 

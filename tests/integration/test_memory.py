@@ -23,6 +23,7 @@ from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
+from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, MemoryTier
 from surefoot_operator.memory.leftovers import leftovers
@@ -385,3 +386,7 @@ def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:
     assert leftovers(now, before, 2, Checkpoint(2, 40), frozenset()) == ("a", "d")
     assert leftovers(now, before, 2, None, frozenset({old})) == ()
     assert leftovers(now, {}, 2, Checkpoint(2, 40), frozenset()) == ()
+    said = [Settled(49, (30,)), Settled(50, (30,))]
+    assert leftovers(now, before, 2, None, frozenset({old}), said[:1]) == ()
+    assert leftovers(now, before, 2, None, frozenset({old}), said) == ("c",), "some worker never saves step 50"
+    assert leftovers({old: ("a",)}, before, 2, None, frozenset({old}), [Settled(9)]) == (), "it speaks of epoch 2"

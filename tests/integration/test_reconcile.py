@@ -13,6 +13,7 @@ import pytest
 
 from support.fake_agent import until
 from support.fake_node import Town, document
+from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.local import LocalOperator
 from surefoot_operator.controller.secrets import secrets_in
@@ -90,6 +91,23 @@ async def test_old_checkpoints_are_dropped_and_the_newest_stay(living: Living) -
     await until(few, "only the newest checkpoints are kept")
     assert town.status.world is not None
     assert town.status.world.epoch == 1
+
+
+async def test_what_others_saved_without_a_rank_that_cannot_save_is_dropped_and_counted(living: Living) -> None:
+    town, operator = await living(nodes=2, replicas=2)
+    await until(lambda: len(town.trainees) == 2, "two workers")
+    town.trainees[1].unstaged = True
+    await until(lambda: stepping(town, 60), "sixty steps")
+    memory = operator._memory
+    assert memory is not None
+
+    def few() -> bool:
+        steps = {m.save.step for h in memory.seen() for m in h.entries}
+        return bool(steps) and min(steps) > 20 and len(steps) <= 4
+
+    await until(few, "only saves that may still become complete are kept")
+    assert town.status.last_complete is None
+    assert metrics.incomplete.labels("default", "t")._value.get() >= 4
 
 
 async def test_a_dead_node_leaves_the_world_and_comes_back_into_it(living: Living) -> None:

@@ -17,6 +17,7 @@ from surefoot.agent.saves import SaveBook
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
+from surefoot.protocol.settled import Settled
 
 OWN = with_own_interpreter({"PATH": "/usr/bin"})
 
@@ -152,4 +153,36 @@ def test_the_book_forgets_what_is_long_overtaken() -> None:
         save = RankSave(1, step, 0)
         book = saves.freed(saves.written(saves.staged(book, save), save, 2), save)
     assert len(book.committed) < 20
+    assert len(book.handed) < 40
     assert book.saved(1, 1) == (Checkpoint(1, 999), 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["staged", "lost", "missed"])), max_size=90), st.booleans()
+)
+def test_what_is_said_to_be_missed_is_on_no_holder_and_everything_recent_that_is_missed_is_said(
+    saves_of: list[tuple[int, str]], two_ranks: bool
+) -> None:
+    ranks = (0, 1) if two_ranks else (0,)
+    book, missed = SaveBook(), set()
+    for step, (rank, fate) in enumerate(saves_of, 1):
+        for one in ranks:
+            save = RankSave(4, step, one)
+            if fate == "missed" and one == rank % len(ranks):
+                missed.add(step)
+                continue
+            book = saves.staged(book, save)
+            if fate == "lost" and one == rank % len(ranks):
+                book = saves.lost(book, save)
+                missed.add(step)
+    upto = len(saves_of) - 1
+    told = book.settled(4, len(ranks), upto)
+    assert {step for step in range(1, 200) if told.misses(step)} <= missed - {upto + 1}
+    assert all(told.misses(step) for step in missed if upto - 30 < step <= upto)
+    assert book.settled(5, len(ranks), 0) == Settled(), "nothing is said of an epoch before it has begun"
+
+
+def test_a_worker_that_never_staged_anything_misses_every_step_behind_it() -> None:
+    told = SaveBook().settled(1, 1, 500)
+    assert all(map(told.misses, (1, 10, 500)))
+    assert not told.misses(501)

@@ -116,7 +116,7 @@ def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() 
     _, commands = play(now, Retargeted((A,), frozenset({A}), 2, 4.95))
     assert commands == [WriteTo(0, A)]
     _, commands = play(now, Tick(5.0))
-    assert commands == [FreeSlot(0, sealed().save, False, 0)]
+    assert commands == [FreeSlot(0, sealed().save, False, 0, lost=True)]
 
 
 def test_a_holder_that_goes_is_replaced_by_the_one_named_in_its_place() -> None:
@@ -165,7 +165,7 @@ def test_closing_gives_up_what_is_not_there_yet_and_keeps_what_is() -> None:
     now, commands = play(now, Closed())
     assert set(commands) == {Stop(0, B), Stop(1, A), Stop(1, B)}
     now, commands = play(now, Ended(0, B), Ended(1, A), Ended(1, B))
-    assert commands == [FreeSlot(0, sealed().save, True, 1), FreeSlot(1, sealed(20).save, False, 0)]
+    assert commands == [FreeSlot(0, sealed().save, True, 1), FreeSlot(1, sealed(20).save, False, 0, lost=True)]
 
 
 @dataclass
@@ -177,6 +177,8 @@ class World:
     stored: dict[RankSave, set[HolderId]] = field(default_factory=dict)
     staged: dict[int, RankSave] = field(default_factory=dict)
     freed: list[FreeSlot] = field(default_factory=list)
+    asked: set[RankSave] = field(default_factory=set)
+    """Saves that some holder was asked to commit."""
 
     def obey(self, state: DrainState, commands: tuple[Command, ...]) -> None:
         for command in commands:
@@ -185,9 +187,12 @@ class World:
                     assert (slot, target) not in self.orders, "one order at a time for each leg"
                     assert slot in self.staged, "only sealed slots are read"
                     self.orders[slot, target] = "write" if isinstance(command, WriteTo) else "commit"
+                    if isinstance(command, CommitOn):
+                        self.asked.add(self.staged[slot])
                 case Stop(slot, target):
                     assert (slot, target) in self.orders, "only what runs can be stopped"
-                case FreeSlot(slot, save, ok, copies):
+                case FreeSlot(slot, save, ok, copies, lost):
+                    assert lost == (save not in self.asked), "nobody may find what is said to be lost"
                     assert not [key for key in self.orders if key[0] == slot], "nothing may read a free slot"
                     assert self.staged.pop(slot) == save
                     assert copies == len(self.stored.get(save, set()) & state.holders), "true copies are told"

@@ -9,6 +9,7 @@ import pytest
 
 from support.builders import BEGAN, endpoint, holder, manifest, running, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.settled import Settled
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
@@ -82,6 +83,72 @@ def test_a_holder_that_was_not_read_keeps_everything() -> None:
     seen = with_holder(with_saves(running(), 10, 20), "n1", state="Silent")
     drops = of(DropSaves, upkeep(seen))
     assert "n1" not in {d.holder.node for d in drops if isinstance(d, DropSaves)}
+
+
+def without(seen: Observed, step: int, rank: int) -> Observed:
+    """Nobody has this rank's save of this step."""
+
+    def cut(one: HolderSeen) -> HolderSeen:
+        return replace(one, entries=tuple(m for m in one.entries if m.save != RankSave(1, step, rank)))
+
+    return replace(seen, holders=tuple(map(cut, seen.holders)))
+
+
+def steps_dropped(kept: Upkeep) -> set[int]:
+    return {s.step for d in of(DropSaves, kept) if isinstance(d, DropSaves) for s in d.saves}
+
+
+@pytest.mark.parametrize(
+    ("said", "dropped"),
+    [
+        (Settled(), set()),  # it may still come
+        (Settled(upto=49), set()),
+        (Settled(upto=50), {50}),  # it never will
+        (Settled(upto=60, steps=(40, 50, 60)), set()),  # handed over: it may be on a holder that nobody reaches
+        (Settled(upto=60, steps=(40, 60)), {50}),
+        (Settled(upto=99, steps=(80, 90), forgotten=70), set()),  # nobody knows any more
+    ],
+)
+def test_what_a_rank_never_saved_goes_though_nothing_newer_is_safe(said: Settled, dropped: set[int]) -> None:
+    seen = without(with_saves(running(), 50), 50, rank=1)
+    kept = upkeep(with_session(seen, 1, settled=said))
+    assert steps_dropped(kept) == dropped
+    assert kept.watermark == Checkpoint(1, 40)
+    assert [h.checkpoint.step for h in kept.hopeless] == sorted(dropped)
+    if dropped:
+        told = "step 50 of epoch 1 can never become complete: worker 1 on n1 has not saved it, and never will"
+        assert kept.reason.startswith(told)
+
+
+def test_what_a_rank_never_saved_goes_whoever_is_silent_and_while_nothing_was_ever_whole() -> None:
+    seen = running()
+    for step in (30, 40):
+        seen = without(seen, step, rank=1)
+    seen = with_session(with_holder(seen, "n2", state="Silent"), 1, settled=Settled(upto=41))
+    kept = upkeep(seen)
+    assert (kept.watermark, steps_dropped(kept)) == (None, {30, 40})
+    assert "n2" not in {d.holder.node for d in of(DropSaves, kept) if isinstance(d, DropSaves)}
+
+
+def test_only_a_member_of_the_epoch_can_say_that_it_saved_nothing() -> None:
+    seen = without(with_saves(running(), 50), 50, rank=1)
+    said = Settled(upto=60)
+    assert steps_dropped(upkeep(with_session(seen, 1, settled=said, epoch=2))) == set()
+    assert steps_dropped(upkeep(with_session(seen, 1, settled=said, incarnation="another"))) == set()
+
+
+def test_what_was_read_to_be_complete_is_never_taken_for_hopeless() -> None:
+    seen = with_session(with_saves(running(), 50), 1, settled=Settled(upto=60))
+    assert upkeep(seen).hopeless == ()
+
+
+def test_a_checkpoint_that_cannot_become_complete_takes_nobodys_place_among_those_kept() -> None:
+    policy = CheckpointPolicy(MemoryTier(interval_steps=10, keep=2))
+    seen = with_saves(running(step=62, checkpoint=policy), 20, 50, 60)
+    seen = without(seen, 50, rank=1)
+    assert steps_dropped(upkeep(seen)) == {20, 30, 40}
+    known = with_session(seen, 1, settled=Settled(upto=61, steps=(20, 30, 40, 60)))
+    assert steps_dropped(upkeep(known)) == {20, 30, 50}
 
 
 def test_saves_of_an_overtaken_world_go() -> None:

@@ -13,6 +13,7 @@ from simulator.tiers import Holder, Piece
 from simulator.trainers import Trainer
 from surefoot.agent import events as on
 from surefoot.agent import life as agent_life
+from surefoot.agent import saves
 from surefoot.drain import transitions as drain
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
@@ -38,6 +39,7 @@ class Agent:
         self._targets: on.Retarget | None = None
         self._done: dict[Checkpoint, dict[int, int]] = {}
         self.saved: tuple[Checkpoint, int] | None = None
+        self.book = saves.SaveBook()
         self.promoting: set[RankSave] = set()
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
@@ -94,6 +96,7 @@ class Agent:
                 step_seconds=life.step_seconds, restored=life.restored, restored_from=life.restored_from,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
                 copies=self.saved[1] if self.saved else 0, level=life.reported_level,
+                settled=self.book.settled(life.started, len(life.ranks), life.settled),
             )
         )  # fmt: skip
 
@@ -211,7 +214,11 @@ class Agent:
         if runner is None:
             runner = self.drains[trainer.local] = DrainRunner(self, self._freed)
             self._aim(runner)
-        return runner.stage(save, trainer.assign.world, content)
+        self.book = saves.staged(self.book, save)
+        staged = runner.stage(save, trainer.assign.world, content)
+        if not staged:
+            self.book = saves.lost(self.book, save)
+        return staged
 
     def _retarget(self, holders: said.Holders) -> None:
         self._targets = on.Retarget(holders)
@@ -226,11 +233,14 @@ class Agent:
         everyone = frozenset(e.holder for e in holders.holders)
         runner.tell(drain.Retargeted(holders.targets, everyone, holders.replicas, self.engine.now))
 
-    def _freed(self, save: RankSave, ok: bool, copies: int) -> None:
-        if not ok:
+    def _freed(self, freed: drain.FreeSlot) -> None:
+        save = freed.save
+        if freed.lost:
+            self.book = saves.lost(self.book, save)
+        if not freed.ok:
             return
         ranks = self._done.setdefault(save.checkpoint, {})
-        ranks[save.rank] = copies
+        ranks[save.rank] = freed.copies
         if len(ranks) >= self.simulation.settings.local_ranks and (
             self.saved is None or save.checkpoint > self.saved[0]
         ):

@@ -19,7 +19,7 @@ Cause = Literal["unavailable", "full", "missing"]
 class DrainRunner:
     """One rank's arena: two slots, as in the agent. `freed` hears of each slot that may be written again."""
 
-    def __init__(self, agent: Agent, freed: Callable[[RankSave, bool, int], None]) -> None:
+    def __init__(self, agent: Agent, freed: Callable[[drain.FreeSlot], None]) -> None:
         self.agent = agent
         self.state = drain.DrainState((drain.Free(), drain.Free()), agent.incarnation)
         self._freed = freed
@@ -59,8 +59,8 @@ class DrainRunner:
                 self._commit(slot, target)
             case drain.Stop(slot, target):
                 self.agent.engine.after(0.001, self.agent.process, self.tell, drain.Ended(slot, target))
-            case drain.FreeSlot(_, save, ok, copies):
-                self._freed(save, ok, copies)
+            case drain.FreeSlot():
+                self._freed(command)
             case _:
                 pass
 

@@ -16,6 +16,7 @@ from simulator.settings import Settings
 from simulator.world import REAL, Decisions
 from surefoot.protocol import lineage, retention
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.settled import Settled
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy import plan, promotion, restore_point, upkeep
 from surefoot_operator.policy.actions import Plan
@@ -37,6 +38,7 @@ ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, fau
 RIVALS = replace(
     ROUGH, kinds=("operator freezes, another leads", "node dies"), faults=12, fault_span_seconds=12.0, steps=60
 )
+REFUSING = replace(ROUGH, refused=0.1)
 PROMOTING = replace(ROUGH, persistent_interval=2)
 
 
@@ -71,6 +73,16 @@ def _forgetful(entries: Any, standing: retention.Standing, keep: int) -> Any:
     """Retention that lets the parent go at once."""
     gone = list(_drops(entries, standing, keep))
     return gone + [m.save for m in entries if m.save.checkpoint == standing.parent and m.save not in gone]
+
+
+def _missed_already(said: Settled, step: int) -> bool:
+    """What a rank has not handed over yet counts as something that it never will."""
+    return step not in said.steps
+
+
+def _missed_lately(said: Settled, step: int) -> bool:
+    """What a rank has forgotten counts as something that it never had."""
+    return step <= said.upto and step not in said.steps[-1:]
 
 
 def _one_copy(replicas: int, live_domains: int) -> int:
@@ -130,6 +142,8 @@ MUTATIONS = (
     Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", _one_copy),)),
     Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),
     Mutation("the parent is dropped at once", patches=((retention, "memory_drops", _forgetful),)),
+    Mutation("a save that may still come is not awaited", patches=((Settled, "misses", _missed_already),), settings=REFUSING),
+    Mutation("a save that was handed over counts as missing", patches=((Settled, "misses", _missed_lately),), settings=REFUSING),
     Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest", _oldest),)),
     Mutation("a holder is not read", decisions=_planning(_unread)),
     Mutation("silent holders are neither awaited nor given up",

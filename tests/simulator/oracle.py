@@ -7,6 +7,7 @@ was computed by the decisions that it judges.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.tiers import CHUNKS, Holder, Watcher
@@ -44,6 +45,12 @@ class Oracle(Watcher):
         """Node → until when something was wrong with it (infinite: still)."""
         self.certified: set[Checkpoint] = set()
         """Checkpoints that a leader rightly took for fully replicated: older ones may go, these count as safe."""
+        self.hopeless: set[Checkpoint] = set()
+        """What some leader said can never become complete."""
+        self.once: set[RankSave] = set()
+        """Rank saves that were committed on some holder, whatever became of them."""
+        self.most_kept = 0
+        """Checkpoints that one holder had parts of at once."""
         self.claimed_at = 0.0
         self.commits = 0
         self.drops = 0
@@ -189,6 +196,19 @@ class Oracle(Watcher):
         if known is None or known[0] != entry.incarnation:
             self.fail(f"{save} comes from incarnation {entry.incarnation}, and from {known and known[0]}")
         self.ever[save].add(holder)
+        self.once.add(save)
+        self.most_kept = max(self.most_kept, len({other.checkpoint for other in holder.index}))
+        self._despaired(save.checkpoint)
+
+    def despair(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """A leader takes these for such that can never become complete."""
+        for checkpoint in checkpoints:
+            self.hopeless.add(checkpoint)
+            self._despaired(checkpoint)
+
+    def _despaired(self, checkpoint: Checkpoint) -> None:
+        if checkpoint in self.hopeless and all(save in self.once for save in self.saves_of(checkpoint)):
+            self.fail(f"{checkpoint} was given up as one that can never become complete, and every rank has saved it")
 
     def persisted(self, entry: RankManifest) -> None:
         known = self.contents.get(entry.save)

@@ -38,6 +38,8 @@ class Settings:
     kinds: tuple[str, ...] = ()
     """Kinds of faults to draw from; none named: all."""
     fault_span_seconds: float = 14.0
+    refused: float = 0.0
+    """How often a rank finds no memory to stage a save in; of 0 nothing is drawn."""
     deadline_seconds: float = 400.0
 
     @property

@@ -37,6 +37,23 @@ def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     assert [o.phase for o in outcomes] == ["Complete"] * 6
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_ranks_without_room_to_stage_a_save_whatever_else_fails_cost_no_checkpoint(block: int) -> None:
+    for seed in range(block * 3, (block + 1) * 3):
+        for persistent in (None, 2):
+            wish = Settings(steps=40, interval=1, refused=0.3, persistent_interval=persistent, faults=seed % 7)
+            outcome = simulate(seed, wish)
+            assert outcome.violation is None, f"seed {seed}, persistent {persistent}: {outcome.violation}"
+
+
+def test_what_can_never_become_complete_does_not_pile_up() -> None:
+    wish = Settings(steps=60, interval=1, refused=0.8, persistent_interval=None, faults=0)
+    for seed in range(5):
+        outcome = simulate(seed, wish)
+        assert (outcome.violation, outcome.phase) == (None, "Complete")
+        assert outcome.most_kept <= 6, f"seed {seed}"
+
+
 @pytest.mark.parametrize("block", range(6))
 def test_levels_that_change_whatever_else_fails_cost_no_checkpoint(block: int) -> None:
     for seed in range(block * 5, (block + 1) * 5):

@@ -202,6 +202,7 @@ class Trainer:
                 None,
                 max(self.level, self.asked),
                 self.engine.now,
+                step - 1,
             )
         )
         holding = self.hold == step
@@ -217,6 +218,8 @@ class Trainer:
         return step % (self._base << level) == 0 or step == self._settings.steps
 
     def _stage(self, step: int) -> bool:
+        if self._settings.refused and self.engine.rng.random() < self._settings.refused:
+            return False  # a save that failed: no reason to save less often
         save = RankSave(self.assign.epoch, step, self.rank)
         content = content_of(self.state, self.assign.world, self.rank)
         staged = self.agent.stage(self, save, content)

@@ -135,6 +135,7 @@ class Simulation:
     def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Upkeep:
         kept = self.decisions.upkeep(observed, pinned)
         self.oracle.certify(observed, kept.watermark)
+        self.oracle.despair(h.checkpoint for h in kept.hopeless)
         return kept
 
     @property
@@ -169,6 +170,8 @@ class Outcome:
     deletes: int
     seconds: float
     """Virtual ones."""
+    most_kept: int
+    """Checkpoints that one holder had parts of at once."""
     trace: tuple[str, ...] = ()
 
 
@@ -192,5 +195,5 @@ def simulate(
     engine, oracle = simulation.engine, simulation.oracle
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
-        engine.now, tuple(engine.lines),
+        engine.now, oracle.most_kept, tuple(engine.lines),
     )  # fmt: skip

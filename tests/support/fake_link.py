@@ -29,6 +29,8 @@ class FakeLink:
     order: list[str] = field(default_factory=list)
     closed: int | None = None
     refuse_arena: bool = False
+    late: list[int] = field(default_factory=list)
+    """Steps that were staged after it was said that they no longer could be."""
 
     def __post_init__(self) -> None:
         self.busy: set[int] = set()
@@ -56,6 +58,8 @@ class FakeLink:
         with self.lock:
             self.saves.append((message, data[: message.stream_bytes], data[message.stream_bytes :]))
             self.order.append(f"staged {message.step}")
+            if any(message.step <= done.settled for done in self.steps):
+                self.late.append(message.step)
             if self.draining:
                 self.busy.add(message.slot)
 

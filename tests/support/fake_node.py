@@ -41,6 +41,7 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
+from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
@@ -89,6 +90,8 @@ class Trainee:
         self.thawed.set()
         self.saved: Checkpoint | None = None
         self.store: str | None = None
+        self.unstaged = False
+        """It has no memory to stage saves in: it trains, saves nothing, and says so."""
         self._line: FakeAgent | None = None
         self._trainer: asyncio.Task[None] | None = None
 
@@ -175,7 +178,7 @@ class Trainee:
     async def _save(self, epoch: int) -> None:
         assigned = self.assigned
         assert assigned is not None
-        if self.saved == Checkpoint(epoch, self.step):
+        if self.saved == Checkpoint(epoch, self.step) or self.unstaged:
             return
         endpoints = {e.holder: e for e in assigned.holders}
         account = Credentials(self.environment["SUREFOOT_HOLDER_USER"], self.environment["SUREFOOT_HOLDER_PASSWORD"])
@@ -195,6 +198,7 @@ class Trainee:
         beat = Heartbeat(
             self.running, self.stopped, True, self.step, step_seconds=STEP_SECONDS, restored=self.running > 0,
             saved=self.saved, restored_from=source,
+            settled=Settled(self.step - 1) if self.unstaged and self.step else NOTHING_SETTLED,
         )  # fmt: skip
         await self._say(beat)
 

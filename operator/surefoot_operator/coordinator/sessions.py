@@ -26,6 +26,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
+from surefoot.protocol.settled import NOTHING_SETTLED
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.orders import Orders
@@ -207,6 +208,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         unreadable=None,
         save_bytes=0,
         unstaged="",
+        settled=NOTHING_SETTLED,
     )
     return replace(session, seen=blank, loss=None)
 
@@ -236,6 +238,7 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             timings=timed(old.timings, beat, grown, now),
             save_bytes=beat.save_bytes,
             unstaged=beat.unstaged,
+            settled=beat.settled,
         )
         session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
     return replace(session, seen=fresh, level=beat.level)

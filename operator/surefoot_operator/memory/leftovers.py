@@ -6,9 +6,10 @@ time apart, and only where nobody could still be about to commit it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.settled import Settled
 
 
 def leftovers(
@@ -17,15 +18,18 @@ def leftovers(
     epoch: int,
     watermark: Checkpoint | None,
     busy: frozenset[RankSave],
+    settled: Collection[Settled] = (),
 ) -> tuple[str, ...]:
     """Keys to remove from a holder that is sealed at `epoch` (committed).
 
     Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark
-    were given up by their agents, and their steps come no more.
+    were given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`)
+    never become a checkpoint.
     """
     gone: list[str] = []
     for save, names in now.items():
         passed = save.epoch == epoch and watermark is not None and save.step < watermark.step
-        if save in before and save not in busy and (save.epoch < epoch or passed):
+        missed = save.epoch == epoch and any(said.misses(save.step) for said in settled)
+        if save in before and save not in busy and (save.epoch < epoch or passed or missed):
             gone += [name for name in names if name in before[save]]
     return tuple(gone)

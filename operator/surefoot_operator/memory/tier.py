@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import xxhash
 
@@ -20,6 +21,7 @@ from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.settled import Settled
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory.keeper import Changed, Keeper, keeper
@@ -29,6 +31,8 @@ from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
+_Found = Mapping[RankSave, tuple[str, ...]]
+"""Keys without an index entry, by the save that they are of."""
 
 
 class MemoryTier:
@@ -51,7 +55,7 @@ class MemoryTier:
         self._status = JobStatus()
         self._covers: dict[frozenset[str], bool] = {}
         self._layouts: dict[str, Layout] = {}
-        self._found: dict[HolderId, dict[RankSave, tuple[str, ...]]] = {}
+        self._found: dict[HolderId, _Found] = {}
         self._cleaned = False
 
     @property
@@ -163,14 +167,17 @@ class MemoryTier:
                 calls.append(self._told(kept, "mark", work))
         await asyncio.gather(*calls)
 
-    async def sweep(self, watermark: Checkpoint | None, busy: frozenset[RankSave]) -> None:
+    async def sweep(
+        self, watermark: Checkpoint | None, busy: frozenset[RankSave], settled: Collection[Settled] = ()
+    ) -> None:
         """The janitor's pass: data without an index entry that was already there on the last pass goes."""
         world = self._status.world
         if world is None or world.state != "Committed":
             self._found = {}
             return
+        superfluous = partial(leftovers, epoch=world.epoch, watermark=watermark, busy=busy, settled=settled)
         calls = [
-            self._told(kept, "sweep", self._sweep(kept, kept.seen.endpoint.holder, world, watermark, busy))
+            self._told(kept, "sweep", self._sweep(kept, world, superfluous))
             for kept in self._keepers.values()
             if kept.seen is not None and kept.seen.state == "Ready" and (kept.seen.fence or 0) >= world.epoch
         ]
@@ -200,10 +207,12 @@ class MemoryTier:
         self._keepers.clear()
 
     async def _sweep(
-        self, kept: Keeper, holder: HolderId, world: World, watermark: Checkpoint | None, busy: frozenset[RankSave]
+        self, kept: Keeper, world: World, superfluous: Callable[[_Found, _Found], tuple[str, ...]]
     ) -> None:
+        assert kept.seen is not None, "only holders that answered are swept"
+        holder = kept.seen.endpoint.holder
         found = await kept.call(kept.visitor.unindexed)
-        names = leftovers(found, self._found.get(holder, {}), world.epoch, watermark, busy)
+        names = superfluous(found, self._found.get(holder, {}))
         self._found[holder] = found
         if names and self._status.world == world:
             log.info("%s: %d keys without an index entry are removed", holder, len(names))

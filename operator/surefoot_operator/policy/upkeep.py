@@ -13,6 +13,7 @@ from surefoot.protocol import retention
 from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.lineage import newest
+from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
 from surefoot_operator.policy import intervals, memory_budget, promotion
@@ -32,6 +33,7 @@ from surefoot_operator.policy.facts import (
     step_of,
     worker_id,
 )
+from surefoot_operator.policy.hopeless import Hopeless, hopeless, speakers
 
 DROP_SECONDS = 5.0
 """A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
@@ -58,6 +60,10 @@ class Upkeep:
     watermark: Checkpoint | None = None
     pinned: Checkpoint | None = None
     """The checkpoint being promoted; to be handed to the next upkeep."""
+    hopeless: tuple[Hopeless, ...] = ()
+    """Checkpoints in memory that can never become complete, and go."""
+    settled: tuple[Settled, ...] = ()
+    """What each worker of the epoch said of its saves."""
     events: tuple[Event, ...] = ()
     shares: tuple[memory_budget.Share, ...] = ()
     """What each holder must take of this job, and may; none while that is not known."""
@@ -73,6 +79,7 @@ class _Memory:
     replicas: int
     complete: list[Checkpoint]
     full: Checkpoint | None
+    hopeless: tuple[Hopeless, ...]
 
 
 def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
@@ -93,7 +100,8 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         *promoting.errands,
         *promotion.tidy(facts, status.floor, promoting.pinned),
     )
-    reason = "; ".join(map(str, errands)) or "the tiers are as they should be"
+    sentences = (*(h.reason for h in memory.hopeless), *map(str, errands))
+    reason = "; ".join(sentences) or "the tiers are as they should be"
     budget = memory_budget.judged(facts)
     status = memory_budget.told_in(status, budget, facts.now)
     return Upkeep(
@@ -105,6 +113,8 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
+        hopeless=memory.hopeless,
+        settled=tuple(session.settled for session in speakers(facts)),
         events=(
             *promoting.events,
             *intervals.changes(facts.status, status),
@@ -124,7 +134,7 @@ def _read(facts: Facts) -> _Memory:
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
-    return _Memory(reading, domains, replicas, found, full)
+    return _Memory(reading, domains, replicas, found, full, hopeless(facts, reading, found))
 
 
 def _copies(memory: _Memory) -> int:
@@ -190,6 +200,7 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     if _seals(facts):
         return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)
+    standing = replace(standing, hopeless=frozenset(h.checkpoint for h in memory.hopeless))
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     drops = []
     for holder, entries in sorted(memory.reading.holders.items()):

@@ -56,6 +56,7 @@ class Reconciler:
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
         self._said = self._errands = self._refusal = ""
+        self._without: tuple[int, int] | None = None
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
@@ -203,7 +204,7 @@ class Reconciler:
         if time.monotonic() - self._swept >= parts.settings.memory.janitor_seconds:
             self._swept = time.monotonic()
             busy = repairing(parts.conversation.sessions)
-            self._background.start("janitor", lambda: parts.memory.sweep(self._watermark, busy))
+            self._background.start("janitor", lambda: parts.memory.sweep(self._watermark, busy, kept.settled))
 
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
@@ -236,6 +237,11 @@ class Reconciler:
             # drops come with every few saves; who looks for one asks for them
             routine = kept is None or all(isinstance(e, DropSaves) for e in kept.errands)
             log.log(logging.DEBUG if routine else logging.INFO, "[%s] upkeep: %s", _world(seen.status), errands)
+
+        for one in kept.hopeless if kept is not None else ():
+            if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
+                self._without = (one.checkpoint.epoch, one.worker)
+                log.info("[%s] %s: what others saved of such checkpoints is dropped", _world(seen.status), one.reason)
 
     async def _watch(self) -> None:
         """The fabric's changes; a watch that breaks is begun anew."""

@@ -19,12 +19,14 @@ _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 
 class Figures:
-    """One job's. Remembers only since when each tier's newest checkpoint is known, and which nodes have figures."""
+    """One job's. Remembers only since when each tier's newest checkpoint is known, which nodes have figures, and which
+    checkpoints were counted as hopeless."""
 
     def __init__(self) -> None:
         self._job: tuple[str, str] | None = None
         self._newest: dict[str, Checkpoint] = {}
         self._nodes: set[str] = set()
+        self._hopeless: frozenset[Checkpoint] = frozenset()
 
     def show(self, seen: Observed, status: JobStatus, kept: Upkeep | None) -> None:
         """The gauges, as of this round."""
@@ -54,6 +56,9 @@ class Figures:
             metrics.of(metrics.promotions_abandoned, where).inc(
                 sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
             )
+            hopeless = frozenset(h.checkpoint for h in kept.hopeless)
+            metrics.of(metrics.incomplete, where).inc(len(hopeless - self._hopeless))
+            self._hopeless = hopeless
         _show_intervals(where, seen.job.spec.checkpoint, status)
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
@@ -84,6 +89,7 @@ class Figures:
             self._job = (job.namespace, job.name)
             metrics.of(metrics.lost_steps, self._job)
             metrics.of(metrics.promotions_abandoned, self._job)
+            metrics.of(metrics.incomplete, self._job)
             # a rate sees the first of anything only if the series was there before it
             for kind in _KINDS:
                 metrics.of(metrics.incidents, self._job, kind)

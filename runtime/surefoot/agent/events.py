@@ -101,6 +101,7 @@ class StepDone:
     stall_seconds: float | None
     level: int
     at: float
+    settled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

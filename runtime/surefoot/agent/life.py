@@ -264,7 +264,9 @@ def _exited(life: Life, mine: Rank, event: on.TrainerExited) -> Step:
 
 def _stepped(life: Life, mine: Rank, event: on.StepDone) -> Step:
     first = life.step == 0
-    after = replace(_with(life, mine, step=event.step), progress_at=event.at, reported_level=event.level)
+    after = replace(
+        _with(life, mine, step=event.step, settled=event.settled), progress_at=event.at, reported_level=event.level
+    )
     if mine.local == 0:
         after = replace(after, loss=event.loss, step_seconds=event.seconds)
         if event.stall_seconds is not None:

@@ -20,6 +20,8 @@ class Rank:
     attached: bool = False
     closed: bool = False
     step: int = 0
+    settled: int = 0
+    """Newest step that it can no longer come to save."""
     source: str | None = None
     held: int | None = None
     accepted: bool | None = None
@@ -72,6 +74,11 @@ class Life:
     def step(self) -> int:
         """Last step that every local rank has finished in the started epoch."""
         return min((r.step for r in self.ranks), default=0)
+
+    @property
+    def settled(self) -> int:
+        """Newest step that no local rank can come to save any more."""
+        return min((r.settled for r in self.ranks), default=0)
 
     @property
     def restored(self) -> bool:

@@ -64,6 +64,8 @@ class Stepped:
     samples: tuple[int, int] | None
     skipped: bool
     level: int
+    settled: int = 0
+    """Newest step that this rank can no longer come to save: of it and older ones, what is not staged never will be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class Reception:
                 if local == 0:  # ranks of one worker step together
                     metrics.step_seconds.observe(message.seconds)
                 done = (message.step, message.loss, message.seconds, message.stall_seconds, message.level)
-                dispatch(on.StepDone(epoch, local, *done, at=time.monotonic()))
+                dispatch(on.StepDone(epoch, local, *done, at=time.monotonic(), settled=message.settled))
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
                 self._agent.staging.stage(local, save, life.assign.world if life.assign is not None else 0, message)

@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.settled import Settled
 
 _REMEMBERED = 8
 """Checkpoints that stay in the book behind the newest: later ones overtake them anyway."""
+
+_HANDED_STEPS = 32
+"""Steps of which it is remembered that they were handed over; whoever asks knows of no older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,10 @@ class SaveBook:
     """Staged, not yet done."""
     committed: dict[RankSave, int] = field(default_factory=dict)
     """On how many holders each of the newest rank saves is."""
+    handed: tuple[RankSave, ...] = ()
+    """Of the newest epoch and its newest steps: staged, and not known to have been lost on the way."""
+    forgotten: Checkpoint | None = None
+    """Newest one that `handed` is too short for."""
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints that still drain here, oldest first."""
@@ -38,10 +46,27 @@ class SaveBook:
             return None, 0
         return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
 
+    def settled(self, epoch: int, local_ranks: int, upto: int) -> Settled:
+        """What this worker has to say of its saves of `epoch`, none of which can come any more up to step `upto`."""
+        ranks: dict[int, int] = {}
+        for save in self.handed:
+            if save.epoch == epoch:
+                ranks[save.step] = ranks.get(save.step, 0) + 1
+        whole = tuple(sorted(step for step, count in ranks.items() if count >= local_ranks))
+        forgotten = self.forgotten.step if self.forgotten is not None and self.forgotten.epoch == epoch else 0
+        return Settled(upto, whole, forgotten)
+
 
 def staged(book: SaveBook, save: RankSave) -> SaveBook:
     """A trainer sealed a slot."""
-    return replace(book, staged=(*(s for s in book.staged if s != save), save))
+    handed = (*(s for s in book.handed if s.epoch == save.epoch and s != save), save)
+    steps = sorted({s.step for s in handed})
+    forgotten = book.forgotten
+    if len(steps) > _HANDED_STEPS:
+        forgotten = Checkpoint(save.epoch, steps[-_HANDED_STEPS - 1])
+        handed = tuple(s for s in handed if s.step > forgotten.step)
+    waiting = (*(s for s in book.staged if s != save), save)
+    return replace(book, staged=waiting, handed=handed, forgotten=forgotten)
 
 
 def written(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
@@ -54,3 +79,8 @@ def written(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
 def freed(book: SaveBook, save: RankSave) -> SaveBook:
     """The drain of this rank save ended: as many copies as were written are all there will be."""
     return replace(book, staged=tuple(s for s in book.staged if s != save))
+
+
+def lost(book: SaveBook, save: RankSave) -> SaveBook:
+    """It was given up before any holder was asked to commit it: it is as if it had never been staged."""
+    return replace(book, handed=tuple(s for s in book.handed if s != save))

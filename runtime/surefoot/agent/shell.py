@@ -205,6 +205,7 @@ class Shell:
             restored_from=life.restored_from,
             save_bytes=needs.save_bytes,
             unstaged=needs.unstaged,
+            settled=book.settled(life.started, len(life.ranks), life.settled),
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:

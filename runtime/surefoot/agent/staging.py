@@ -197,6 +197,7 @@ class Staging:
             on_freed=on_loop(functools.partial(self._freed, local)),
             on_saved=on_loop(self._saved),
             on_notice=on_loop(self._watcher.on_notice),
+            on_lost=on_loop(self._lost),
         )
         drain = Drain(Arena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
         self._aim(drain)
@@ -215,6 +216,10 @@ class Staging:
 
     def _saved(self, save: RankSave, copies: int) -> None:
         self.book = saves.written(self.book, save, copies)
+
+    def _lost(self, save: RankSave) -> None:
+        self.book = saves.lost(self.book, save)
+        self._watcher.on_progress()
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         seat = self._seats.get(local)

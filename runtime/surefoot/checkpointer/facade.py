@@ -194,7 +194,11 @@ class Checkpointer:
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
         samples = getattr(self._loader, "consumed", None)
-        self._link.stepped(Stepped(self._step, loss, now - self._since, stall, samples, skipped, level))
+        self._link.stepped(
+            Stepped(
+                self._step, loss, now - self._since, stall, samples, skipped, level, self._saver.settled(self._step)
+            )
+        )
         self._since = now
 
     def _end(self, flush_seconds: float) -> None:

@@ -55,6 +55,7 @@ class Saver:
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
         self._refused = False
+        self._begun_step = 0
         self.staged_step = 0
         """Newest step whose slot was sealed and handed over."""
         self.stall_seconds = 0.0
@@ -83,6 +84,10 @@ class Saver:
             return "failed"
         finally:
             self._stalled(begun)
+
+    def settled(self, step: int) -> int:
+        """While the program is at `step`: the newest step of which no save can be handed over any more."""
+        return (self._begun_step if self._stager.busy else step) - 1
 
     def join(self) -> None:
         """Called before an optimizer changes what is being copied."""
@@ -144,6 +149,7 @@ class Saver:
         slot[end : end + len(values)] = np.frombuffer(values, dtype=np.uint8)
         eager, lazy = self._pieces
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
+        self._begun_step = step
         self._stager.start(slot, eager, lazy, self._sealing(message, begun), self._compare_all)
         return "staged"
 

@@ -69,6 +69,8 @@ class DrainWatcher:
     """(save, copies): once more each time another holder has it."""
     on_notice: Callable[[str, str], None]
     """(reason, text): something a person should hear of."""
+    on_lost: Callable[[RankSave], None] = lambda _: None
+    """(save): its slot is freed, and no target was ever asked to commit it: nobody will find it anywhere."""
 
 
 def no_probe(stage: str) -> None:
@@ -121,7 +123,7 @@ class Drain:
             except (ProtocolError, Corrupt) as problem:
                 self._outbox.append(Complain(str(problem)))
                 if isinstance(self._state.slots[slot], Free):
-                    self._outbox.append(FreeSlot(slot, sealed.save, False, 0))
+                    self._outbox.append(FreeSlot(slot, sealed.save, False, 0, lost=True))
                 self._changed.notify_all()
                 return
             if isinstance(self._state.slots[slot], Free):
@@ -224,6 +226,8 @@ class Drain:
             work.release()
         self._options.probe("freed")
         self._tell(lambda: self._watcher.on_freed(command.slot, command.save.step, command.ok))
+        if command.lost:
+            self._tell(lambda: self._watcher.on_lost(command.save))
         with self._changed:
             if work is not None and self._work.get(command.slot) is work:
                 del self._work[command.slot]

@@ -54,6 +54,8 @@ class Draining:
     sealed: SealedSave
     since: float
     legs: tuple[Leg, ...]
+    asked: bool = False
+    """Some target was asked to commit it: it may be there, whatever became of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Committed:
     sealed: SealedSave
     ok: bool
     legs: tuple[Leg, ...]
+    asked: bool = False
 
 
 Slot = Free | Sealed | Draining | Committed
@@ -235,6 +238,8 @@ class FreeSlot:
     save: RankSave
     ok: bool
     copies: int
+    lost: bool = False
+    """No target was ever asked to commit it: it is nowhere, and will be nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def _staged(state: DrainState, event: Staged, commands: list[Command]) -> DrainS
         return state
     if event.sealed.incarnation != state.incarnation:
         commands.append(Complain(f"{save} was staged by another incarnation ({event.sealed.incarnation}): not drained"))
-        commands.append(FreeSlot(event.slot, save, False, 0))
+        commands.append(FreeSlot(event.slot, save, False, 0, lost=True))
         return state
     return _put(state, event.slot, Sealed(event.sealed, event.now))
 
@@ -110,7 +110,7 @@ def _answered(state: DrainState, event: Answer, commands: list[Command]) -> Drai
             leg = replace(leg, phase="refused")
         case TargetFailed():
             state, leg = _failed(state, slot, leg, event, commands)
-    slot = replace(slot, legs=_with(slot.legs, leg))
+    slot = replace(slot, legs=_with(slot.legs, leg), asked=slot.asked or leg.phase == "committing")
     if leg.phase == "done":
         commands.append(Report(slot.sealed.save, _copies(state, slot.legs)))
     return _put(state, event.slot, slot)
@@ -154,7 +154,7 @@ def _settled(state: DrainState, index: int, now: float | None, commands: list[Co
         slot = _decided(state, index, slot, now, commands)
     if isinstance(slot, Committed) and not any(leg.phase in RUNNING for leg in slot.legs):
         copies = _copies(state, slot.legs)
-        commands.append(FreeSlot(index, slot.sealed.save, slot.ok and copies > 0, copies))
+        commands.append(FreeSlot(index, slot.sealed.save, slot.ok and copies > 0, copies, lost=not slot.asked))
         slot = Free()
     return _put(state, index, slot)
 
@@ -170,9 +170,9 @@ def _decided(
     legs = _stopped(index, slot.legs, [leg.target for leg in dropped], commands)
     copies = _copies(state, legs)
     if any(leg.phase == "refused" for leg in legs):
-        return Committed(slot.sealed, False, _stopped(index, legs, state.targets, commands))
+        return Committed(slot.sealed, False, _stopped(index, legs, state.targets, commands), slot.asked)
     if copies >= state.replicas_effective:
-        return Committed(slot.sealed, True, _stopped(index, legs, state.targets, commands))
+        return Committed(slot.sealed, True, _stopped(index, legs, state.targets, commands), slot.asked)
     used = {leg.target for leg in legs}
     hoped = copies + sum(leg.phase in ("writing", "committing", "resting") for leg in legs)
     for target in [t for t in state.targets if t not in used][: state.replicas_effective - hoped]:
@@ -182,15 +182,15 @@ def _decided(
         return replace(slot, legs=legs)
     if not state.targets and not copies and not _homeless(state, slot, now):
         return replace(slot, legs=legs)
-    return Committed(slot.sealed, copies > 0, legs)
+    return Committed(slot.sealed, copies > 0, legs, slot.asked)
 
 
 def _given_up(index: int, slot: Slot, commands: list[Command]) -> Slot:
     match slot:
         case Sealed(sealed):
             return Committed(sealed, False, ())
-        case Draining(sealed, _, legs):
-            return Committed(sealed, True, _stopped(index, legs, [leg.target for leg in legs], commands))
+        case Draining(sealed, _, legs, asked):
+            return Committed(sealed, True, _stopped(index, legs, [leg.target for leg in legs], commands), asked)
         case _:
             return slot
 

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 
 VERSION = 2
 """Version spoken by this code."""
@@ -72,6 +73,8 @@ class Heartbeat:
     """What one save of all local ranks takes; 0: not known yet."""
     unstaged: str = since(2, "")
     """Why a local rank has no memory to stage saves in; empty: each has."""
+    settled: Settled = since(2, NOTHING_SETTLED)  # noqa: RUF009  it makes a field, and its default is frozen
+    """Which saves this worker has not, and never will have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Standing:
     persistent: Checkpoint | None
     pinned: Checkpoint | None
     bad: frozenset[Checkpoint]
+    hopeless: frozenset[Checkpoint] = frozenset()
+    """Of this epoch: some rank never saved its part and never will, so they protect nothing, now or later."""
 
     @property
     def protected_step(self) -> int:
@@ -41,9 +43,9 @@ class Standing:
 def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int) -> list[RankSave]:
     """Rank saves of one sealed holder that may go.
 
-    Of the lineage: those older than what is protected, beyond the newest `keep` (the protected one counts as one);
-    never the parent before W has passed it, never the pinned one. Off the lineage: those of older epochs. Nothing
-    while Claimed: the restore point is being chosen.
+    Of the lineage: those older than what is protected, beyond the newest `keep` (the protected one counts as one),
+    and of any age those that can never become complete; never the parent before W has passed it, never the pinned one.
+    Off the lineage: those of older epochs. Nothing while Claimed: the restore point is being chosen.
     """
     if standing.claimed:
         return []
@@ -52,10 +54,12 @@ def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int)
         {s.checkpoint for s in saves if on_lineage(standing.lineage, s.checkpoint, standing.epoch)},
         key=lambda c: c.step,
     )
-    superseded = [c for c in on if c.step < standing.protected_step and c not in standing.bad]
+    worthless = standing.bad | standing.hopeless
+    superseded = [c for c in on if c.step < standing.protected_step and c not in worthless]
     spared = max(0, keep - 1)
     gone = set(superseded[: len(superseded) - spared] if spared else superseded)
     gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
+    gone |= {c for c in on if c in standing.hopeless}
     gone |= {s.checkpoint for s in saves if s.checkpoint not in on and s.epoch < standing.epoch}
     gone -= {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
     return sorted(s for s in saves if s.checkpoint in gone)

@@ -146,6 +146,11 @@ class Stager:
         if self._current is not None:
             self._current.finished.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Whether the last save has not ended altogether."""
+        return self._current is not None and not self._current.finished.is_set()
+
     def close(self) -> None:
         """Ends and joins the thread, after the save under way."""
         self.wait()

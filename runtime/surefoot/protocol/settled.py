@@ -1,0 +1,30 @@
+"""What one worker says of its saves, so that the leader knows which checkpoints can never become complete. Pure.
+
+A save that a rank never handed over (no staging memory, no free slot, a failed copy), or that was given up before any
+holder was asked to commit it, is nowhere and will be nowhere, whatever holders that nobody reaches may have. So what
+is said here is true for ever, however late it is heard and whoever leads then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Of one worker's saves in its epoch. Made by `agent.saves`, said in every heartbeat."""
+
+    upto: int = 0
+    """Newest step that none of its ranks can come to save any more."""
+    steps: tuple[int, ...] = ()
+    """Those of which every rank handed its save over: they may be on holders."""
+    forgotten: int = 0
+    """`steps` says nothing of this one and older ones."""
+
+    def misses(self, step: int) -> bool:
+        """Whether some rank of the worker has no save of `step`, anywhere, for ever."""
+        return self.forgotten < step <= self.upto and step not in self.steps
+
+
+NOTHING_SETTLED = Settled()
+"""Of a worker that has not said anything yet."""
