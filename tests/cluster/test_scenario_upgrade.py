@@ -1,4 +1,6 @@
-"""The chart is upgraded under a running job: operator and memory tier are replaced, the training feels nothing."""
+"""The chart is upgraded under a running job: operator and memory tier are replaced, the training feels nothing, and a
+worker made afterwards goes by what the upgrade switched on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import time
 
 import pytest
 
+from cluster.scenarios import faults
 from cluster.scenarios.installed import answered
 from cluster.scenarios.measuring import strike
 from cluster.scenarios.shapes import ELASTIC
@@ -20,7 +23,7 @@ def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     job = stage.training("kept", ELASTIC)
     struck = strike(job)
     mark = {"podAnnotations": {MARK: str(time.time_ns())}}
-    stage.installed.up({"operator": mark, "memoryTier": mark})
+    stage.installed.up({"operator": mark, "memoryTier": {**mark, "localSocket": {"enabled": True}}})
     wanted = mark["podAnnotations"][MARK]
 
     def replaced() -> bool:
@@ -35,3 +38,10 @@ def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     row = stage.quiet_row("chart upgraded, memory tier included", struck)
     row.notes["CheckpointProtected"] = stage.protected_since(job, struck.at)
     stage.check(job, row)
+    assert job.condition("CheckpointsFit") == "True", job.said()
+
+    struck = faults.delete_pod(job).wait()
+    stage.whole_again(job, struck)
+    pod = next(pod["metadata"]["name"] for pod in job.pods() if pod["metadata"]["name"].endswith("-2"))
+    job.wait("the new worker reaches its holder by the socket", lambda: stage.socket_connections(pod))
+    stage.check(job, struck.row("pod deleted, local socket switched on"))

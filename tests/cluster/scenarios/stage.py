@@ -237,6 +237,12 @@ class Stage:
         """In the namespace of the jobs; what it said, also when it failed."""
         return self.installed.kubectl(*arguments, namespace=self.space.name)
 
+    def socket_connections(self, pod: str) -> int:
+        """How many connections a worker has to its node's Redis by the Unix socket, as the kernel counts them."""
+        lines = self.kubectl("exec", pod, "--", "cat", "/proc/net/unix").splitlines()
+        # NUM REFCOUNT PROTOCOL FLAGS TYPE STATE INODE PATH: the accepted end, state 3, is listed where the caller is
+        return sum(line.endswith("/redis.sock") and line.split()[5] == "03" for line in lines)
+
     def close(self) -> None:
         """Ends what runs; fails if one of them came to something else than the undisturbed job."""
         problems = []
