@@ -29,6 +29,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import skip_init
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.holders import JOB, PASSWORD
@@ -64,7 +65,8 @@ class Trained:
 
     def __init__(self, width: int, blocks: int) -> None:
         shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
-        layers = [nn.Linear(*shape, bias=False) for _ in range(blocks) for shape in shapes]
+        # its values come with `fill`
+        layers = [skip_init(nn.Linear, *shape, bias=False) for _ in range(blocks) for shape in shapes]
         self.model: Any = nn.Sequential(*layers)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in self.model:
