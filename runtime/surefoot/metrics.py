@@ -96,7 +96,7 @@ def reason_of(error: Exception) -> str:
 for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "promote")):
     checkpoint_seconds.labels(_tier, _phase)
     checkpoint_bytes.labels(_tier)
-for _source in ("staging", "memory", "persistent", "mixed"):
+for _source in ("staging", "staging+memory", "memory", "persistent", "mixed"):
     restore_seconds.labels(_source)
 for _source in ("staging", "memory", "persistent", "peer"):
     restore_bytes.labels(_source)

@@ -24,7 +24,9 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
     for incident in report["incidents"]:
         assert 0 <= incident["detected_seconds"] <= incident["assigned_seconds"] <= incident["first_step_seconds"]
         assert incident["steps_lost"] <= 5
-        assert incident["restored_from"] == "memory"
+        # of a killed trainer's world every rank's own share lies in the staging memory of its node
+        own = ("staging+memory",) if incident["kind"] == "trainer-failed" else ("memory", "staging+memory")
+        assert incident["restored_from"] in own
     assert report["checkpoints"]["bytes"] > 0
     assert "samples lost 0, repeated 0" in done.said.splitlines()[-4]
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from surefoot.agent.trainer_line import Trainer, TrainerLine
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.messages import Holders
+from surefoot.restore.fetch import Fetch
 from surefoot.settings import JobSettings
 
 JOB = "staged"
@@ -33,6 +35,8 @@ class Agent:
     def __init__(self, socket: Path, endpoints: tuple[HolderEndpoint, ...]) -> None:
         self._endpoints = endpoints
         self.restored: list[line.RestoreDone] = []
+        self.local = 0
+        """Whose trainer it is that attaches."""
         self.job = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -54,7 +58,7 @@ class Agent:
         self._loop.close()
 
     def spoil(self) -> None:
-        """Somebody began to write into the slot and died."""
+        """Somebody began to write into the slot of local rank 0 and died."""
         seat = self.staging._seats[0]
         slot = next(iter(seat.sealed))
         seat.file.memory[slot * seat.file.slot_bytes + 70_000] ^= 1
@@ -74,16 +78,17 @@ class Agent:
         self._trainer = trainer
         match message:
             case line.Staged():
-                self.staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
+                self.staging.stage(self.local, RankSave(trainer.epoch, message.step, 0), 1, message)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._task = asyncio.ensure_future(self._give(trainer, slot_bytes))
             case line.WantLeft(checkpoint=checkpoint):
-                trainer.tell(*self.staging.left(0, checkpoint))
+                for here, fd in self.staging.left(self.local, checkpoint):
+                    trainer.tell(here, fd)
             case line.RestoreDone():
                 self.restored.append(message)
 
     async def _give(self, trainer: Trainer, slot_bytes: int) -> None:
-        given = await self.staging.give(0, slot_bytes)
+        given = await self.staging.give(self.local, slot_bytes)
         message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
         trainer.tell(message, given.file.fd)
 
@@ -163,3 +168,23 @@ def test_an_agent_that_lost_the_memory_sends_its_trainer_to_the_holders(
     with trainer(2, monkeypatch) as (_, model):
         assert all(torch.equal(a, b) for a, b in zip(saved, weights(model), strict=True))
     assert agent.restored[1].source == "memory"
+
+
+@pytest.mark.parametrize("written_while_read", [False, True], ids=["at rest", "written to while it is read"])
+def test_what_lies_in_a_neighbours_staging_memory_is_restored_from_it(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, written_while_read: bool
+) -> None:
+    with trainer(1, monkeypatch) as (_, model):
+        saved = weights(model)
+    agent.local = 1
+    check = Fetch._check
+
+    def check_and_spoil(*arguments: Any) -> None:
+        check(*arguments)
+        if written_while_read:
+            agent.spoil()
+
+    monkeypatch.setattr(Fetch, "_check", check_and_spoil)
+    with trainer(2, monkeypatch) as (_, model):
+        assert all(torch.equal(a, b) for a, b in zip(saved, weights(model), strict=True))
+    assert agent.restored[1].source == "staging"

@@ -166,6 +166,7 @@ Result = tuple[Restored, dict[str, np.ndarray]]
 class Staged:
     stream: memoryview
     layout: str
+    own: bool = True
 
 
 def member(
@@ -224,7 +225,7 @@ def test_members_that_start_where_they_saved_read_no_holder_at_all(place: Memory
     changed[5] ^= 1
     results = staged_together(place, saves | {1: Staged(memoryview(changed), saves[1].layout)})
     assert_exact(results)
-    assert {done.source for done, _ in results} == {"memory"}
+    assert {done.source for done, _ in results} == {"staging+memory"}
 
 
 def staged_together(place: MemoryPlace, saves: dict[int, Staged]) -> list[Result]:

@@ -33,7 +33,7 @@ class NeedArena:
 
 @dataclass(frozen=True, slots=True)
 class WantLeft:
-    """Ask which saves of `checkpoint` still lie in this local rank's staging memory; LeftHere answers."""
+    """Ask which saves of `checkpoint` still lie in this worker's staging memory; one LeftHere or more answer."""
 
     checkpoint: Checkpoint
 
@@ -87,7 +87,7 @@ class RestoreDone:
 
     step: int
     source: str
-    """memory, persistent, mixed, or none at step 0."""
+    """A word of `protocol.sources`, or none at step 0."""
     bytes: int
     seconds: float
 
@@ -181,10 +181,14 @@ class ArenaRefused:
 @dataclass(frozen=True, slots=True)
 class LeftHere:
     """Saves that an earlier trainer sealed in this memory: (rank, slot, stream_bytes, layout). Whoever reads them
-    verifies them: a slot may have been written to since. The file's descriptor comes along if there are any."""
+    verifies them: a slot may have been written to since. The file's descriptor comes along if there are any.
+
+    The first answer is about the memory that the asking rank will have itself; then `further` ones follow, each about
+    that of another local rank."""
 
     slot_bytes: int
     saves: tuple[tuple[int, int, int, str], ...] = ()
+    further: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class Left:
 
     stream: memoryview
     layout: str
+    own: bool = True
+    """Only this process' own saves are ever written there; else another rank may begin to at any moment."""
 
 
 class Link(Protocol):
@@ -35,7 +37,7 @@ class Link(Protocol):
         ...
 
     def left(self, checkpoint: Checkpoint) -> Mapping[int, Left]:
-        """Rank → save of `checkpoint` in the staging memory that this trainer will have; to be read before `arena`."""
+        """Rank → save of `checkpoint` in this worker's staging memory; to be read before `arena`."""
         ...
 
     def free_slot(self, wait_seconds: float) -> int | None:

@@ -97,7 +97,8 @@ class Reception:
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
             case line.WantLeft(checkpoint=checkpoint):
-                trainer.tell(*self._agent.staging.left(local, checkpoint))
+                for here, fd in self._agent.staging.left(local, checkpoint):
+                    trainer.tell(here, fd)
             case line.HoldReply(step=step, accepted=accepted):
                 dispatch(on.HoldAnswered(epoch, local, step, accepted))
             case line.Holding(step=step):

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.agent import occupancy, saves
 from surefoot.agent.arena import SLOTS, MemoryFile
@@ -117,14 +117,13 @@ class Staging:
         """What the ranks here need, and why one of them has no memory."""
         return self._books
 
-    def left(self, local: int, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
-        """Saves of `checkpoint` in this local rank's memory, and its descriptor if there are any."""
-        seat = self._seats.get(local)
-        if seat is None:
-            return LeftHere(0), None
-        found = [(save, said) for save, said in seat.sealed.values() if save.checkpoint == checkpoint]
-        saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
-        return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None
+    def left(self, local: int, checkpoint: Checkpoint) -> list[tuple[LeftHere, int | None]]:
+        """Saves of `checkpoint` in this local rank's memory, and in that of each other that has any; its descriptor
+        where there are any."""
+        others = [_left(seat, checkpoint) for number, seat in sorted(self._seats.items()) if number != local]
+        further = [(here, fd) for here, fd in others if fd is not None]
+        own, fd = _left(self._seats[local], checkpoint) if local in self._seats else (LeftHere(0), None)
+        return [(replace(own, further=len(further)), fd), *further]
 
     async def _given(self, local: int, slot_bytes: int) -> Given:
         seat = self._seats.get(local)
@@ -234,3 +233,9 @@ class Staging:
             _log.warning("saves in memory that became too small were given up: their holders do not answer")
         seat.drain.close()
         seat.file.close()
+
+
+def _left(seat: _Seat, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
+    found = [(save, said) for save, said in seat.sealed.values() if save.checkpoint == checkpoint]
+    saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
+    return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None

@@ -38,10 +38,13 @@ class Trainer:
         self.epoch = attach.epoch
 
     def tell(self, message: line.ToTrainer, fd: int | None = None) -> None:
-        """Queues a message; a trainer that takes none of a thousand is cut off."""
+        """Queues a message; a trainer that takes none of a thousand is cut off. Of `fd` it keeps a duplicate until it is
+        sent, for the memory may be given up meanwhile."""
+        kept = os.dup(fd) if fd is not None else None
         try:
-            self._outbox.put_nowait((message, fd))
+            self._outbox.put_nowait((message, kept))
         except asyncio.QueueFull:
+            _closed(kept)
             _log.error("rank %d does not read its line: it is cut off", self.rank)
             self.cut()
 
@@ -56,10 +59,18 @@ class Trainer:
             data = framed(line.encode(message))
             if fd is not None:
                 # one byte carries the descriptor; the rest follows in its time
-                await _writable(self._socket)
-                sent = socket.send_fds(self._socket, [data[:1]], [fd])
+                try:
+                    await _writable(self._socket)
+                    sent = socket.send_fds(self._socket, [data[:1]], [fd])
+                finally:
+                    _closed(fd)
                 data = data[sent:]
             await loop.sock_sendall(self._socket, data)
+
+    def forget(self) -> None:
+        """Nothing is sent any more."""
+        while not self._outbox.empty():
+            _closed(self._outbox.get_nowait()[1])
 
 
 class TrainerLine:
@@ -140,11 +151,17 @@ class TrainerLine:
             self._trainers.discard(trainer)
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
+            trainer.forget()
 
     def _own(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]  # a coroutine of this class
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _closed(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
 
 
 def _from_trainer(text: bytes) -> line.FromTrainer:

@@ -35,7 +35,7 @@ _ARENA_SECONDS = 300.0
 """Touching hundreds of GB takes minutes; it happens once in an agent's life."""
 _SEND_SECONDS = 5.0
 _COUNT_SECONDS = 1.0
-"""Looking through what was counted costs a millisecond: steps and saves may come oftener than it is worth."""
+"""Looking through what was counted costs a millisecond or two: saves may come oftener than it is worth."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +47,8 @@ class AgentLink:
         self._sending = threading.Lock()
         self._growth = Growth(metrics.FAMILIES)
         self._uncounted, self._count_at = False, 0.0
+        self._counting = threading.Lock()
+        """What one thread has taken is sent before another takes the rest, and says goodbye."""
         self._changed = threading.Condition()
         # everything below is guarded by _changed
         self._attached: Attached | None = None
@@ -121,23 +123,31 @@ class AgentLink:
         """Asked of the agent; nothing if it does not answer, since holders have it all."""
         self._send(line.WantLeft(checkpoint))
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._left) or self._broken is not None, _LEFT_SECONDS)
-            if not self._left:
-                return {}
-            here, fd = self._left.pop()
-        if fd is None:
-            return {}
-        try:
-            # the agent will give this very file as staging memory
-            self._mapping, self._file = map_whole(fd, os.fstat(fd).st_size), os.fstat(fd).st_ino
-        finally:
-            os.close(fd)
-        whole = memoryview(self._mapping).toreadonly()
+            self._changed.wait_for(lambda: self._all_told() or self._broken is not None, _LEFT_SECONDS)
+            told, self._left = self._left if self._all_told() else [], []
         found = {}
-        for rank, slot, stream_bytes, layout in here.saves:
-            begin = slot * here.slot_bytes
-            found[rank] = Left(whole[begin : begin + stream_bytes], layout)
+        for number, (here, fd) in enumerate(told):
+            if fd is None:
+                continue
+            try:
+                whole = self._mapped(fd, own=number == 0)
+            finally:
+                os.close(fd)
+            for rank, slot, stream_bytes, layout in here.saves:
+                begin = slot * here.slot_bytes
+                found[rank] = Left(whole[begin : begin + stream_bytes], layout, own=number == 0)
         return found
+
+    def _all_told(self) -> bool:
+        return bool(self._left) and len(self._left) > self._left[0][0].further
+
+    def _mapped(self, fd: int, own: bool) -> memoryview:
+        """The agent will give its own very file as staging memory; of others only what is read is mapped in."""
+        size = os.fstat(fd).st_size
+        if not own:
+            return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+        self._mapping, self._file = map_whole(fd, size), os.fstat(fd).st_ino
+        return memoryview(self._mapping).toreadonly()
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:
@@ -153,10 +163,8 @@ class AgentLink:
         with self._changed:
             self._at = max(self._at, message.step)
         self._send(message)
-        # hardly anything but a save counts in a trainer
+        # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
         self._uncounted = self._uncounted or message.skipped or message.stall_seconds is not None
-        if self._uncounted and time.monotonic() >= self._count_at:
-            self._count()
 
     def held_at(self, step: int) -> bool:
         with self._changed:
@@ -227,10 +235,11 @@ class AgentLink:
             return given, fd
 
     def _count(self) -> None:
-        self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
-        grown = self._growth.taken()
-        if grown:
-            self._send(line.Counted(grown))
+        with self._counting:
+            self._uncounted, self._count_at = False, time.monotonic() + _COUNT_SECONDS
+            grown = self._growth.taken()
+            if grown:
+                self._send(line.Counted(grown))
 
     def _free(self) -> int | None:
         return next((slot for slot in range(self._slots) if slot not in self._busy), None)
@@ -255,6 +264,11 @@ class AgentLink:
     def _read(self) -> None:
         unframer = Unframer()
         while True:
+            readable, _, _ = select.select([self._socket], [], [], _COUNT_SECONDS)
+            if self._uncounted and time.monotonic() >= self._count_at:
+                self._count()
+            if not readable:
+                continue
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
                 if fds:

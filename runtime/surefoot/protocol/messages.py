@@ -68,7 +68,7 @@ class Heartbeat:
     """Saving has backed off to every k·2^level steps."""
     stall_seconds: float | None = None
     restored_from: str | None = None
-    """memory, persistent, staging or mixed; None before."""
+    """A word of `protocol.sources`; None before."""
     save_bytes: int = since(2, 0)
     """What one save of all local ranks takes; 0: not known yet."""
     unstaged: str = since(2, "")

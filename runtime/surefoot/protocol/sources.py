@@ -6,11 +6,14 @@ from collections.abc import Iterable
 
 STAGING = "staging"
 """A node's own staging memory: a trainer that starts where its predecessor saved."""
+_STAGING_AND_MEMORY = f"{STAGING}+memory"
+"""What ranks hold in common each saves a share of, so an ordinary restart in place takes its own share from staging and
+the others' from holders."""
 
 
 def joined(sources: Iterable[str]) -> str | None:
-    """`staging` if all of it was there; `memory` if it took a holder too; `mixed` if the persistent tier and others."""
-    found = set(sources) - {"none"}
+    """`staging+memory` if some was in staging and some on holders; `mixed` if the persistent tier had some, not all."""
+    found = {part for source in sources for part in source.split("+")} - {"none"}
     if len(found) <= 1:
         return next(iter(found), None)
-    return "memory" if found <= {STAGING, "memory"} else "mixed"
+    return _STAGING_AND_MEMORY if found == {STAGING, "memory"} else "mixed"

@@ -41,6 +41,8 @@ class Staged(Protocol):
     def stream(self) -> memoryview: ...
     @property
     def layout(self) -> str: ...
+    @property
+    def own(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Part:
     table: bytes
     staged: memoryview | None = None
     """Its stream in this machine's staging memory, if it lies there."""
+    own: bool = True
+    """Nobody but this process' own saves ever writes there."""
 
 
 @dataclass(slots=True)
@@ -149,7 +153,7 @@ class Fetch:
         """What was asked for, verified; None if it did not come whole."""
         manifest = self._copies.manifest(asked.read.rank)
         if asked.source == STAGING:
-            return self._staged(asked.read, manifest)
+            return self._staged(asked, manifest)
         if asked.tier is None:
             return None
         try:
@@ -162,11 +166,14 @@ class Fetch:
             return None
         return asked.data, asked.source
 
-    def _staged(self, read: RangeRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
-        """From where it lies: nobody but this process' own saves ever writes there."""
-        staged = self._parts[read.rank].staged
-        assert staged is not None, "the queue has only such"
-        data = staged[read.stream_start : read.stream_start + read.length]
+    def _staged(self, asked: _Asked, manifest: RankManifest) -> tuple[memoryview, int] | None:
+        """From where it lies; where others write too, from a copy: what was verified must be what is placed."""
+        read, part = asked.read, self._parts[asked.read.rank]
+        assert part.staged is not None, "the queue has only such"
+        data = part.staged[read.stream_start : read.stream_start + read.length]
+        if not part.own:
+            asked.data[:] = data
+            data = asked.data
         try:
             self._check(read, manifest, data, "staging memory")
         except Corrupt as changed:

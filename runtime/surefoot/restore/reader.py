@@ -29,6 +29,9 @@ from surefoot.restore.plan import ReadPlan
 
 log = logging.getLogger(__name__)
 
+_WORTH_A_WORD = 0.01
+"""Of the bytes, for a source to be named."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -43,7 +46,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a read took. `source`: staging, memory, persistent or mixed, wherever peers had it from."""
+    """What a read took."""
 
     wanted_bytes: int
     read_bytes: int
@@ -54,8 +57,11 @@ class Restored:
 
     @property
     def source(self) -> str:
-        own = {kind for kind, size in self.by_kind.items() if size and kind != PEER}
-        return joined(own | self.peers_kinds) or "none"
+        """In a word of `protocol.sources`, wherever peers had it from. What a holder gave of a state that lay in staging
+        but for some counters that every rank has is not worth the word; what the persistent tier gave always is."""
+        least = sum(self.by_kind.values()) * _WORTH_A_WORD
+        named = {kind for kind, size in self.by_kind.items() if size and (size >= least or kind == "persistent")}
+        return joined((named - {PEER}) | self.peers_kinds) or "none"
 
 
 class CheckpointReader:
@@ -161,7 +167,9 @@ class CheckpointReader:
         stream, staged = self.layouts.stream(rank), self._staged.get(rank)
         if staged is not None and (staged.layout, len(staged.stream)) != (stream.digest, stream.layout.stream_bytes):
             staged = None
-        return Part(stream, self._table(rank), staged.stream if staged is not None else None)
+        if staged is None:
+            return Part(stream, self._table(rank))
+        return Part(stream, self._table(rank), staged.stream, staged.own)
 
     def _table(self, rank: int) -> bytes:
         if rank not in self._tables:
