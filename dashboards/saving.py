@@ -100,6 +100,10 @@ def safety(whole: dashboard.Dashboard) -> None:
             query(
                 f"sum(increase(surefoot_promotions_abandoned_total{{{JOB}}}[$__rate_interval]))", "uploads abandoned"
             ),
+            query(
+                f"sum(increase(surefoot_incomplete_checkpoints_total{{{JOB}}}[$__rate_interval]))",
+                "checkpoints never complete",
+            ),
         )
     )
     whole.with_panel(
