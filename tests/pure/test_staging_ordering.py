@@ -111,13 +111,28 @@ def test_a_write_through_data_evades_versions_and_is_found_by_comparing_all(
     assert outcomes == [Outcome(("t0",))]
 
 
-def test_every_lazy_byte_is_compared_once_in_so_many_saves() -> None:
-    sampler, memory = Sampler(), np.zeros(100_000, dtype=np.uint8)
-    copies = [(f"t{i}", copies_of(torch.ones(100_000, dtype=torch.uint8), (1000,), memory)[0]) for i in range(73)]
-    found: list[str] = []
+@pytest.mark.parametrize(("length", "tile", "count"), [(100_000, 1000, 73), (1_000_000, 100_000, 3), (70, 70, 200)])
+def test_every_lazy_byte_is_compared_once_in_so_many_saves(length: int, tile: int, count: int) -> None:
+    sampler, memory = Sampler(), np.zeros(count * length, dtype=np.uint8)
+    plain = torch.ones(length, dtype=torch.uint8)
+    parts = [memory[i * length : (i + 1) * length] for i in range(count)]
+    copies = [(f"t{i}", copies_of(plain, (tile,), part)[0]) for i, part in enumerate(parts)]
     for sampler.turn in range(SAMPLED_PART):
-        found += [name for name, _, _ in sampler.of(copies, every=False)]
-    assert sorted(found) == sorted(name for name, _ in copies)
+        compared = 0
+        for _, copied, reference in sampler.of(copies, every=False):
+            assert copied.shape == reference.shape
+            assert reference.all()
+            np.add(copied, 1, out=copied)
+            compared += copied.nbytes
+        assert compared <= count * length // SAMPLED_PART + tile + 1
+    assert (memory == 1).all()
+
+
+def test_a_number_is_compared_once_in_so_many_saves() -> None:
+    sampler, memory = Sampler(), np.zeros(4, dtype=np.uint8)
+    copies = [("n", copies_of(torch.tensor(1.0), (), memory)[0])]
+    turns = [turn for sampler.turn in range(SAMPLED_PART) for turn in sampler.of(copies, every=False)]
+    assert [(name, copied.shape) for name, copied, _ in turns] == [("n", ())]
 
 
 def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot: np.ndarray) -> None:

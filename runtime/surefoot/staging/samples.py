@@ -35,22 +35,39 @@ class Sampler:
         self._room(BAND_BYTES + lazy_bytes // SAMPLED_PART)
 
     def of(self, copies: Sequence[tuple[str, Copy]], every: bool) -> Iterator[Sample]:
-        """Samples what this turn's copies (or every one) will copy."""
-        chosen = [copies[i] for i in self.whose_turn([copy.size_bytes for _, copy in copies], every)]
-        self._room(sum(_aligned(copy.size_bytes) for _, copy in chosen))
+        """Samples what will be copied by this turn's parts of copies, or by every copy."""
+        chosen = [(n, c.source, c.target) for n, c in copies] if every else list(self._parts(copies))
+        self._room(sum(_aligned(source.nbytes) for _, source, _ in chosen))
         begin = 0
-        for name, copy in chosen:
-            flat = self._memory[begin : begin + copy.size_bytes].view(copy.source.dtype)
-            begin += _aligned(copy.size_bytes)
-            reference = flat.reshape(copy.source.shape)
-            np.copyto(reference, copy.source)
-            yield name, copy.target, reference
+        for name, source, target in chosen:
+            flat = self._memory[begin : begin + source.nbytes].view(source.dtype)
+            begin += _aligned(source.nbytes)
+            reference = flat.reshape(source.shape)
+            np.copyto(reference, source)
+            yield name, target, reference
+
+    def _parts(self, copies: Sequence[tuple[str, Copy]]) -> Iterator[Sample]:
+        """(name, source, target) of what begins in this turn's part of all bytes, cut by rows of tiles: as whole copies
+        are as large as a turn's part, some saves would take twice as long as others."""
+        begin, end = self._turns_bytes(sum(copy.size_bytes for _, copy in copies))
+        position = 0
+        for name, copy in copies:
+            size = copy.size_bytes
+            if begin < position + size and position < end:
+                rows = copy.source.shape[0] if copy.source.ndim else 1
+                first, last = (min(rows, max(0, -(-(at - position) * rows // size))) for at in (begin, end))
+                cut = slice(first, last) if copy.source.ndim else ...
+                if first < last:
+                    yield name, copy.source[cut], copy.target[cut]
+            position += size
+
+    def _turns_bytes(self, total: int) -> tuple[int, int]:
+        begin = (self.turn % SAMPLED_PART) * total // SAMPLED_PART
+        return begin, (self.turn % SAMPLED_PART + 1) * total // SAMPLED_PART
 
     def whose_turn(self, sizes: Sequence[int], every: bool) -> Iterator[int]:
         """Those that begin in this turn's part of all bytes."""
-        total = sum(sizes)
-        begin = (self.turn % SAMPLED_PART) * total // SAMPLED_PART
-        end = begin + total // SAMPLED_PART
+        begin, end = self._turns_bytes(sum(sizes))
         position = 0
         for index, size in enumerate(sizes):
             if every or begin <= position < end:
