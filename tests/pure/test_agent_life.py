@@ -282,6 +282,14 @@ def test_a_heartbeat_goes_out_at_once_with_the_first_step_of_all() -> None:
     assert said == []
 
 
+def test_a_step_is_settled_once_no_local_rank_can_save_it_any_more() -> None:
+    life, _ = live(replace(step(1, 0, 41), settled=40), replace(step(1, 1, 41), settled=29), life=running())
+    assert life.settled == 29, "a copy of step 30 is still under way"
+    life, _ = live(replace(step(1, 1, 42), settled=41), life=life)
+    assert life.settled == 40
+    assert Life().settled == 0
+
+
 def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only_while_nobody_leads() -> None:
     life = running()
     assert in_charge(life, away_seconds=29.0) is None

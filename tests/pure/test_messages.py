@@ -15,6 +15,7 @@ from surefoot.protocol import messages
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped, decode, decode_versioned, encode
+from surefoot.protocol.settled import Settled
 
 EVERY_TYPE = (*get_args(messages.FromAgent), *get_args(messages.ToAgent))
 
@@ -27,7 +28,8 @@ def test_every_message_comes_back_as_it_was_sent(message: messages.Message) -> N
 
 
 def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
-    sent = Heartbeat(epoch=2, stopped=2, warm=True, step=7, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4))
+    sent = Heartbeat(epoch=2, stopped=2, warm=True, step=7, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
+                     settled=Settled(6, (5,), 3))  # fmt: skip
     assert decode_versioned(encode(sent)) == (sent, messages.VERSION)
 
 

@@ -24,6 +24,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
+from surefoot.protocol.settled import Settled
 from surefoot_operator.coordinator import orders
 from surefoot_operator.coordinator.sessions import (
     begin,
@@ -106,6 +107,16 @@ def test_a_step_counts_from_the_restore_point_of_its_epoch() -> None:
     assert (seen(sessions)[0].step, seen(sessions)[0].step_at_seconds) == (41, 1002.0)
     sessions = heard(sessions, A, beat(2, 41), 1003.0)
     assert (seen(sessions)[0].step_at_seconds, seen(sessions)[0].heard_seconds) == (1002.0, 1003.0)
+
+
+def test_what_an_agent_says_of_its_saves_ends_with_its_epoch() -> None:
+    sessions = heard(talking(0), A, beat(2, 45, settled=Settled(44, (40,))), 1001.0)
+    (said,) = seen(heard(sessions, A, beat(1, 50, settled=Settled(49)), 1002.0))
+    assert said.settled == Settled(44, (40,)), "a late word of an older epoch says nothing"
+    (said,) = seen(heard(sessions, A, Stopped(3), 1003.0))
+    assert said.settled.misses(43), "it stays true"
+    (begun,) = seen(heard(sessions, A, beat(3, 0), 1004.0))
+    assert begun.settled == Settled()
 
 
 def test_facts_of_an_epoch_stay_after_its_trainers_stopped_and_end_with_the_next() -> None:
