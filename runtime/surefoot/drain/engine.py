@@ -1,14 +1,13 @@
 """Carries out what `transitions` decides for one arena: owns its threads, fires its callbacks, measures.
 
 The agent has one Drain per arena, library mode one in the training process. One control thread carries out commands
-and fires callbacks; one hasher makes digest tables; one writer a target sends. Memory in use is the arena, one
+and fires callbacks; one writer a target makes digests and sends. Memory in use is the arena, one
 digest table and the plain values of each slot: chunks are sent from where they lie.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -107,10 +106,7 @@ class Drain:
         self._writers: dict[HolderId, Writer] = {}
         self._retired: list[Writer] = []
         self._closing = False
-        self._to_hash: queue.Queue[SaveWork | None] = queue.Queue(maxsize=2 * arena.slots + 1)
-        self._hasher = threading.Thread(target=self._hash, name="surefoot-hasher", daemon=True)
         self._control = threading.Thread(target=self._run, name="surefoot-drain", daemon=True)
-        self._hasher.start()
         self._control.start()
 
     # ---- called by the owner ------------------------------------------------------------------------------------
@@ -128,7 +124,6 @@ class Drain:
                 return
             if isinstance(self._state.slots[slot], Free):
                 self._work[slot] = work
-                self._to_hash.put_nowait(work)
             self._apply(Staged(slot, sealed, time.monotonic()))
         self._options.probe("staged")
 
@@ -157,12 +152,10 @@ class Drain:
             self._closing = True
             self._changed.notify_all()
         deadline = time.monotonic() + wait_seconds
-        threads = (self._control, self._hasher)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._control.join(max(0.0, deadline - time.monotonic()))
         writers = [*self._writers.values(), *self._retired]
         ended = [writer.joined(max(0.0, deadline - time.monotonic())) for writer in writers]
-        return all(ended) and not any(thread.is_alive() for thread in threads)
+        return all(ended) and not self._control.is_alive()
 
     # ---- events and commands ------------------------------------------------------------------------------------
 
@@ -177,7 +170,6 @@ class Drain:
             self._carry_out(command)
             with self._changed:
                 self._retire_writers()
-        self._to_hash.put(None)
         for writer in self._writers.values():
             writer.end()
 
@@ -222,7 +214,6 @@ class Drain:
     def _free(self, command: FreeSlot) -> None:
         work = self._work.get(command.slot)
         if work is not None:
-            work.wait_hashed()
             work.release()
         self._options.probe("freed")
         self._tell(lambda: self._watcher.on_freed(command.slot, command.save.step, command.ok))
@@ -239,11 +230,6 @@ class Drain:
         except Exception:
             metrics.fallbacks.labels("drain_callback_failed").inc()
             log.exception("a callback of the drain failed; draining goes on")
-
-    def _hash(self) -> None:
-        while (work := self._to_hash.get()) is not None:
-            work.hash()
-            del work
 
     # ---- what it keeps ------------------------------------------------------------------------------------------
 

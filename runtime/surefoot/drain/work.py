@@ -1,7 +1,7 @@
-"""One sealed save as its threads see it: the memory it lies in, its layout, and the digest table made beside the writing.
+"""One sealed save as its writers see it: the memory it lies in, its layout, and the digest table made on the way.
 
-Shared by the hasher and the writers of `engine.Drain`; `hash_into` runs in the hasher's thread, everything else is
-read-only or an event.
+Shared by the writers of `engine.Drain`. Whichever comes to a chunk first makes its digests, then sends it while its bytes
+are still near the core; no writer waits for what another one's target does.
 """
 
 from __future__ import annotations
@@ -35,32 +35,43 @@ class SaveWork:
         self.values = bytes(memory[sealed.stream_bytes : end])
         self.table = b""
         self._manifest: RankManifest | None = None
-        self._hashed = threading.Event()
+        self._digests: dict[int, bytes] = {}
+        self._begun: set[int] = set()
+        """Chunks whose digests somebody makes or has made."""
+        self._digested = threading.Event()
         self._stopped: set[HolderId] = set()
         self._lock = threading.Lock()
+        if not self.chunk_lengths:
+            self._describe()
 
-    def hash(self) -> None:
-        """Makes the digest table and the manifest, then lets the waiting writers go on."""
-        sealed = self.sealed
+    def digest(self, index: int) -> None:
+        """Makes the digests of a chunk unless another writer does or did; behind the last of all, the manifest."""
+        with self._lock:
+            if index in self._begun:
+                return
+            self._begun.add(index)
         try:
-            parts = []
-            for number in range(len(self.chunk_lengths)):
-                parts.append(block_digests(self.stream, self.layout.edges, self.layout.blocks_of_chunk(number)))
-            self.table = b"".join(parts)
-            tables = (self.table, self.values)
-            self._manifest = describe(
-                sealed.save, sealed.world, sealed.incarnation, self.layout, tables, saved_at=time.time()
-            )
-        finally:
-            self._hashed.set()  # without a manifest the writers give the save up
+            found = block_digests(self.stream, self.layout.edges, self.layout.blocks_of_chunk(index))
+            with self._lock:
+                self._digests[index] = found
+                last = len(self._digests) == len(self.chunk_lengths)
+            if last:
+                self._describe()
+        except BaseException:
+            self._digested.set()  # without a manifest the writers give the save up
+            raise
 
-    def wait_hashed(self) -> None:
-        """Until the hasher has left the memory too."""
-        self._hashed.wait()
+    def _describe(self) -> None:
+        self.table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))
+        sealed, tables = self.sealed, (self.table, self.values)
+        self._manifest = describe(
+            sealed.save, sealed.world, sealed.incarnation, self.layout, tables, saved_at=time.time()
+        )
+        self._digested.set()
 
     def manifest(self, target: HolderId) -> RankManifest | None:
-        """The manifest once hashing is done; None if the leg to `target` was stopped meanwhile."""
-        while not self._hashed.wait(0.1):
+        """The manifest once every chunk has its digests; None if the leg to `target` was stopped meanwhile."""
+        while not self._digested.wait(0.1):
             if self.is_stopped(target):
                 return None
         return self._manifest

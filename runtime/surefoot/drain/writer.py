@@ -119,6 +119,7 @@ class Writer:
             if work.is_stopped(self.target):
                 self._disconnect()  # with whatever answers are still due
                 return Ended(order.slot, self.target)
+            work.digest(index)
             put(save, index, work.chunk(index))
             self._probe("chunk")
         if ahead is not None:
