@@ -75,7 +75,8 @@ class Keeper:
                 self._staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
             case line.WantLeft(checkpoint=checkpoint):
                 in_place = trainer.epoch == IN_PLACE
-                trainer.tell(*(self._staging.left(0, checkpoint) if in_place else (line.LeftHere(0), None)))
+                for here, fd in self._staging.left(0, checkpoint) if in_place else [(line.LeftHere(0), None)]:
+                    trainer.tell(here, fd)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._task = asyncio.create_task(self._give(trainer, slot_bytes))
             case line.Say(reason=reason, text=text):

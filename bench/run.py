@@ -53,7 +53,7 @@ class Run:
             importlib.import_module(name)
 
     def said(self, text: str, found: dict[str, Any]) -> dict[str, Any]:
-        """Says what has just ended, after how many seconds of the run; gives back what it found."""
+        """Says what has just ended, and at which second of the run; gives back what it found."""
         error = found.get("error") or found.get("none_error")
         print(f"{time.monotonic() - self.began:6.1f} s  {text}{f': {error}' if error else ''}", flush=True)
         return found
@@ -157,7 +157,7 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
     run.said(f"{run.state_bytes / 1e9:.2f} GB of state, {cores} cores, load {os.getloadavg()[0]:.1f}", {})
     load = [os.getloadavg()]
-    calibration = run.calibrate()
+    calibration = attempt(run.calibrate)
     run.said(f"batch: {calibration}", {})
     turns = run.turns()
     base = run.said("sockets", attempt(run.floor))

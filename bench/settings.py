@@ -106,7 +106,7 @@ QUICK = Size(
 )
 FULL = Size(
     width=1024,
-    layers=3,
+    layers=2,
     rounds=3,
     idle_saves=10,
     steps=Steps(first=3, plain=4, dense=5, sparse=10),
