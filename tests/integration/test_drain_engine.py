@@ -76,6 +76,31 @@ def test_both_slots_drain_at_once(saver: Saver, places: dict[HolderId, MemoryPla
     assert sorted(saver.watched.freed) == [(0, 10, True), (1, 20, True)]
 
 
+def test_a_holder_that_stands_still_within_a_chunk_keeps_no_digest_from_the_other(
+    saver: Saver, places: dict[HolderId, MemoryPlace]
+) -> None:
+    within, gate = threading.Event(), threading.Event()
+
+    def hook(call: str, _: RankSave | None) -> None:
+        if call == "put_chunk":
+            within.set()
+            gate.wait(60)
+
+    places[A].hook, places[B].hook = hook, waiting(within)
+    saver.stage(0, save(10), arrays(10, SHAPES))
+    saver.watched.wait(lambda: (save(10), 1) in saver.watched.saved)
+    assert [place for place in (A, B) if places[place].index] == [B]
+    gate.set()
+    assert saver.drain.flush(10)
+    assert places[A].index == places[B].index
+
+
+def test_a_rank_that_saves_no_tensor_has_a_save_too(saver: Saver, places: dict[HolderId, MemoryPlace]) -> None:
+    saver.save(save(10), {})
+    assert saver.watched.freed == [(0, 10, True)]
+    assert places[A].index == places[B].index != {}
+
+
 def test_a_full_holder_costs_a_copy_and_takes_the_next_save_when_it_has_room(
     saver: Saver, places: dict[HolderId, MemoryPlace]
 ) -> None:
