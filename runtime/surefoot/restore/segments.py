@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from surefoot.geometry import Box
@@ -118,13 +118,16 @@ def _rows_of(segment: Segment, skip: int, rows: int, size: int) -> Segment:
     offsets[d] += skip * height
     lengths[d] = rows * height
     blocks = skip * segment.count
-    return replace(
-        segment,
-        first=segment.first + blocks,
-        start=segment.start + blocks * size,
-        place=Box(tuple(offsets), tuple(lengths)),
-        rows=rows,
-        along=d if rows > 1 else -1,
+    return Segment(
+        segment.first + blocks,
+        segment.count,
+        segment.start + blocks * size,
+        segment.block,
+        segment.take,
+        Box(tuple(offsets), tuple(lengths)),
+        segment.wanted,
+        rows,
+        d if rows > 1 else -1,
     )
 
 
@@ -132,10 +135,12 @@ def _part(segment: Segment, skip: int, count: int, size: int) -> Segment:
     """`count` blocks of its one row, behind the first `skip`."""
     width = segment.take.lengths[-1]
     place = segment.place
-    return replace(
-        segment,
-        first=segment.first + skip,
-        count=count,
-        start=segment.start + skip * size,
-        place=Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
+    return Segment(
+        segment.first + skip,
+        count,
+        segment.start + skip * size,
+        segment.block,
+        segment.take,
+        Box((*place.offsets[:-1], place.offsets[-1] + skip * width), (*place.lengths[:-1], count * width)),
+        segment.wanted,
     )
