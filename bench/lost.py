@@ -45,7 +45,9 @@ def lost_figures(turns: Sequence[Sequence[Stretch]], suffix: str = "") -> dict[s
         if fractions:
             name = f"percent_every_{interval}{suffix}"
             found[f"lost_step_{name}"] = 100 * median(fractions)
-            found[f"lost_step_spread_{name}"] = 100 * (max(fractions) - min(fractions))
+            # one comparison says nothing about noise
+            spread = 100 * (max(fractions) - min(fractions)) if len(fractions) > 1 else None
+            found[f"lost_step_spread_{name}"] = spread
         if fractions and interval == DENSE:
             found["relative_step_every_1" + suffix] = 1 + median(fractions)
     return found

@@ -71,3 +71,4 @@ def test_the_two_modes_stand_apart() -> None:
     found = lost_figures([row], "_no_spare_core")
     assert found["lost_step_percent_every_1_no_spare_core"] == pytest.approx(50.0)
     assert found["relative_step_every_1_no_spare_core"] == pytest.approx(1.5)
+    assert found["lost_step_spread_percent_every_1_no_spare_core"] is None, "one comparison says nothing about noise"
