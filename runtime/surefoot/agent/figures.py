@@ -1,6 +1,6 @@
 """How a trainer's counts reach its agent: what grew since it last said, and the agent's sums of that.
 
-A trainer calls `Growth.taken` after saves, now and then, and after a restore; the agent adds it to `Sums` and shows both
+A trainer calls `Growth.taken` within a second or so of saves, and after a restore; the agent adds it to `Sums` and shows both
 as one. Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed
 trainer had not said yet is lost with it.
 """
