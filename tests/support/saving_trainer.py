@@ -1,6 +1,7 @@
 """A trainer that stages one real save through its agent and dies by SIGKILL at once. argv: the step, "die" or "stay"."""
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,16 @@ from surefoot.agent.trainer_link import AgentLink
 SHAPES = {"weight": (64, 32), "bias": (32,)}
 
 
+def open_many() -> None:
+    """As a program with many data files does: what it opens from here on has a number that select() cannot take."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    while os.open(os.devnull, os.O_RDONLY) < 1024:
+        pass
+
+
 def main() -> None:
+    open_many()
     step, end = int(sys.argv[1]), sys.argv[2]
     link = AgentLink.connect()
     about = link.attached

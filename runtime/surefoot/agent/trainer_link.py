@@ -253,18 +253,23 @@ class AgentLink:
             try:
                 while data:
                     # the socket stays blocking for the reader; only sending has a time limit
-                    _, writable, _ = select.select([], [self._socket], [], max(0.0, deadline - time.monotonic()))
-                    if not writable:
+                    if not self._ready(select.POLLOUT, max(0.0, deadline - time.monotonic())):
                         raise TimeoutError(f"nothing for {_SEND_SECONDS:g} s")
                     with contextlib.suppress(BlockingIOError):
                         data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
-            except (OSError, ValueError) as error:  # ValueError: select on a closed socket
+            except (OSError, ValueError) as error:  # ValueError: the socket is closed
                 self._break(f"the agent does not take messages: {error}")
+
+    def _ready(self, event: int, seconds: float) -> bool:
+        """Not by select(), which fails in a program that has more than a thousand files open."""
+        waiting = select.poll()
+        waiting.register(self._socket, event)
+        return bool(waiting.poll(1000 * seconds))
 
     def _read(self) -> None:
         unframer = Unframer()
         while True:
-            readable, _, _ = select.select([self._socket], [], [], _COUNT_SECONDS)
+            readable = self._ready(select.POLLIN, _COUNT_SECONDS)
             if self._uncounted and time.monotonic() >= self._count_at:
                 self._count()
             if not readable:
