@@ -87,7 +87,7 @@ QUICK = Size(
     width=768,
     layers=2,
     rounds=1,
-    idle_saves=5,
+    idle_saves=10,
     steps=Steps(first=3, plain=3, dense=4, sparse=5),
     saving=Saving((SPARSE, DENSE, SPARSE, DENSE, SPARSE), (SPARSE, DENSE, SPARSE, SPARSE), (DENSE, DENSE)),
     saving_without=Saving(
