@@ -40,8 +40,9 @@ def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     stage.check(job, row)
     assert job.condition("CheckpointsFit") == "True", job.said()
 
+    before = {pod["metadata"]["name"] for pod in job.pods()}
     struck = faults.delete_pod(job).wait()
     stage.whole_again(job, struck)
-    pod = next(pod["metadata"]["name"] for pod in job.pods() if pod["metadata"]["name"].endswith("-2"))
-    job.wait("the new worker reaches its holder by the socket", lambda: stage.socket_connections(pod))
+    (new,) = {pod["metadata"]["name"] for pod in job.pods()} - before
+    job.wait("the new worker reaches its holder by the socket", lambda: stage.socket_connections(new))
     stage.check(job, struck.row("pod deleted, local socket switched on"))
