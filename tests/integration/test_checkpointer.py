@@ -197,6 +197,37 @@ def test_an_exception_in_the_script_saves_nothing_more() -> None:
     assert link.saves == []
 
 
+def test_a_batch_taken_since_the_last_step_keeps_it_from_being_saved() -> None:
+    model, optimizer = parts(4)
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1)
+    link = FakeLink(attached(100))
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link)
+    checkpointer.restore()
+    batches = iter(loader)
+    next(batches)
+    checkpointer.step()
+    next(batches)
+    assert not checkpointer.save_now()
+    checkpointer.close()
+    assert link.saves == [], "with the loader behind the second batch it would be no checkpoint of step 1"
+    assert [(reason, "a batch was taken" in text) for reason, text in link.said] == [("SaveSkipped", True)] * 2
+
+
+def test_an_optimizer_that_has_begun_since_the_last_step_keeps_it_from_being_saved() -> None:
+    model, optimizer = parts()
+    link = FakeLink(attached(100))
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, link=link)
+    checkpointer.restore()
+    train(checkpointer, model, optimizer, 1)
+    assert checkpointer.save_now()
+    train(checkpointer, model, optimizer, 1)
+    model(torch.randn(4, 300)).square().mean().backward()
+    optimizer.step()
+    checkpointer.close()
+    assert [message.step for message, _, _ in link.saves] == [1]
+    assert [reason for reason, _ in link.said] == ["SaveSkipped"]
+
+
 def test_a_checkpointer_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nothing to save"):
         Checkpointer(link=FakeLink())

@@ -46,3 +46,13 @@ def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path
     assert all(incident["steps_lost"] <= 5 for incident in caused.values())
     frozen = caused["freeze node-1 at step 200, thaws after 5 s"]
     assert frozen["detected_seconds"] <= 4.0  # heartbeatTimeoutSeconds and one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_step_that_an_exception_interrupted_is_no_checkpoint(tmp_path: Path) -> None:
+    # all ranks have taken their batch of step 37: saved then, it would be lost
+    done = run(tmp_path, Job(steps=60, workers=2, trainer=("--raises", "37")))
+    assert_whole(done.report, 60)
+    (incident,) = done.report["incidents"]
+    assert (incident["kind"], incident["steps_lost"]) == ("trainer-failed", 1), "the newest checkpoint is of step 35"

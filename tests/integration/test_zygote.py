@@ -119,6 +119,13 @@ async def test_an_error_is_written_down_with_its_trace_and_without_ours(warm: Wa
     assert "surefoot/agent" not in log + report["trace"]
 
 
+@pytest.mark.parametrize(("end", "seen"), [("raise KeyError('x')", "KeyError"), ("sys.exit(3)", "NoneType")])
+async def test_exit_handlers_see_what_error_ended_the_program(warm: Warm, end: str, seen: str) -> None:
+    said = "print(type(getattr(sys, 'last_value', None)).__name__, flush=True)"
+    _, log, _ = await warm.run(f"import atexit, sys\natexit.register(lambda: {said})\n{end}\n")
+    assert log.splitlines()[-1] == seen
+
+
 @pytest.mark.parametrize(
     ("source", "code", "told"),
     [

@@ -1,14 +1,17 @@
 """A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
 
 local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
+                 [--raises STEP]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
-machine is. A run whose gates are open already never stops.
+machine is. A run whose gates are open already never stops. With --raises every rank of the first epoch ends by an
+exception in the middle of that step.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--first-dtype", default="float64")
     parser.add_argument("--unstageable", type=int, default=0)
+    parser.add_argument("--raises", type=int, default=0)
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -48,6 +52,8 @@ def main() -> None:
         hidden = first(batch.data[0].to(first.weight.dtype)).double()
         loss = (second(hidden) ** 2).mean() * batch.weight
         loss.backward()
+        if step == given.raises and os.environ["SUREFOOT_EPOCH"] == "1":
+            raise RuntimeError(f"told to end in step {step}")
         for parameter in model.parameters():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)

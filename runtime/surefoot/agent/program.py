@@ -92,6 +92,8 @@ def _report(error: BaseException) -> None:
         write_report(name, str(error), "".join(traceback.format_exception(error)))
     except OSError as problem:
         sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
+    # as the interpreter does before it prints: exit handlers look here for whether the program ended by an exception
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
     sys.excepthook(kind, error, trace)
 
 

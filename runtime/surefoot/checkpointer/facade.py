@@ -75,10 +75,14 @@ class Checkpointer:
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
         self._backoff = Backoff()
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
-        self._hooks = [o.register_step_pre_hook(lambda *_: self._saver.join()) for o in self._program.optimizers]
+        self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._loader = named.get("loader")
         self._step = 0
+        self._optimizing = False
+        """Whether an optimizer has begun a step since the last one was finished."""
+        self._consumed: Any = None
+        """What the loader had handed out last when the last step was finished."""
         self._since = time.perf_counter()
         self._saved_before = False
         self._closed = False
@@ -91,12 +95,14 @@ class Checkpointer:
         self._step = restoring.restore(self._program, self._connected, self._share)
         if self._step > 0:
             self._prepare()
+        self._stands()
         self._since = time.perf_counter()
         return self._step
 
     def step(self, loss: torch.Tensor | float | None = None) -> int:
         """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
         self._step += 1
+        self._stands()
         stall = self._stall_of_last_save()
         if self._step == 1:
             self._prepare()
@@ -113,8 +119,9 @@ class Checkpointer:
         return self._step
 
     def save_now(self) -> bool:
-        """Saves this step on this rank, whether due or not; call it on every rank. False if it failed."""
-        return self._save_for_certain()
+        """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next
+        batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved."""
+        return not self._is_within_a_step() and self._save_for_certain()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that could be restored now, as the tiers say; None if there is none."""
@@ -135,11 +142,12 @@ class Checkpointer:
         return found[-1].step
 
     def close(self) -> None:
-        """Saves the last step, waits until it is where it belongs, and says goodbye."""
+        """Saves the last step unless another has begun, waits until it is where it belongs, and says goodbye."""
         if self._closed:
             return
         self._saver.wait()
-        if self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step:
+        missing = self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step
+        if missing and not self._is_within_a_step():
             self._save_for_certain()
         self._end(flush_seconds=CLOSE_SECONDS)
 
@@ -160,6 +168,31 @@ class Checkpointer:
     @property
     def _restored_step(self) -> int:
         return self._about.parent.step if self._about.parent else 0
+
+    def _stands(self) -> None:
+        """The state is that of the step that ends here."""
+        self._optimizing, self._consumed = False, self._consumed_now()
+
+    def _before_change(self) -> None:
+        self._optimizing = True
+        self._saver.join()
+
+    def _consumed_now(self) -> Any:
+        return getattr(self._loader, "consumed", None)
+
+    def _is_within_a_step(self) -> bool:
+        """Whether the state has gone beyond the last finished step: saved under that step's number, the batch that was
+        taken since would be lost, or its gradient counted twice. Says so, for the caller is about to save it."""
+        if self._optimizing:
+            since = "an optimizer has begun a step"
+        elif self._consumed_now() != self._consumed:
+            since = "a batch was taken from the loader"
+        else:
+            return False
+        text = f"step {self._step} is not saved: {since} since step() was called; save or close right behind step()"
+        _log.warning("%s", text)
+        self._link.say("SaveSkipped", text)
+        return True
 
     def _prepare(self) -> None:
         try:
@@ -193,12 +226,8 @@ class Checkpointer:
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
-        samples = getattr(self._loader, "consumed", None)
-        self._link.stepped(
-            Stepped(
-                self._step, loss, now - self._since, stall, samples, skipped, level, self._saver.settled(self._step)
-            )
-        )
+        settled = self._saver.settled(self._step)
+        self._link.stepped(Stepped(self._step, loss, now - self._since, stall, self._consumed, skipped, level, settled))
         self._since = now
 
     def _end(self, flush_seconds: float) -> None:
@@ -213,7 +242,8 @@ class Checkpointer:
         self._connected.close(self._step)
 
     def _at_exit(self) -> None:
-        """A script that ends without `close` is closed; one that ends by an exception saves nothing more."""
+        """A script that ends without `close` is closed; one that ends by an exception saves nothing more: the interpreter
+        leaves it in `sys.last_value`, and so does the agent's way of running a program."""
         if getattr(sys, "last_value", None) is None:
             self.close()
         else:
