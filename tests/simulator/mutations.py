@@ -13,9 +13,10 @@ from typing import Any
 
 from simulator.rules import ALL, Rules
 from simulator.settings import Settings
+from simulator.trainers import Trainer, advance, content_of
 from simulator.world import REAL, Decisions
 from surefoot.protocol import lineage, retention
-from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.settled import Settled
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy import plan, promotion, restore_point, upkeep
@@ -39,6 +40,7 @@ RIVALS = replace(
     ROUGH, kinds=("operator freezes, another leads", "node dies"), faults=12, fault_span_seconds=12.0, steps=60
 )
 REFUSING = replace(ROUGH, refused=0.1)
+SELDOM = replace(ROUGH, interval=2, refused=0.4)
 PROMOTING = replace(ROUGH, persistent_interval=2)
 
 
@@ -126,6 +128,18 @@ def _hasty_floor(facts: Any) -> Checkpoint | None:
     return lineage.newest(facts.seen.promoted) or facts.status.floor
 
 
+def _saved_at_exit(trainer: Trainer) -> None:
+    """A rank whose peer has died saves its last step, with a state that is in the middle of the next."""
+    epoch, step, oracle = trainer.assign.epoch, trainer.step, trainer.simulation.oracle
+    save = RankSave(epoch, step, trainer.rank)
+    if (epoch, step) not in oracle.ledger or save in oracle.contents:
+        return  # it has made no step yet, or has saved this one in time
+    content = content_of(advance(trainer.state, epoch, step + 1), trainer.assign.world, trainer.rank)
+    oracle.states.setdefault(save.checkpoint, trainer.state)
+    oracle.contents[save] = (trainer.agent.incarnation, content)
+    trainer.agent.stage(trainer, save, content)
+
+
 def _forgotten_status(seen: Observed) -> Plan:
     """A leader that writes status anew instead of on."""
     made = plan.plan(seen)
@@ -151,4 +165,5 @@ MUTATIONS = (
     Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
     Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
+    Mutation("an interrupted step is saved", patches=((Trainer, "interrupted", _saved_at_exit),), settings=SELDOM),
 )  # fmt: skip

@@ -270,10 +270,16 @@ class Trainer:
     def exit(self, code: int, cause: str, secondary: bool) -> None:
         if not self.process.alive:
             return
+        if secondary:
+            self.interrupted()
         self.engine.kill(self.process)
         if code:
             self.gathering.died(self)
         self.agent.exited(self, code, cause, secondary)
+
+    def interrupted(self) -> None:
+        """In the middle of a step, by the error of a broken collective: what is then is the state of no step, so nothing
+        is saved, whatever exit handlers there are."""
 
     def kill(self, silent: bool = False) -> None:
         """SIGKILL by the agent, a fault, or the end of the machine."""
