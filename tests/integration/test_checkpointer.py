@@ -228,6 +228,21 @@ def test_an_optimizer_that_has_begun_since_the_last_step_keeps_it_from_being_sav
     assert [reason for reason, _ in link.said] == ["SaveSkipped"]
 
 
+@pytest.mark.parametrize(("told", "saved"), [(True, [1]), (False, [])])
+def test_closing_while_an_exception_is_handled_saves_what_is_known_to_stand(told: bool, saved: list[int]) -> None:
+    model, optimizer = parts()
+    loader = ElasticLoader(torch.randn(40, 4), 8, rank=0, world=1) if told else None
+    link = FakeLink(attached(100))
+    checkpointer = Checkpointer(model=model, optimizer=optimizer, loader=loader, link=link)
+    checkpointer.restore()
+    try:
+        train(checkpointer, model, optimizer, 1)
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        checkpointer.close()
+    assert [message.step for message, _, _ in link.saves] == saved
+
+
 def test_a_checkpointer_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nothing to save"):
         Checkpointer(link=FakeLink())

@@ -19,6 +19,7 @@ from surefoot.checkpointer import restoring
 from surefoot.checkpointer.links import Options, link_of
 from surefoot.checkpointer.peers import ShareReads
 from surefoot.checkpointer.saving import Saver
+from surefoot.checkpointer.standing import Standing
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.identities import Checkpoint
 from surefoot.schedule import Backoff, Schedule
@@ -77,12 +78,8 @@ class Checkpointer:
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
-        self._loader = named.get("loader")
+        self._standing = Standing(named.get("loader"))
         self._step = 0
-        self._optimizing = False
-        """Whether an optimizer has begun a step since the last one was finished."""
-        self._consumed: Any = None
-        """What the loader had handed out last when the last step was finished."""
         self._since = time.perf_counter()
         self._saved_before = False
         self._closed = False
@@ -95,14 +92,14 @@ class Checkpointer:
         self._step = restoring.restore(self._program, self._connected, self._share)
         if self._step > 0:
             self._prepare()
-        self._stands()
+        self._standing.step_ends()
         self._since = time.perf_counter()
         return self._step
 
     def step(self, loss: torch.Tensor | float | None = None) -> int:
         """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
         self._step += 1
-        self._stands()
+        self._standing.step_ends()
         stall = self._stall_of_last_save()
         if self._step == 1:
             self._prepare()
@@ -121,7 +118,7 @@ class Checkpointer:
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next
         batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved."""
-        return not self._is_within_a_step() and self._save_for_certain()
+        return self._may_save() and self._save_for_certain()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that could be restored now, as the tiers say; None if there is none."""
@@ -147,7 +144,7 @@ class Checkpointer:
             return
         self._saver.wait()
         missing = self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step
-        if missing and not self._is_within_a_step():
+        if missing and self._may_save():
             self._save_for_certain()
         self._end(flush_seconds=CLOSE_SECONDS)
 
@@ -169,30 +166,19 @@ class Checkpointer:
     def _restored_step(self) -> int:
         return self._about.parent.step if self._about.parent else 0
 
-    def _stands(self) -> None:
-        """The state is that of the step that ends here."""
-        self._optimizing, self._consumed = False, self._consumed_now()
-
     def _before_change(self) -> None:
-        self._optimizing = True
+        self._standing.optimizer_begins()
         self._saver.join()
 
-    def _consumed_now(self) -> Any:
-        return getattr(self._loader, "consumed", None)
-
-    def _is_within_a_step(self) -> bool:
-        """Whether the state has gone beyond the last finished step: saved under that step's number, the batch that was
-        taken since would be lost, or its gradient counted twice. Says so, for the caller is about to save it."""
-        if self._optimizing:
-            since = "an optimizer has begun a step"
-        elif self._consumed_now() != self._consumed:
-            since = "a batch was taken from the loader"
-        else:
-            return False
+    def _may_save(self) -> bool:
+        """Whether the state is that of the last finished step; says so if it no longer is."""
+        since = self._standing.left_by()
+        if since is None:
+            return True
         text = f"step {self._step} is not saved: {since} since step() was called; save or close right behind step()"
         _log.warning("%s", text)
         self._link.say("SaveSkipped", text)
-        return True
+        return False
 
     def _prepare(self) -> None:
         try:
@@ -227,7 +213,9 @@ class Checkpointer:
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
         settled = self._saver.settled(self._step)
-        self._link.stepped(Stepped(self._step, loss, now - self._since, stall, self._consumed, skipped, level, settled))
+        self._link.stepped(
+            Stepped(self._step, loss, now - self._since, stall, self._standing.consumed, skipped, level, settled)
+        )
         self._since = now
 
     def _end(self, flush_seconds: float) -> None:
