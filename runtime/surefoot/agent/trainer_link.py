@@ -24,6 +24,7 @@ from surefoot.agent.arena import map_whole
 from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.line import Attached, Staged, Stepped
+from surefoot.agent.left_answers import LeftAnswers
 from surefoot.agent.link import Left
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
 from surefoot.holder.sockets import reachable
@@ -58,7 +59,7 @@ class AgentLink:
         """Why the agent has no memory for us, since we last asked."""
         self._fds: deque[int] = deque()
         """Descriptors, each ahead of the message that it belongs to."""
-        self._left: list[tuple[line.LeftHere, int | None]] = []
+        self._left = LeftAnswers()
         self._busy: set[int] = set()
         self._slots = 0
         self._at = 0
@@ -121,10 +122,12 @@ class AgentLink:
 
     def left(self, checkpoint: Checkpoint) -> Mapping[int, Left]:
         """Asked of the agent; nothing if it does not answer, since holders have it all."""
+        with self._changed:
+            self._left.begin()
         self._send(line.WantLeft(checkpoint))
         with self._changed:
-            self._changed.wait_for(lambda: self._all_told() or self._broken is not None, _LEFT_SECONDS)
-            told, self._left = self._left if self._all_told() else [], []
+            self._changed.wait_for(lambda: self._left.complete or self._broken is not None, _LEFT_SECONDS)
+            told = self._left.end()
         found = {}
         for number, (here, fd) in enumerate(told):
             if fd is None:
@@ -137,9 +140,6 @@ class AgentLink:
                 begin = slot * here.slot_bytes
                 found[rank] = Left(whole[begin : begin + stream_bytes], layout, own=number == 0)
         return found
-
-    def _all_told(self) -> bool:
-        return bool(self._left) and len(self._left) > self._left[0][0].further
 
     def _mapped(self, fd: int, own: bool) -> memoryview:
         """The agent will give its own very file as staging memory; of others only what is read is mapped in."""
@@ -299,8 +299,8 @@ class AgentLink:
                     self._busy = set(message.busy)
                 case line.ArenaRefused(why=why):
                     self._refused = why
-                case line.LeftHere():
-                    self._left.append((message, self._descriptor() if message.saves else None))
+                case line.LeftHere(saves=saves):
+                    self._left.take(message, self._descriptor() if saves else None)
                 case line.SlotFreed(slot=slot):
                     self._busy.discard(slot)
                 case line.LevelIs(level=level):
