@@ -23,8 +23,8 @@ from surefoot.agent import line
 from surefoot.agent.arena import map_whole
 from surefoot.agent.figures import Growth
 from surefoot.agent.framing import Unframer, framed
-from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.left_answers import LeftAnswers
+from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.link import Left
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
 from surefoot.holder.sockets import reachable
