@@ -44,8 +44,6 @@ def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path
     # neither a dead coordinator nor a dead holder ends an epoch
     assert set(caused) == {"kill agent of node-0 at step 110", "freeze node-1 at step 200, thaws after 5 s"}
     assert all(incident["steps_lost"] <= 5 for incident in caused.values())
-    frozen = caused["freeze node-1 at step 200, thaws after 5 s"]
-    assert frozen["detected_seconds"] <= 4.0  # heartbeatTimeoutSeconds and one
 
 
 @pytest.mark.slow

@@ -70,4 +70,3 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
     assert {entry.parent.step for entry in run.progress.lineage if entry.epoch == 2 and entry.parent} <= {25, 30}
     frozen = next(i for i in done.report["incidents"] if i["fault"])
     assert (frozen["node"], frozen["world_before"], frozen["world_after"]) == (FROZEN, 3, 2)
-    assert frozen["detected_seconds"] <= 4.0  # heartbeatTimeoutSeconds and one
