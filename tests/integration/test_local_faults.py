@@ -22,11 +22,15 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
     kinds = [incident["kind"] for incident in report["incidents"] if incident["fault"]]
     assert kinds == ["trainer-failed", "node-lost"]
     for incident in report["incidents"]:
+        if incident["first_step_seconds"] is None:
+            # a slow machine's new worker comes when the last step is done: nothing is left to step to
+            assert incident is report["incidents"][-1]
+            assert incident["kind"] == "planned"
+            continue
         assert 0 <= incident["detected_seconds"] <= incident["assigned_seconds"] <= incident["first_step_seconds"]
         assert incident["steps_lost"] <= 5
-        # of a killed trainer's world every rank's own share lies in the staging memory of its node
-        own = ("staging+memory",) if incident["kind"] == "trainer-failed" else ("memory", "staging+memory")
-        assert incident["restored_from"] in own
+        # a rank's own share lies in the staging memory of its node, also if the save behind it had begun
+        assert incident["restored_from"] == "staging+memory"
     assert report["checkpoints"]["bytes"] > 0
     assert "samples lost 0, repeated 0" in done.said.splitlines()[-4]
 

@@ -1,10 +1,13 @@
-"""What a trainer's end of the line does with answers that nobody waits for any more."""
+"""What a trainer's end of the line does with late answers, and which slot it writes next."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,47 @@ def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: py
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert open_files("surefoot-late") == 1, "the test's own"
+    finally:
+        os.close(memory)
+        theirs.close()
+        link.close(0)
+
+
+@contextmanager
+def answering(end: socket.socket, message: line.ToTrainer, descriptor: int) -> Iterator[None]:
+    """Once the link has asked for it."""
+
+    def answer() -> None:
+        end.recv(1 << 16)
+        socket.send_fds(end, [framed(line.encode(message))], [descriptor])
+
+    asked = threading.Thread(target=answer)
+    asked.start()
+    yield
+    asked.join()
+
+
+def test_a_save_is_not_written_over_the_one_before_it() -> None:
+    # the one before it is the newest that is complete, until this one is: it is what is restored if this one stays torn
+    ours, theirs = socket.socketpair()
+    link = AgentLink(ours)
+    link._reader.start()
+    memory = os.memfd_create("surefoot-slots")
+    os.ftruncate(memory, 2 * 4096)
+    try:
+        with answering(theirs, line.LeftHere(4096, ((0, 0, 16, "layout"),)), memory):
+            assert [left.own for left in link.left(Checkpoint(1, 5)).values()] == [True]
+        with answering(theirs, line.ArenaGiven(2, 4096, 0.0), memory):
+            link.arena(4096)
+        used = []
+        for step in (10, 15, 20):
+            slot = link.free_slot(60)
+            assert slot is not None
+            link.staged(line.Staged(slot, step, 16, 0, "layout", None))
+            theirs.sendall(framed(line.encode(line.SlotFreed(slot, step, True))))
+            assert link.flush(60)
+            used.append(slot)
+        assert used == [1, 0, 1], "slot 0 held what was restored"
     finally:
         os.close(memory)
         theirs.close()

@@ -61,6 +61,8 @@ class AgentLink:
         """Descriptors, each ahead of the message that it belongs to."""
         self._left = LeftAnswers()
         self._busy: set[int] = set()
+        self._sealed: list[int] = []
+        """Slots with something sealed in them, the newest last."""
         self._slots = 0
         self._at = 0
         self._hold: int | None = None
@@ -137,6 +139,8 @@ class AgentLink:
             finally:
                 os.close(fd)
             for rank, slot, stream_bytes, layout in here.saves:
+                if number == 0:
+                    self._newest(slot)
                 begin = slot * here.slot_bytes
                 found[rank] = Left(whole[begin : begin + stream_bytes], layout, own=number == 0)
         return found
@@ -155,6 +159,7 @@ class AgentLink:
             return self._free()
 
     def staged(self, message: Staged) -> None:
+        self._newest(message.slot)
         with self._changed:
             self._busy.add(message.slot)
         self._send(message)
@@ -242,7 +247,13 @@ class AgentLink:
                 self._send(line.Counted(grown))
 
     def _free(self) -> int | None:
-        return next((slot for slot in range(self._slots) if slot not in self._busy), None)
+        """Of several the one sealed longest ago: until the save that comes is complete the other may be restored."""
+        free = [slot for slot in range(self._slots) if slot not in self._busy]
+        return min(free, key=lambda slot: self._sealed.index(slot) if slot in self._sealed else -1, default=None)
+
+    def _newest(self, slot: int) -> None:
+        with self._changed:
+            self._sealed = [*(other for other in self._sealed if other != slot), slot]
 
     def _send(self, message: line.FromTrainer) -> None:
         data = memoryview(framed(line.encode(message)))
