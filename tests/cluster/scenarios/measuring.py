@@ -10,6 +10,7 @@ from cluster.scenarios.rows import Row
 from surefoot_operator.api.status import Incident
 
 _SAME_CLOCK_SECONDS = 0.05
+_LEFT = "being deleted"
 SECONDS = 90.0
 
 
@@ -24,9 +25,9 @@ class Struck:
 
     @property
     def incident(self) -> Incident | None:
-        """The first that the operator noted after it."""
+        """The first that the operator noted after it. A deleted worker may be left in order, as planned; growth is no answer."""
         after = (i for i in self.job.incidents() if i.detected_seconds >= self.at - _SAME_CLOCK_SECONDS)
-        return next((i for i in after if i.kind != "planned"), None)
+        return next((i for i in after if i.kind != "planned" or _LEFT in i.reason), None)
 
     def recovered(self) -> bool:
         """Whether a world came after it and made a step."""
