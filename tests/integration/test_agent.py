@@ -292,6 +292,28 @@ async def test_sigterm_ends_everything_and_says_so(coordinator: FakeCoordinator,
     assert not list(agent.folder.glob("*.sock"))
 
 
+async def test_sigterm_lets_trainers_come_to_a_halt_that_is_named_now(
+    coordinator: FakeCoordinator, start: Starting
+) -> None:
+    agent = await start(0, "python", TRAINER, "100000", "0.01")
+    await coordinator.warm(0)
+    await coordinator.launch(1, 0)
+    await coordinator.stepping(1, 0)
+    os.kill(agent.pid, signal.SIGTERM)
+    ahead = 50
+    while True:  # an offer that comes too late is refused
+        ahead *= 2
+        await coordinator.say(0, Hold(1, ahead, "propose"))
+        if (await coordinator.until(0, HoldAnswer, lambda m: m.step == ahead)).accepted:  # noqa: B023
+            break
+        await coordinator.say(0, Hold(1, ahead, "cancel"))
+    await coordinator.say(0, Hold(1, ahead, "bind"))
+    assert (await coordinator.until(0, Held)).step == ahead
+    await coordinator.say(0, Stop(2, "worker 0 is being deleted"))
+    await coordinator.until(0, Stopped, lambda m: m.epoch == 2)
+    assert await agent.ended() == 128 + signal.SIGTERM
+
+
 async def test_a_refusal_for_good_ends_the_agent_with_its_reason(coordinator: FakeCoordinator, start: Starting) -> None:
     coordinator.refuse = Refused("worker 0 was replaced by attempt 1", retry=False)
     agent = await start(0, "python", TRAINER, "1", "0")

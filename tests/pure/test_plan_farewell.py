@@ -10,7 +10,14 @@ import pytest
 from support.builders import BEGAN, running, with_node
 from surefoot_operator.api.spec import CheckpointPolicy, PersistentTier, RunPolicy
 from surefoot_operator.observed import Observed, PurgeSeen
-from surefoot_operator.policy.actions import CleanMemory, DeleteJob, DeleteWorker, HoldJob, PurgePersistent
+from surefoot_operator.policy.actions import (
+    CleanMemory,
+    DeleteJob,
+    DeleteWorker,
+    HoldJob,
+    PurgePersistent,
+    RetireWorkers,
+)
 from surefoot_operator.policy.farewell import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.rest import at_rest
@@ -116,6 +123,13 @@ def test_a_deleted_job_that_nothing_holds_takes_pods_and_memory_along() -> None:
     assert len([a for a in made.actions if isinstance(a, DeleteWorker)]) == 3
     assert [a for a in made.actions if isinstance(a, CleanMemory)]
     assert not any(isinstance(a, PurgePersistent | HoldJob) for a in made.actions)
+
+
+def test_workers_of_a_deleted_job_hear_that_no_world_is_to_be_left_in_order() -> None:
+    seen = replace(deleted(workers=True, held=False), sessions=running(checkpoint=DELETE).sessions)
+    (told,) = kinds(seen, RetireWorkers)
+    assert isinstance(told, RetireWorkers)
+    assert (told.indexes, told.exit_code, told.reason) == ((0, 1, 2), 0, "the job was deleted")
 
 
 def test_its_persistent_data_waits_for_workers_that_may_still_write() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from simulator.agents import Agent
 from simulator.engine import Process
 from simulator.tiers import Holder
+from surefoot.agent import events as on
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
@@ -134,6 +135,22 @@ class Fabric:
         elif pod.agent is not None:
             self.engine.after(1.0, self.engine.environment, self._garbage, pod)
 
+    def delete_gently(self, pod: Pod) -> None:
+        """As people and drained nodes do: SIGTERM now, SIGKILL when the grace period ends."""
+        pod.deleting = True
+        self.simulation.changed()
+        if pod.agent is None:
+            self._forget(pod)
+            return
+        now = self.engine.now
+        self.engine.after(
+            self.engine.rng.uniform(0.0, 0.2),
+            pod.agent.process,
+            pod.agent.tell,
+            on.PartAsked(143, now + 5.0, now + 10.0),
+        )
+        self.engine.after(30.0, self.engine.environment, self._end, pod)
+
     def _garbage(self, pod: Pod) -> None:
         """The kubelet ends what the API no longer wants, once it hears of it: late, after a thaw or a partition."""
         node = self.nodes[pod.node or ""]
@@ -164,6 +181,8 @@ class Fabric:
         agent.kill_all()
         pod = agent.pod
         self.engine.after(0.02, self.engine.environment, self._over, pod, code, "Succeeded" if code == 0 else "Failed")
+        if pod.deleting:
+            self.engine.after(0.05, self.engine.environment, self._forget, pod)
 
     def _over(self, pod: Pod, code: int | None, phase: str) -> None:
         if not pod.over:

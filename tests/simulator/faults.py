@@ -254,6 +254,17 @@ def _unwant_node(simulation: Simulation, duration: float) -> None:
     _later(simulation, duration, setattr, node, "signal", "")
 
 
+def _delete_pod(simulation: Simulation, duration: float) -> None:
+    """Not a fault either: somebody deletes a pod, which is given time to leave."""
+    node = _node(simulation)
+    pods = [p for p in node.pods if not p.over and not p.deleting] if node is not None else []
+    if node is None or not pods:
+        return
+    victim = simulation.engine.rng.choice(pods)
+    simulation.engine.say("{} is deleted", victim.name)
+    simulation.fabric.delete_gently(victim)
+
+
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "node dies": (3, _kill_node),
     "node loses power": (2, _power_loss),
@@ -272,5 +283,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "operator freezes, another leads": (2, _freeze_operator),
     "chunk is damaged": (1, _corrupt),
     "node is to be left": (0, _unwant_node),
+    "pod is deleted": (0, _delete_pod),
 }
 """With how often each is drawn; at 0 only where it is named."""

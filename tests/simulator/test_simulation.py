@@ -1,5 +1,7 @@
 """The real decisions under an own clock and a seed: whatever fails, what must hold holds, and the job completes."""
 
+import re
+
 import pytest
 
 from simulator.restless import RESTLESS
@@ -35,6 +37,32 @@ def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     moved = [o for o in outcomes if any("leaves node" in line for line in o.trace)]
     assert moved
     assert [o.phase for o in outcomes] == ["Complete"] * 6
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_worlds_whose_pods_are_deleted_whatever_else_fails_lose_nothing(block: int) -> None:
+    alone, among = ("pod is deleted",), ("pod is deleted", "trainer dies", "node dies", "operator dies")
+    for seed in range(block * 5, (block + 1) * 5):
+        for kinds in (alone, among):
+            wish = Settings(nodes=4, workers=3, least_workers=2, steps=40, faults=4, kinds=kinds)
+            outcome = simulate(seed, wish)
+            assert outcome.violation is None, f"seed {seed} with {kinds}: {outcome.violation}"
+
+
+def test_a_deleted_pod_costs_no_step() -> None:
+    wish = Settings(
+        nodes=4, workers=3, least_workers=2, steps=60, faults=1, kinds=("pod is deleted",), fault_span_seconds=8.0
+    )
+    left = 0
+    for seed in range(8):
+        trace = "\n".join(simulate(seed, wish, tracing=True).trace)
+        before, deleted, _ = trace.partition("-1 is deleted")
+        if deleted and "epoch 1 runs" in before:
+            until, _, after = trace.partition("epoch 2 restores ")
+            step = re.findall(r"3 of 3 workers hold at step (\d+)", until)[-1]
+            assert after.startswith(f"step {step} of epoch 1"), f"seed {seed}"
+            left += 1
+    assert left >= 4
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -37,7 +37,9 @@ def tidy(facts: Facts) -> Tidying:
 
 def _deleted(facts: Facts) -> Tidying:
     reason = "the job was deleted"
-    actions = (*_deletes(facts, facts.seen.workers, reason), *_clean(facts, reason))
+    # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
+    told = _retires([w for w in facts.seen.workers if _hears(facts, w)], 0, reason)
+    actions = (*told, *_deletes(facts, facts.seen.workers, reason), *_clean(facts, reason))
     left = purge(facts)
     if left is None:
         return Tidying(actions, reason)
@@ -52,8 +54,7 @@ def _over(facts: Facts) -> Tidying:
     rest = _rest(facts, late or not alive)
     actions: list[Action] = []
     if hearing and not late:
-        indexes = tuple(sorted({w.index for w in hearing}))
-        actions.append(RetireWorkers(indexes, 0 if phase == "Complete" else 1, facts.status.message))
+        actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
     going = [w for w in alive if late or w not in hearing]
     actions += _deletes(facts, [*going, *rest], f"the job is {phase}")
     kept_until = since + _kept_seconds(facts)
@@ -76,6 +77,11 @@ def _ended_at(facts: Facts) -> float:
 def _hears(facts: Facts, worker: WorkerSeen) -> bool:
     session = facts.sessions.get(worker_id(worker))
     return session is not None and audible(facts, session)
+
+
+def _retires(workers: Iterable[WorkerSeen], exit_code: int, reason: str) -> tuple[RetireWorkers, ...]:
+    indexes = tuple(sorted({w.index for w in workers}))
+    return (RetireWorkers(indexes, exit_code, reason),) if indexes else ()
 
 
 def _rest(facts: Facts, late: bool) -> list[WorkerSeen]:

@@ -55,9 +55,21 @@ class LevelAsked:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """Retire, SIGTERM or a final refusal: stop trainers, drain what is staged, exit with this code."""
+    """Retire or a final refusal: stop trainers, drain what is staged, exit with this code."""
 
     exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartAsked:
+    """SIGTERM: as LeaveAsked, but the world may be left in order: trainers go on to the halt that is named now.
+
+    `word_by`: until then a halt must be proposed. `part_by`: by then the next epoch must be claimed. Asked again: at once.
+    """
+
+    exit_code: int
+    word_by: float
+    part_by: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ Event = (
     | HoldAsked
     | LevelAsked
     | LeaveAsked
+    | PartAsked
     | StoreUp
     | StoreLost
     | TrainerExited

@@ -11,6 +11,7 @@ from dataclasses import replace
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.life_state import Life as Life
+from surefoot.agent.life_state import Parting
 from surefoot.agent.life_state import Rank as Rank
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.messages import (
@@ -58,7 +59,11 @@ def _take(life: Life, event: Event) -> Step:
             # heard again: a coordinator that returned asks anew, and is told anew
             return life, (on.Send(Stopped(life.stopped)),) if life.stopped >= epoch else ()
         case on.LeaveAsked(code):
-            return (life if life.leaving is not None else replace(life, leaving=code, flushed=False)), ()
+            return _leave(life, code), ()
+        case on.PartAsked(code, word_by, part_by):
+            after = _leave(life, code)
+            here = life.leaving is None and life.alive and not life.killing
+            return replace(after, parting=Parting(min(word_by, part_by), part_by) if here else None), ()
         case on.Flushed(epoch):
             return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
         case on.StoreUp(epoch, address):
@@ -80,22 +85,31 @@ def _proceed(life: Life) -> Step:
     if life.gone:
         return life, ()
     if life.alive:
-        overtaken = life.claimed > life.started or life.leaving is not None
+        overtaken = life.claimed > life.started or (life.leaving is not None and life.parting is None)
         if overtaken and not life.killing:
             return replace(life, killing=True), (on.KillTrainers(life.started),)
         return life, ()
-    if life.leaving is not None:
-        if life.flushed:
-            return replace(life, gone=True), (on.Exit(_exit_code(life.leaving, life)),)
-        return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
     if life.stopped < life.claimed:
         return replace(life, stopped=life.claimed), (on.StopStore(life.claimed), on.Send(Stopped(life.claimed)))
+    if life.leaving is not None:
+        if not life.flushed:
+            return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
+        if _finished(life) and not _says_so(life):
+            return _fact(life, Finished(life.started, 0, life.step))
+        return replace(life, gone=True), (on.Exit(_exit_code(life.leaving, life)),)
     if _finished(life) and not life.flushing:
         if not life.flushed:
             return replace(life, flushing=True), (on.Flush(life.started),)
-        if not any(isinstance(fact, Finished) for fact in life.facts):
+        if not _says_so(life):
             return _fact(life, Finished(life.started, 0, life.step))
     return _start(life)
+
+
+def _leave(life: Life, code: int) -> Life:
+    """This worker ends, at once. The code is that of the first who asked."""
+    if life.leaving is not None:
+        return replace(life, parting=None)
+    return replace(life, leaving=code, flushed=False)
 
 
 def _exit_code(asked: int, life: Life) -> int:
@@ -136,6 +150,10 @@ def _finished(life: Life) -> bool:
     return done and life.started == life.claimed
 
 
+def _says_so(life: Life) -> bool:
+    return any(isinstance(fact, Finished) for fact in life.facts)
+
+
 def _claim(life: Life, epoch: int) -> Life:
     """A newer epoch is known: nothing of an older one counts any more."""
     return replace(life, claimed=epoch, assign=None, store=None, facts=(), hold=None, level=0)
@@ -168,6 +186,8 @@ def _asked(life: Life, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) 
 
 def _hold(life: Life, epoch: int, hold: HoldAt) -> Step:
     here = epoch == life.started == life.claimed and life.alive and not life.killing
+    if here and life.parting is not None and hold.verb != "cancel":
+        life = replace(life, parting=replace(life.parting, until=life.parting.last))
     if hold.verb == "propose":
         if not here or not all(r.attached and r.alive and not r.closed for r in life.ranks):
             return life, (on.Send(HoldAnswer(epoch, hold.step, accepted=False)),)
@@ -199,6 +219,8 @@ def _store_lost(life: Life, epoch: int, detail: str) -> Step:
 
 
 def _tick(life: Life, at: float) -> Step:
+    if life.parting is not None and at >= life.parting.until:
+        life = replace(life, parting=None)
     if life.progress_at is None or not life.alive or life.killing:
         return life, ()
     waiting = any(r.held is not None or r.closed or not r.alive for r in life.ranks)

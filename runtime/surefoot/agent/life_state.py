@@ -29,6 +29,14 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """Trainers of a worker that is to end go on until `until`; from the first word of a halt, until `last`."""
+
+    until: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
 class Life:
     """Everything an agent knows that its decisions depend on."""
 
@@ -59,6 +67,8 @@ class Life:
     flushed: bool = False
     leaving: int | None = None
     """Exit code, once this worker is to end."""
+    parting: Parting | None = None
+    """While it is to end and its trainers go on, for the world to be left in order."""
     gone: bool = False
 
     @property

@@ -37,6 +37,10 @@ from surefoot.settings import AgentSettings
 
 _TICK_SECONDS = 0.5
 _TURNED_AWAY = 1
+_WORD_SECONDS = 5.0
+"""How long trainers of a worker that is asked to end go on without a halt being named."""
+_PART_SHARE = 1 / 3
+"""Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
 _log = logging.getLogger(__name__)
 
 
@@ -241,9 +245,13 @@ class Shell:
         self._line.send(messages.Notice(reason, text))
 
     def _asked_to_end(self, number: int) -> None:
-        name = signal.Signals(number).name
-        _log.info("%s: stopping trainers and writing what is staged", name)
-        self.dispatch(on.LeaveAsked(128 + number))
+        name, now = signal.Signals(number).name, time.monotonic()
+        _log.info("%s: leaving the world, and writing what is staged", name)
+        if self._line.away_seconds() > 0.0:  # nobody is there who could name a halt
+            self.dispatch(on.LeaveAsked(128 + number))
+            return
+        share = self._settings.termination_grace_seconds * _PART_SHARE
+        self.dispatch(on.PartAsked(128 + number, now + min(_WORD_SECONDS, share / 2), now + share))
 
     async def _tick(self) -> None:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)

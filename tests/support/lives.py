@@ -1,0 +1,53 @@
+"""An agent's life to try decisions on: begun, running, and what it said."""
+
+from __future__ import annotations
+
+from surefoot.agent import events as on
+from surefoot.agent.events import Command, Event
+from surefoot.agent.life import Life, advance
+from surefoot.protocol.messages import Assign
+
+
+def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int = 2) -> Assign:
+    return Assign(
+        epoch=epoch,
+        world=ranks,
+        first_rank=0,
+        local_ranks=ranks,
+        group_rank=0,
+        group_size=1,
+        restarts=0,
+        parent=None,
+        lineage=(),
+        token="t",
+        hosts_store=hosts,
+        store=store,
+        holders=(),
+        targets=(),
+        replicas=1,
+    )
+
+
+def live(*events: Event, life: Life | None = None) -> tuple[Life, list[Command]]:
+    """The life after these events, and everything it decided."""
+    life = life or Life()
+    said: list[Command] = []
+    for event in events:
+        life, commands = advance(life, event)
+        said += commands
+    return life, said
+
+
+def sent(commands: list[Command]) -> list[object]:
+    return [c.message for c in commands if isinstance(c, on.Send)]
+
+
+def running(epoch: int = 1, ranks: int = 2) -> Life:
+    life, _ = live(on.WarmChanged(True), on.Assigned(assign(epoch, ranks=ranks)), on.StoreUp(epoch, "h:1"))
+    life, _ = live(*(on.Attached(epoch, i) for i in range(ranks)), life=life)
+    assert life.alive
+    return life
+
+
+def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.StepDone:
+    return on.StepDone(epoch, local, number, 0.5, 0.1, None, 0, at)
