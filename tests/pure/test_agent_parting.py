@@ -35,10 +35,9 @@ def test_a_worker_that_is_to_end_trains_until_its_world_is_left_in_order() -> No
         (on.HoldAsked(Hold(1, 8, "cancel")), on.Ticked(105.0)),
         (on.HoldAsked(Hold(0, 8, "propose")), on.Ticked(105.0)),
         (on.HoldAsked(Hold(1, 8, "propose")), on.Ticked(109.9), on.Ticked(110.0)),
-        (PART,),
         (on.LeaveAsked(0),),
     ],
-    ids=["no word", "a cancelled halt", "another epoch's", "a halt that never comes", "asked again", "retired"],
+    ids=["no word", "a cancelled halt", "another epoch's", "a halt that never comes", "retired"],
 )
 def test_a_worker_that_is_to_end_waits_no_longer_than_somebody_sees_to_it(word: tuple[Event, ...]) -> None:
     life, said = live(PART, *word[:-1], life=running(ranks=1))
@@ -47,6 +46,12 @@ def test_a_worker_that_is_to_end_waits_no_longer_than_somebody_sees_to_it(word: 
     assert said == [on.KillTrainers(1)]
     _, said = live(on.TrainerExited(1, 0, -9), on.Flushed(1), life=life)
     assert said[-1] == on.Exit(143)
+
+
+def test_a_signal_that_is_repeated_changes_nothing() -> None:
+    life, _ = live(PART, on.HoldAsked(Hold(1, 8, "propose")), life=running(ranks=1))
+    again = on.PartAsked(143, word_by=105.5, part_by=110.5)
+    assert live(again, life=life) == (life, [])
 
 
 def test_a_worker_that_is_to_end_and_trains_nothing_ends_at_once() -> None:

@@ -33,7 +33,7 @@ NOT_YET: dict[str, dict[str, str]] = {
     },
     "FailureRule": {"onPodConditions": "rules match exit codes"},
     "CheckpointPolicy": {
-        "onEviction": "an agent that is told to end drains what is staged",
+        "onEviction": "a world whose pod is to end halts at a saved step first",
     },
 }
 """Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""

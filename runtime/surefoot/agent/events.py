@@ -64,7 +64,8 @@ class LeaveAsked:
 class PartAsked:
     """SIGTERM: as LeaveAsked, but the world may be left in order: trainers go on to the halt that is named now.
 
-    `word_by`: until then a halt must be proposed. `part_by`: by then the next epoch must be claimed. Asked again: at once.
+    `word_by`: until then a halt must be proposed. `part_by`: by then the next epoch must be claimed. Asking again changes
+    nothing: a container's runtime may repeat the signal.
     """
 
     exit_code: int

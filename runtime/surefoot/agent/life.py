@@ -61,9 +61,11 @@ def _take(life: Life, event: Event) -> Step:
         case on.LeaveAsked(code):
             return _leave(life, code), ()
         case on.PartAsked(code, word_by, part_by):
-            after = _leave(life, code)
-            here = life.leaving is None and life.alive and not life.killing
-            return replace(after, parting=Parting(min(word_by, part_by), part_by) if here else None), ()
+            if life.leaving is not None:
+                return life, ()
+            here = life.alive and not life.killing
+            parting = Parting(min(word_by, part_by), part_by) if here else None
+            return replace(_leave(life, code), parting=parting), ()
         case on.Flushed(epoch):
             return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
         case on.StoreUp(epoch, address):
