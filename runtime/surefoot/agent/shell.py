@@ -39,7 +39,7 @@ _TICK_SECONDS = 0.5
 _TURNED_AWAY = 1
 _WORD_SECONDS = 5.0
 """How long trainers of a worker that is asked to end go on without a halt being named."""
-_PART_SHARE = 1 / 3
+_PART_SHARE = 1 / 2
 """Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
 _log = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ class Shell:
             self.dispatch(on.LeaveAsked(128 + number))
             return
         share = self._settings.termination_grace_seconds * _PART_SHARE
-        self.dispatch(on.PartAsked(128 + number, now + min(_WORD_SECONDS, share / 2), now + share))
+        self.dispatch(on.PartAsked(128 + number, now + min(_WORD_SECONDS, share), now + share))
 
     async def _tick(self) -> None:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
