@@ -13,6 +13,7 @@ from surefoot.agent import events as on
 from surefoot.agent.events import Event
 from surefoot.agent.keeping import in_charge
 from surefoot.agent.life import Life, advance
+from surefoot.agent.life_state import Parting
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
@@ -272,7 +273,7 @@ EVENTS = st.one_of(
     st.builds(on.HoldReached, epochs, locals_, st.integers(0, 9)),
     st.builds(on.Flushed, epochs),
     st.builds(on.LeaveAsked, st.just(3)),
-    st.builds(on.PartAsked, st.just(4), st.floats(0, 1000), st.floats(0, 2000)),
+    st.builds(on.PartAsked, st.just(4), st.builds(Parting, st.floats(0, 1000), st.floats(0, 2000))),
     st.builds(on.Ticked, st.floats(0, 2000)),
 )
 

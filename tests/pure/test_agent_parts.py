@@ -2,12 +2,14 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.fake_coordinator import assignment
 from surefoot.agent import saves
 from surefoot.agent.command import Program, forkable, with_own_interpreter
 from surefoot.agent.environment import Place, trainer_environment
@@ -16,7 +18,6 @@ from surefoot.agent.preload import top_level_imports
 from surefoot.agent.saves import SaveBook
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.protocol.messages import Assign
 from surefoot.protocol.settled import Settled
 
 OWN = with_own_interpreter({"PATH": "/usr/bin"})
@@ -56,23 +57,7 @@ def test_the_own_interpreter_comes_first_and_once() -> None:
     assert OWN["PATH"].split(os.pathsep) == [os.path.dirname(sys.executable), "/usr/bin"]
 
 
-ASSIGN = Assign(
-    epoch=7,
-    world=6,
-    first_rank=4,
-    local_ranks=2,
-    group_rank=2,
-    group_size=3,
-    restarts=1,
-    parent=None,
-    lineage=(),
-    token="t",
-    hosts_store=False,
-    store="[::1]:99",
-    holders=(),
-    targets=(),
-    replicas=2,
-)
+ASSIGN = replace(assignment(7, 2, 3, local_ranks=2), restarts=1, lineage=(), store="[::1]:99", replicas=2)
 
 
 def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulator.fabric import Node
+from simulator.fabric import Node, Pod
 from simulator.trainers import Trainer
 
 if TYPE_CHECKING:
@@ -147,8 +147,12 @@ def _hang_trainer(simulation: Simulation, duration: float) -> None:
         simulation.hangs.add(id(victim))
 
 
+def _pods(simulation: Simulation) -> list[Pod]:
+    return [p for n in simulation.fabric.nodes.values() if not n.frozen for p in n.pods if not p.over]
+
+
 def _kill_agent(simulation: Simulation, duration: float) -> None:
-    pods = [p for n in simulation.fabric.nodes.values() if not n.frozen for p in n.pods if not p.over]
+    pods = _pods(simulation)
     if pods:
         victim = simulation.engine.rng.choice(pods)
         simulation.engine.say("FAULT the agent of {} is killed", victim.name)
@@ -256,13 +260,11 @@ def _unwant_node(simulation: Simulation, duration: float) -> None:
 
 def _delete_pod(simulation: Simulation, duration: float) -> None:
     """Not a fault either: somebody deletes a pod, which is given time to leave."""
-    node = _node(simulation)
-    pods = [p for p in node.pods if not p.over and not p.deleting] if node is not None else []
-    if node is None or not pods:
-        return
-    victim = simulation.engine.rng.choice(pods)
-    simulation.engine.say("{} is deleted", victim.name)
-    simulation.fabric.delete_gently(victim)
+    pods = [pod for pod in _pods(simulation) if not pod.deleting]
+    if pods:
+        victim = simulation.engine.rng.choice(pods)
+        simulation.engine.say("{} is deleted", victim.name)
+        simulation.fabric.delete_gently(victim)
 
 
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {

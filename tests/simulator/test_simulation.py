@@ -21,11 +21,18 @@ def test_jobs_survive_whatever_a_seed_brings(block: int) -> None:
         )
 
 
+LEFT_IN_ORDER = {
+    "node is to be left": ("node dies", "node freezes", "operator dies"),
+    "pod is deleted": ("trainer dies", "node dies", "operator dies"),
+}
+"""With what fails beside it."""
+
+
+@pytest.mark.parametrize("kind", LEFT_IN_ORDER)
 @pytest.mark.parametrize("block", range(4))
-def test_nodes_that_are_to_be_left_are_left_in_order_whatever_else_fails(block: int) -> None:
-    alone, among = ("node is to be left",), ("node is to be left", "node dies", "node freezes", "operator dies")
+def test_what_is_to_be_left_is_left_in_order_whatever_else_fails(kind: str, block: int) -> None:
     for seed in range(block * 5, (block + 1) * 5):
-        for kinds in (alone, among):
+        for kinds in ((kind,), (kind, *LEFT_IN_ORDER[kind])):
             wish = Settings(nodes=4, workers=3, least_workers=2, steps=40, faults=4, kinds=kinds)
             outcome = simulate(seed, wish)
             assert outcome.violation is None, f"seed {seed} with {kinds}: {outcome.violation}"
@@ -37,16 +44,6 @@ def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     moved = [o for o in outcomes if any("leaves node" in line for line in o.trace)]
     assert moved
     assert [o.phase for o in outcomes] == ["Complete"] * 6
-
-
-@pytest.mark.parametrize("block", range(4))
-def test_worlds_whose_pods_are_deleted_whatever_else_fails_lose_nothing(block: int) -> None:
-    alone, among = ("pod is deleted",), ("pod is deleted", "trainer dies", "node dies", "operator dies")
-    for seed in range(block * 5, (block + 1) * 5):
-        for kinds in (alone, among):
-            wish = Settings(nodes=4, workers=3, least_workers=2, steps=40, faults=4, kinds=kinds)
-            outcome = simulate(seed, wish)
-            assert outcome.violation is None, f"seed {seed} with {kinds}: {outcome.violation}"
 
 
 def test_a_deleted_pod_costs_no_step() -> None:

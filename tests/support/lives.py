@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from support.fake_coordinator import assignment
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.life import Life, advance
@@ -9,23 +12,7 @@ from surefoot.protocol.messages import Assign
 
 
 def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int = 2) -> Assign:
-    return Assign(
-        epoch=epoch,
-        world=ranks,
-        first_rank=0,
-        local_ranks=ranks,
-        group_rank=0,
-        group_size=1,
-        restarts=0,
-        parent=None,
-        lineage=(),
-        token="t",
-        hosts_store=hosts,
-        store=store,
-        holders=(),
-        targets=(),
-        replicas=1,
-    )
+    return replace(assignment(epoch, 0, 1, local_ranks=ranks), hosts_store=hosts, store=store)
 
 
 def live(*events: Event, life: Life | None = None) -> tuple[Life, list[Command]]:

@@ -53,7 +53,7 @@ def _over(facts: Facts) -> Tidying:
     hearing = [w for w in alive if not w.deleting and _hears(facts, w)]
     rest = _rest(facts, late or not alive)
     actions: list[Action] = []
-    if hearing and not late:
+    if not late:
         actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
     going = [w for w in alive if late or w not in hearing]
     actions += _deletes(facts, [*going, *rest], f"the job is {phase}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.agent.life_state import Parting
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
@@ -64,13 +65,11 @@ class LeaveAsked:
 class PartAsked:
     """SIGTERM: as LeaveAsked, but the world may be left in order: trainers go on to the halt that is named now.
 
-    `word_by`: until then a halt must be proposed. `part_by`: by then the next epoch must be claimed. Asking again changes
-    nothing: a container's runtime may repeat the signal.
+    Asking again changes nothing: a container's runtime may repeat the signal.
     """
 
     exit_code: int
-    word_by: float
-    part_by: float
+    parting: Parting
 
 
 @dataclass(frozen=True, slots=True)

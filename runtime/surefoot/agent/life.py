@@ -11,7 +11,6 @@ from dataclasses import replace
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.life_state import Life as Life
-from surefoot.agent.life_state import Parting
 from surefoot.agent.life_state import Rank as Rank
 from surefoot.agent.line import HoldAt
 from surefoot.protocol.messages import (
@@ -59,13 +58,9 @@ def _take(life: Life, event: Event) -> Step:
             # heard again: a coordinator that returned asks anew, and is told anew
             return life, (on.Send(Stopped(life.stopped)),) if life.stopped >= epoch else ()
         case on.LeaveAsked(code):
-            return _leave(life, code), ()
-        case on.PartAsked(code, word_by, part_by):
-            if life.leaving is not None:
-                return life, ()
-            here = life.alive and not life.killing
-            parting = Parting(min(word_by, part_by), part_by) if here else None
-            return replace(_leave(life, code), parting=parting), ()
+            return replace(_leave(life, code), parting=None), ()
+        case on.PartAsked(code, parting):
+            return (life if life.leaving is not None else replace(_leave(life, code), parting=parting)), ()
         case on.Flushed(epoch):
             return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
         case on.StoreUp(epoch, address):
@@ -93,25 +88,19 @@ def _proceed(life: Life) -> Step:
         return life, ()
     if life.stopped < life.claimed:
         return replace(life, stopped=life.claimed), (on.StopStore(life.claimed), on.Send(Stopped(life.claimed)))
+    finished = _finished(life)
+    if (finished or life.leaving is not None) and not life.flushed:
+        return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
+    if finished and not any(isinstance(fact, Finished) for fact in life.facts):
+        return _fact(life, Finished(life.started, 0, life.step))
     if life.leaving is not None:
-        if not life.flushed:
-            return (life, ()) if life.flushing else (replace(life, flushing=True), (on.Flush(life.started),))
-        if _finished(life) and not _says_so(life):
-            return _fact(life, Finished(life.started, 0, life.step))
         return replace(life, gone=True), (on.Exit(_exit_code(life.leaving, life)),)
-    if _finished(life) and not life.flushing:
-        if not life.flushed:
-            return replace(life, flushing=True), (on.Flush(life.started),)
-        if not _says_so(life):
-            return _fact(life, Finished(life.started, 0, life.step))
     return _start(life)
 
 
 def _leave(life: Life, code: int) -> Life:
-    """This worker ends, at once. The code is that of the first who asked."""
-    if life.leaving is not None:
-        return replace(life, parting=None)
-    return replace(life, leaving=code, flushed=False)
+    """This worker is to end. The code is that of the first who asked."""
+    return life if life.leaving is not None else replace(life, leaving=code, flushed=False)
 
 
 def _exit_code(asked: int, life: Life) -> int:
@@ -152,10 +141,6 @@ def _finished(life: Life) -> bool:
     return done and life.started == life.claimed
 
 
-def _says_so(life: Life) -> bool:
-    return any(isinstance(fact, Finished) for fact in life.facts)
-
-
 def _claim(life: Life, epoch: int) -> Life:
     """A newer epoch is known: nothing of an older one counts any more."""
     return replace(life, claimed=epoch, assign=None, store=None, facts=(), hold=None, level=0)
@@ -189,7 +174,7 @@ def _asked(life: Life, event: on.HoldAsked | on.HoldersChanged | on.LevelAsked) 
 def _hold(life: Life, epoch: int, hold: HoldAt) -> Step:
     here = epoch == life.started == life.claimed and life.alive and not life.killing
     if here and life.parting is not None and hold.verb != "cancel":
-        life = replace(life, parting=replace(life.parting, until=life.parting.last))
+        life = replace(life, parting=replace(life.parting, word_by=life.parting.part_by))
     if hold.verb == "propose":
         if not here or not all(r.attached and r.alive and not r.closed for r in life.ranks):
             return life, (on.Send(HoldAnswer(epoch, hold.step, accepted=False)),)
@@ -221,7 +206,7 @@ def _store_lost(life: Life, epoch: int, detail: str) -> Step:
 
 
 def _tick(life: Life, at: float) -> Step:
-    if life.parting is not None and at >= life.parting.until:
+    if life.parting is not None and at >= life.parting.word_by:
         life = replace(life, parting=None)
     if life.progress_at is None or not life.alive or life.killing:
         return life, ()

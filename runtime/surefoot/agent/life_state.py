@@ -30,10 +30,10 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Trainers of a worker that is to end go on until `until`; from the first word of a halt, until `last`."""
+    """How long trainers of a worker that is to end go on: until `word_by`, and from the first word of a halt until `part_by`."""
 
-    until: float
-    last: float
+    word_by: float
+    part_by: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from surefoot.agent.exporter import Exporter
 from surefoot.agent.figures import Sums
 from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life, advance
+from surefoot.agent.life_state import Parting
 from surefoot.agent.logs import LogForwarder
 from surefoot.agent.orphans import Orphans, adopt_orphans
 from surefoot.agent.reception import Reception
@@ -251,7 +252,7 @@ class Shell:
             self.dispatch(on.LeaveAsked(128 + number))
             return
         share = self._settings.termination_grace_seconds * _PART_SHARE
-        self.dispatch(on.PartAsked(128 + number, now + min(_WORD_SECONDS, share), now + share))
+        self.dispatch(on.PartAsked(128 + number, Parting(now + min(_WORD_SECONDS, share), now + share)))
 
     async def _tick(self) -> None:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)

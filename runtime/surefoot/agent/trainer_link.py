@@ -61,8 +61,8 @@ class AgentLink:
         """Descriptors, each ahead of the message that it belongs to."""
         self._left = LeftAnswers()
         self._busy: set[int] = set()
-        self._sealed: list[int] = []
-        """Slots with something sealed in them, the newest last."""
+        self._sealed: dict[int, int] = {}
+        """Slot → step of what was last sealed in it."""
         self._slots = 0
         self._at = 0
         self._hold: int | None = None
@@ -130,6 +130,7 @@ class AgentLink:
         with self._changed:
             self._changed.wait_for(lambda: self._left.complete or self._broken is not None, _LEFT_SECONDS)
             told = self._left.end()
+            self._sealed |= {slot: checkpoint.step for own, _ in told[:1] for _, slot, *_ in own.saves}
         found = {}
         for number, (here, fd) in enumerate(told):
             if fd is None:
@@ -139,8 +140,6 @@ class AgentLink:
             finally:
                 os.close(fd)
             for rank, slot, stream_bytes, layout in here.saves:
-                if number == 0:
-                    self._newest(slot)
                 begin = slot * here.slot_bytes
                 found[rank] = Left(whole[begin : begin + stream_bytes], layout, own=number == 0)
         return found
@@ -159,9 +158,9 @@ class AgentLink:
             return self._free()
 
     def staged(self, message: Staged) -> None:
-        self._newest(message.slot)
         with self._changed:
             self._busy.add(message.slot)
+            self._sealed[message.slot] = message.step
         self._send(message)
 
     def stepped(self, message: Stepped) -> None:
@@ -249,11 +248,7 @@ class AgentLink:
     def _free(self) -> int | None:
         """Of several the one sealed longest ago: until the save that comes is complete the other may be restored."""
         free = [slot for slot in range(self._slots) if slot not in self._busy]
-        return min(free, key=lambda slot: self._sealed.index(slot) if slot in self._sealed else -1, default=None)
-
-    def _newest(self, slot: int) -> None:
-        with self._changed:
-            self._sealed = [*(other for other in self._sealed if other != slot), slot]
+        return min(free, key=lambda slot: self._sealed.get(slot, -1), default=None)
 
     def _send(self, message: line.FromTrainer) -> None:
         data = memoryview(framed(line.encode(message)))
