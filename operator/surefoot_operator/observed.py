@@ -64,7 +64,7 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class ExitSeen:
-    """The first failed trainer of a worker in `epoch`."""
+    """The first failed trainer of a worker in `epoch`, or that all of them hang (`rank` −1: none is behind)."""
 
     epoch: int
     rank: int
@@ -72,6 +72,9 @@ class ExitSeen:
     cause: str
     secondary: bool
     at_seconds: float
+    kind: Literal["failed", "hang"] = "failed"
+    detail: str = ""
+    """More lines for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ class SessionSeen:
     finished: int | None = None
     """Exit code of Finished for `epoch`."""
     finished_steps: int = 0
+    ended: tuple[int, ...] = ()
+    """Its ranks that ended with code 0 in `epoch`, before it could say Finished."""
     held: int | None = None
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None

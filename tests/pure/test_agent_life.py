@@ -151,8 +151,25 @@ def test_a_hang_is_counted_from_the_first_step_only() -> None:
     life, said = live(on.Ticked(1012.0), life=life)
     (exited,) = sent(said)
     assert isinstance(exited, Exited)
-    assert (exited.rank, exited.step, exited.cause) == (1, 1, "hang: no step for 10 s after step 1")
+    assert (exited.kind, exited.rank, exited.step) == ("hang", 1, 1)
+    assert exited.cause == "hang: no step for 10 s after step 1"
     assert said[0] == on.KillTrainers(1)
+
+
+def test_a_hang_in_which_all_stand_alike_names_no_rank() -> None:
+    for ranks in (1, 2):
+        life = replace(running(ranks=ranks), step_timeout_seconds=10.0)
+        life, _ = live(*(step(1, local, 3, at=1.0) for local in range(ranks)), life=life)
+        _, said = live(on.Ticked(12.0), life=life)
+        (exited,) = sent(said)
+        assert isinstance(exited, Exited)
+        assert (exited.kind, exited.rank) == ("hang", -1)
+
+
+def test_a_rank_that_ended_well_is_told_of_at_once() -> None:
+    life, said = live(on.TrainerExited(1, 1, 0), life=running())
+    assert said == [on.Beat()]
+    assert life.ended == (1,)
 
 
 @pytest.mark.parametrize(

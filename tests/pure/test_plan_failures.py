@@ -167,13 +167,6 @@ def test_an_echo_waits_a_moment_for_the_first_cause_and_never_counts() -> None:
     assert made.status.restarts == 1
 
 
-def test_no_step_for_the_step_timeout_is_a_hang_and_names_the_slowest() -> None:
-    seen = with_session(stood_still(running(), 601), 2, step=41)
-    made = decided(seen)
-    assert made.status.incidents[-1].kind == "hang"
-    assert made.status.incidents[-1].worker == 2
-
-
 def test_before_the_first_step_only_the_startup_deadline_counts() -> None:
     seen = running(now=BEGAN + 599)
     fresh = tuple(replace(s, step=0, step_at_seconds=None) for s in seen.sessions)

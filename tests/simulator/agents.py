@@ -96,7 +96,7 @@ class Agent:
                 step_seconds=life.step_seconds, restored=life.restored, restored_from=life.restored_from,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
                 copies=self.saved[1] if self.saved else 0, level=life.reported_level,
-                settled=self.book.settled(life.started, len(life.ranks), life.settled),
+                settled=self.book.settled(life.started, len(life.ranks), life.settled), ended=life.ended,
             )
         )  # fmt: skip
 

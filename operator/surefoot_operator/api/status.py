@@ -66,6 +66,10 @@ class Incident:
     restored_from: str | None = None
     world_before: int = 0
     world_after: int | None = None
+    rank: int | None = None
+    """Who is to blame, where anybody is."""
+    detail: str = ""
+    """What workers had to say beside the reason, as where each rank stood in a hang; shortened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         exit=None,
         finished=None,
         finished_steps=0,
+        ended=(),
         held=None,
         unreadable=None,
         save_bytes=0,
@@ -239,6 +240,7 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             save_bytes=beat.save_bytes,
             unstaged=beat.unstaged,
             settled=beat.settled,
+            ended=beat.ended,
         )
         session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
     return replace(session, seen=fresh, level=beat.level)
@@ -265,7 +267,9 @@ def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, 
         return replace(session, seen=replace(old, finished=message.exit_code, finished_steps=message.steps))
     if old.exit is not None and (message.secondary or not old.exit.secondary):
         return session
-    exit_seen = ExitSeen(message.epoch, message.rank, message.code, message.cause, message.secondary, now)
+    exit_seen = ExitSeen(
+        message.epoch, message.rank, message.code, message.cause, message.secondary, now, message.kind, message.detail
+    )
     at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
     step = max(old.step, message.step)
     return replace(session, seen=replace(old, exit=replace(exit_seen, at_seconds=at_seconds), step=step))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import Restart
 from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.failures import Loss
+from surefoot_operator.policy.losses import Loss
 
 MOST_REMEMBERED = 32
 """Restarts kept in status."""

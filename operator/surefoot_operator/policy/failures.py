@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
     Facts,
     audible,
-    has_stepped,
     in_epoch,
     last_step_seconds,
     member_sessions,
@@ -22,28 +20,14 @@ from surefoot_operator.policy.facts import (
     seconds_per_step,
     worker_id,
 )
+from surefoot_operator.policy.losses import Loss
+from surefoot_operator.policy.standstill import standstill, told_to_hang
 
 RECONNECT_GRACE_SECONDS = 0.25
 """A line that broke may come back for so long; also how long a first cause may trail its echoes on other ranks."""
 
 UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Why the epoch cannot go on. `at_seconds`: the first sign of it."""
-
-    kind: str
-    reason: str
-    at_seconds: float
-    worker: int | None = None
-    node: str | None = None
-    application: bool = False
-    exit_code: int | None = None
-    bad: Checkpoint | None = None
-    witnessed: bool = True
-    """False: only a broken line or silence says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +61,15 @@ def judge(facts: Facts) -> Verdict:
         losses = [loss for loss in losses if loss.witnessed]
     else:
         frozen = None
-    for found in (_echo(facts, exits, losses), _standstill(facts)):
+    told = told_to_hang(facts)
+    losses += (told,) if told is not None else ()
+    # a step that does not come is the effect of whatever else is known, and then says nothing of its own
+    for found in (_echo(facts, exits, losses), None if losses or exits else standstill(facts)):
         if isinstance(found, Loss):
             losses.append(found)
         elif found is not None:
             recheck.append(found)
-    losses.sort(key=lambda loss: (loss.kind == "hang", loss.at_seconds))
+    losses.sort(key=lambda loss: loss.at_seconds)
     return Verdict(tuple(losses), frozen, tuple(recheck))
 
 
@@ -101,7 +88,7 @@ def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dea
             return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
         return _unheard(facts, member)
     if session.exit is not None and session.exit.epoch == epoch and not session.exit.secondary:
-        return _exited(session, member)
+        return None if session.exit.kind == "hang" else _exited(session, member)
     if session.unreadable is not None and session.epoch == epoch:
         return _unreadable(facts, session, member)
     if not session.connected:
@@ -149,7 +136,7 @@ def _exited(session: SessionSeen, member: Member) -> Loss | None:
     how = f"signal {-exit_seen.code}" if exit_seen.code < 0 else f"exit code {exit_seen.code}"
     cause = f": {exit_seen.cause}" if exit_seen.cause else ""
     reason = f"rank {exit_seen.rank} on worker {member.index} ended with {how}{cause}"
-    return Loss("trainer-failed", reason, exit_seen.at_seconds, *_at(member), True, exit_seen.code)
+    return Loss("trainer-failed", reason, exit_seen.at_seconds, *_at(member), True, exit_seen.code, rank=exit_seen.rank)
 
 
 def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
@@ -210,29 +197,6 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
         return due
     reason = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'}), and nobody said why"
     return Loss("trainer-failed", reason, first.at_seconds, None, None, False, first.code)
-
-
-def _standstill(facts: Facts) -> Loss | float | None:
-    """No first step, or no further one, for too long."""
-    epoch = facts.world.epoch
-    members = [s for _, s in member_sessions(facts) if s is not None]
-    running = [s for s in members if s.finished is None or s.epoch != epoch]
-    if not running:
-        return None
-    if not has_stepped(facts, epoch):
-        limit = facts.spec.run_policy.startup_deadline_seconds
-        due = max(facts.world.changed_seconds, facts.seen.term_seconds) + limit
-        reason = f"epoch {epoch} made no first step within startupDeadlineSeconds ({limit:g} s)"
-        return due if facts.now < due else Loss("startup", reason, due, application=True)
-    last = last_step_seconds(facts, epoch)
-    if last is None:
-        return None
-    limit = facts.spec.health_policy.step_timeout_seconds
-    if facts.now < last + limit:
-        return last + limit
-    slowest = min(running, key=lambda s: (s.step, s.index))
-    reason = f"no step for stepTimeoutSeconds ({limit:g} s); worker {slowest.index} stands at step {slowest.step}"
-    return Loss("hang", reason, last + limit, slowest.index, slowest.node, all(audible(facts, s) for s in members))
 
 
 def _at(member: Member) -> tuple[int, str]:

@@ -7,10 +7,15 @@ from dataclasses import replace
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.sources import joined
 from surefoot_operator.api.status import Incident
-from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, node_lost, step_of
-from surefoot_operator.policy.failures import Loss
+from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, node_lost, step_of
+from surefoot_operator.policy.losses import Loss
 
 MOST_KEPT = 10
+
+LONGEST_DETAIL = 8000
+"""Characters of what workers had to say, of the newest incident."""
+
+LONGEST_OLD_DETAIL = 500
 
 Incidents = tuple[Incident, ...]
 
@@ -27,8 +32,11 @@ def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
         claimed_seconds=facts.now,
         last_step=last_step,
         world_before=facts.world.size,
+        rank=loss.rank,
+        detail=_detail(facts, facts.world.epoch),
     )
-    return (*facts.status.incidents, incident)[-MOST_KEPT:]
+    before = (replace(i, detail=i.detail[:LONGEST_OLD_DETAIL]) for i in facts.status.incidents)
+    return (*before, incident)[-MOST_KEPT:]
 
 
 def open_incident(incidents: Incidents) -> Incident | None:
@@ -45,9 +53,18 @@ def phased(facts: Facts, stopped: bool, sealed: bool) -> Incidents:
         incident = replace(incident, stopped_seconds=facts.now)
     if sealed and incident.sealed_seconds is None:
         incident = replace(incident, sealed_seconds=facts.now)
+    detail = _detail(facts, incident.epoch)
+    if len(detail) > len(incident.detail):
+        incident = replace(incident, detail=detail)  # each worker says its part when it has stopped its trainers
     if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
         incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is gone: {incident.reason}")
     return (*facts.status.incidents[:-1], incident)
+
+
+def _detail(facts: Facts, epoch: int) -> str:
+    """What the workers of this epoch said beside their causes, in their order."""
+    told = [s.exit for _, s in member_sessions(facts) if s is not None and s.exit is not None and s.exit.epoch == epoch]
+    return "\n".join(e.detail for e in told if e.detail)[:LONGEST_DETAIL]
 
 
 def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:

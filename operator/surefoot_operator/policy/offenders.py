@@ -9,7 +9,7 @@ from collections import Counter
 
 from surefoot_operator.api.status import ExcludedNode
 from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.failures import Loss
+from surefoot_operator.policy.losses import Loss
 
 REPEATS = 2
 """So many failures on one node, within the budget's window, are no chance any more."""

@@ -19,8 +19,9 @@ from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss,
 from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
 from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
-from surefoot_operator.policy.failures import Loss, judge
+from surefoot_operator.policy.failures import judge
 from surefoot_operator.policy.farewell import holding
+from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.offenders import excluded
 from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
@@ -29,6 +30,8 @@ from surefoot_operator.policy.tidying import tidy
 from surefoot_operator.policy.workers import Tending, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
+
+_OF_TRAINERS = ("trainer-failed", "hang", "startup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
     last_step = _last_step(facts)
     allowed = allowance(facts, loss, last_step)
     bad = status.bad if loss.bad is None or loss.bad in status.bad else (*status.bad, loss.bad)
-    lost = Event(names.TRAINER_FAILED if loss.kind == "trainer-failed" else names.WORKER_LOST, loss.reason, True)
+    lost = Event(names.TRAINER_FAILED if loss.kind in _OF_TRAINERS else names.WORKER_LOST, loss.reason, True)
     events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
     if allowed.refusal is not None:
         failed = _fail(facts, allowed.refusal)

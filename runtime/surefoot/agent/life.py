@@ -213,13 +213,18 @@ def _tick(life: Life, at: float) -> Step:
     waiting = any(r.held is not None or r.closed or not r.alive for r in life.ranks)
     if waiting or at - life.progress_at <= life.step_timeout_seconds:
         return life, ()
-    slowest = min(life.ranks, key=lambda r: r.step)
-    cause = f"hang: no step for {life.step_timeout_seconds:g} s after step {slowest.step}"
+    cause = f"hang: no step for {life.step_timeout_seconds:g} s after step {life.step}"
     after, said = _fact(
         replace(life, killing=True),
-        Exited(life.started, slowest.rank, -9, cause, secondary=False, step=life.step),
+        Exited(life.started, _behind(life), -9, cause, secondary=False, step=life.step, kind="hang"),
     )
     return after, (on.KillTrainers(life.started), *said)
+
+
+def _behind(life: Life) -> int:
+    """The one local rank that stands at an earlier step than all others here; −1 where none does: a tie tells nothing."""
+    slow = [r.rank for r in life.ranks if r.step == life.step]
+    return slow[0] if len(slow) == 1 < len(life.ranks) else -1
 
 
 TrainerEvent = (
@@ -263,7 +268,7 @@ def _from_trainer(life: Life, event: TrainerEvent) -> Step:
 def _exited(life: Life, mine: Rank, event: on.TrainerExited) -> Step:
     after = _with(life, mine, alive=False, code=event.code)
     if event.code == 0 or life.killing:
-        return after, (on.Beat(),) if not after.alive else ()
+        return after, (on.Beat(),) if event.code == 0 or not after.alive else ()
     blamed = next((r for r in life.ranks if r.local == event.cause_local), mine)
     fact = Exited(life.started, blamed.rank, event.code, event.cause, event.secondary, life.step)
     after, said = _fact(replace(after, killing=True), fact)

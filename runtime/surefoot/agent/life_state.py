@@ -91,6 +91,11 @@ class Life:
         return min((r.settled for r in self.ranks), default=0)
 
     @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks of the started epoch that ended with code 0."""
+        return tuple(r.rank for r in self.ranks if r.code == 0)
+
+    @property
     def restored(self) -> bool:
         return bool(self.ranks) and all(r.source is not None for r in self.ranks)
 

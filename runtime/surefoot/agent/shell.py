@@ -211,6 +211,7 @@ class Shell:
             save_bytes=needs.save_bytes,
             unstaged=needs.unstaged,
             settled=book.settled(life.started, len(life.ranks), life.settled),
+            ended=life.ended,
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:

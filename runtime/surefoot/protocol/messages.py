@@ -75,6 +75,8 @@ class Heartbeat:
     """Why a local rank has no memory to stage saves in; empty: each has."""
     settled: Settled = since(2, NOTHING_SETTLED)  # noqa: RUF009  it makes a field, and its default is frozen
     """Which saves this worker has not, and never will have."""
+    ended: tuple[int, ...] = since(2, ())
+    """Ranks of the running epoch that ended with code 0, said before anybody can be hurt by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Exited:
 
     epoch: int
     rank: int
+    """−1: a hang, and none of its ranks is behind the others."""
     code: int
     """Exit code; −N for signal N."""
     cause: str
@@ -90,6 +93,10 @@ class Exited:
     secondary: bool
     """The error is the echo of another rank's death (its connection broke)."""
     step: int
+    kind: Literal["failed", "hang"] = since(2, "failed")
+    """hang: the agent ended its trainers, because none of them made a step for too long."""
+    detail: str = since(2, "")
+    """More lines for people, as where each rank stood. Whoever keeps them shortens them."""
 
 
 @dataclass(frozen=True, slots=True)
