@@ -335,3 +335,23 @@ def test_a_folder_that_is_only_read_is_not_made_and_counts_as_silent(tmp_path: P
     with pytest.raises(TierUnavailable, match="check the disk or mount"):
         tier.manifests()
     assert not (tmp_path / "older").exists()
+
+
+def test_what_is_removed_while_it_is_listed_makes_nothing_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention goes on beside readers: for one of them a whole tier seemed to be away."""
+    tier = open_persistent(PersistentSettings(uri=tmp_path.as_uri()), "job-1")
+    for step in (10, 20):
+        save_one(tier, RankSave(1, step, 0))
+    listed = directory.DirectoryStore._entries
+
+    def overtaken(store: directory.DirectoryStore, folder: str) -> list[os.DirEntry[str]]:
+        entries = listed(store, folder)
+        for entry in entries:
+            if "10-1" in folder and entry.is_file():
+                os.unlink(entry.path)
+        return entries
+
+    monkeypatch.setattr(directory.DirectoryStore, "_entries", overtaken)
+    assert [manifest.save.step for manifest in tier.manifests()] == [20]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error(writer: Writer, reader: Read
 
 def test_a_step_is_saved_once_and_other_bytes_are_refused(writer: Writer, reader: Reader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
-    with pytest.raises(CheckpointException, match="was saved before by this Writer"):
+    with pytest.raises(CheckpointException, match="was saved before by this program"):
         dcp.save(state(2.0), storage_writer=writer, checkpoint_id="step-1")
     found = state(0.0)
     dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
@@ -179,3 +180,64 @@ def test_fsdp2_shards_are_resharded(tmp_path: Path) -> None:
         ended(started("dcp_world.py", [str(tmp_path / "kept"), doing, str(out)], world, tmp_path / f"group-{number}"))
         seen.append(torch.load(out, weights_only=True))
     assert_equal(seen[1], seen[0])
+
+
+def test_writers_of_one_folder_share_one_staging_memory(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+    """Else the one that was made first goes on staging where nobody reads once the other has asked for more room."""
+    other = Writer(str(tmp_path / "kept"))
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    dcp.save({"large": torch.arange(3e6)}, storage_writer=other, checkpoint_id="step-2")
+    dcp.save(state(3.0), storage_writer=writer, checkpoint_id="step-3")
+    found = state(0.0)
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-3")
+    assert_equal(found, state(3.0))
+    with pytest.raises(CheckpointException, match="was saved before"):
+        dcp.save(state(4.0), storage_writer=other, checkpoint_id="step-3")
+
+
+def test_writers_that_nobody_closes_leave_one_thread_each_folder(tmp_path: Path, writer: Writer) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    before = copying_threads()
+    for step in range(2, 7):
+        dcp.save(state(1.0), storage_writer=Writer(str(tmp_path / "kept")), checkpoint_id=f"step-{step}")
+    assert copying_threads() == before
+
+
+def copying_threads() -> int:
+    return sum(thread.name == "surefoot-staging" for thread in threading.enumerate())
+
+
+def test_everything_that_a_script_saved_is_kept(writer: Writer, reader: Reader) -> None:
+    """As with every other storage of DCP: whoever names checkpoints also removes them."""
+    for step in range(1, 7):
+        dcp.save({"w": torch.full((3,), float(step))}, storage_writer=writer, checkpoint_id=f"step-{step}")
+    found = {"w": torch.zeros(3)}
+    dcp.load(found, storage_reader=reader, checkpoint_id="step-1")
+    assert found["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_metadata_tells_whose_they_are(writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="run/step-1")
+    reader.reset("run/step-1")
+    about = reader.read_metadata().storage_meta
+    assert about is not None
+    assert (about.checkpoint_id, about.save_id) == ("run/step-1", writer.save_id)
+    assert (about.load_id, reader.load_id) == (reader.load_id, reader.load_id)
+    assert reader.load_id
+
+
+def test_a_rank_whose_first_look_fails_takes_the_others_along(tmp_path: Path) -> None:
+    """DCP would ask its reader again, and go on without the collectives that the others wait in."""
+    ranks = started("dcp_faltering.py", [str(tmp_path / "kept")], 2, tmp_path / "group")
+    told = ended(ranks)
+    assert all("CheckpointException" in said and "the disk was away" in said for said in told), told
+
+
+def test_a_tier_without_an_answer_is_not_taken_for_an_empty_one(tmp_path: Path, writer: Writer, reader: Reader) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    (tmp_path / "kept").rename(tmp_path / "elsewhere")
+    (tmp_path / "kept").touch()
+    with pytest.raises(CheckpointException, match="gave no answer: whether the checkpoint is there is unknown"):
+        dcp.load(state(0.0), storage_reader=reader, checkpoint_id="step-1")
+    (tmp_path / "kept").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "kept")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from support.gloo_world import ended, started
+from surefoot import Checkpointer
 from surefoot.tiers.directory import DirectoryStore
 from surefoot.tiers.persistent import PersistentTier
 
@@ -72,6 +73,32 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
     assert sorted(tier.recorded_epochs()) == [1, 2]
+
+
+class Growing:
+    """An object whose state outgrows the staging memory."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def state_dict(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        self.text = state["text"]
+
+
+def test_saves_go_on_in_larger_staging_memory(tmp_path: Path) -> None:
+    """Whoever drains the larger memory has not heard of the layout, which has not changed."""
+    model, growing = torch.nn.Linear(2, 2), Growing()
+    with Checkpointer(model=model, growing=growing, folder=str(tmp_path), interval_steps=1, keep=9) as checkpointer:
+        checkpointer.restore()
+        for length in (1, 1_000_000, 1_000_001):
+            growing.text = "x" * length
+            checkpointer.step()
+            assert checkpointer.save_now()
+        assert checkpointer._link.flush(30)
+        assert [c.step for c in checkpointer.list()] == [1, 2, 3]
 
 
 def test_a_world_of_one_takes_up_what_ranks_of_a_group_saved(tmp_path: Path) -> None:

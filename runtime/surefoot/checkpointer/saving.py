@@ -173,6 +173,7 @@ class Saver:
             if self._arena is not None:
                 self._link.flush(60.0)  # what drains from the old memory must be out of it
                 self._arena.close()
+            self._told.clear()  # whoever drains the new memory has heard of no layout
             self._arena = Arena(*self._link.arena(wanted))
             self._refused = False
             if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it so

@@ -106,6 +106,8 @@ class Drain:
         self._writers: dict[HolderId, Writer] = {}
         self._retired: list[Writer] = []
         self._closing = False
+        self._carrying = False
+        """Whether the control thread is at a command it has taken from the outbox."""
         self._control = threading.Thread(target=self._run, name="surefoot-drain", daemon=True)
         self._control.start()
 
@@ -143,7 +145,7 @@ class Drain:
     def flush(self, wait_seconds: float) -> bool:
         """Waits until every slot is free again, and its callbacks were called; whether they are."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._state.busy() and not self._work, wait_seconds)
+            return self._changed.wait_for(self._idle, wait_seconds)
 
     def close(self, wait_seconds: float = 5.0) -> bool:
         """Gives up what is not written yet, joins every thread; whether all ended in time."""
@@ -157,6 +159,10 @@ class Drain:
         ended = [writer.joined(max(0.0, deadline - time.monotonic())) for writer in writers]
         return all(ended) and not self._control.is_alive()
 
+    def _idle(self) -> bool:
+        """Nothing under way, and nothing left to tell: also of a save that was refused and never began."""
+        return not self._state.busy() and not self._work and not self._outbox and not self._carrying
+
     # ---- events and commands ------------------------------------------------------------------------------------
 
     def _apply(self, event: Event) -> None:
@@ -169,7 +175,9 @@ class Drain:
         while (command := self._next()) is not None:
             self._carry_out(command)
             with self._changed:
+                self._carrying = False
                 self._retire_writers()
+                self._changed.notify_all()
         for writer in self._writers.values():
             writer.end()
 
@@ -186,6 +194,7 @@ class Drain:
                     if commands:
                         continue
                 self._changed.wait(None if tick is None else max(0.02, tick - now))
+            self._carrying = True
             return self._outbox.popleft()
 
     def _carry_out(self, command: Command) -> None:

@@ -95,7 +95,8 @@ class DirectoryStore:
 
     def sizes(self, folder: str) -> dict[str, int]:
         with self._explained("listing", folder):
-            return {entry.name: entry.stat().st_size for entry in self._entries(folder) if entry.is_file()}
+            found = {entry.name: _size(entry) for entry in self._entries(folder)}
+        return {name: size for name, size in found.items() if size is not None}
 
     def folders(self, folder: str) -> list[str]:
         with self._explained("listing", folder):
@@ -166,6 +167,14 @@ class DirectoryStore:
             if error.errno in _FULL:
                 raise TierFull(f"{text}: make room or keep fewer checkpoints") from error
             raise TierUnavailable(f"{text}: check the disk or mount and its permissions") from error
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """None for what is no file, and for what retention removed since it was listed: others go on listing meanwhile."""
+    try:
+        return entry.stat().st_size if entry.is_file() else None
+    except FileNotFoundError:
+        return None
 
 
 def _lock(file: IO[bytes]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import uuid
 
 from surefoot.checkpointer.links import Connected, Options, link_of
 from surefoot.errors import ConfigurationError
@@ -11,7 +13,20 @@ from surefoot.errors import ConfigurationError
 KEY = "dcp"
 """Where a rank's values keep what DCP's plan says beside its tensors."""
 
+EVERYTHING = sys.maxsize
+"""How many checkpoints are kept without an agent: whoever names them removes them, as with every storage of DCP."""
+
 _connected: dict[Options, Connected] = {}
+
+
+def options_of(folder: str | None, job: str | None) -> Options:
+    """What writers and readers of one folder and job share a connection by."""
+    return Options(folder=folder, interval_steps=1, keep=EVERYTHING, job=job)
+
+
+def new_id() -> str:
+    """Of one save or load."""
+    return uuid.uuid4().hex
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -20,11 +21,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from surefoot.checkpointer.links import Options, library_settings
+from surefoot.checkpointer.links import library_settings
 from surefoot.checkpointer.restoring import fill
 from surefoot.errors import Unreadable
 from surefoot.geometry import Box
-from surefoot.integrations.dcp.common import KEY, connected, is_connected, step_of
+from surefoot.integrations.dcp.common import KEY, connected, is_connected, new_id, options_of, step_of
 from surefoot.integrations.dcp.writer import Writer
 from surefoot.restore.catalogue import Source, persistent_source, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
@@ -41,8 +42,10 @@ class Reader(StorageReader):
 
     def __init__(self, folder: str | None = None, job: str | None = None) -> None:
         super().__init__()
-        self._options = Options(folder=folder, interval_steps=1, keep=None, job=job)
+        self._options = options_of(folder, job)
         self._id = ""
+        self.load_id = new_id()
+        """Of one load; DCP's metadata names it."""
         self._reader: CheckpointReader | None = None
         self._names: dict[str, str] = {}
         self._plain: dict[str, Any] = {}
@@ -50,13 +53,23 @@ class Reader(StorageReader):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._id = os.fspath(checkpoint_id) if checkpoint_id is not None else ""
+        self.load_id = new_id()
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_: Any, **ignored: Any) -> Metadata:
+        """Opens the checkpoint on this rank; the same one on all, by its id.
+
+        DCP asks a reader whose signature says `kwargs` again when this fails, for what it calls metadata of the rank.
+        Did that succeed, the rank would go on without the collectives in which the others then wait for it for ever.
+        """
         self.close()
         sources = self._sources()
         catalogue = read_catalogue(sources)
         step = step_of(self._id) if self._id else None
         found = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
+        if not found and catalogue.silent:
+            raise Unreadable(
+                f"{', '.join(catalogue.silent)} gave no answer: whether the checkpoint is there is unknown"
+            )
         if not found:
             which = "no checkpoint" if step is None else f"no complete checkpoint of step {step}"
             raise Unreadable(f"there is {which} in {', '.join(s.name for s in sources)}", absent=True)
@@ -65,7 +78,10 @@ class Reader(StorageReader):
         self._saved = {name: Saved(t.dtype, t.shape) for name, t in layouts.items()}
         values = read_values(self._reader.values(0))
         about = values.get(KEY)
-        return self._of_dcp(about) if about is not None else self._of_checkpointer(values)
+        metadata = self._of_dcp(about) if about is not None else self._of_checkpointer(values)
+        known = about or {}
+        metadata.storage_meta = StorageMeta(known.get("id", self._id) or None, known.get("save_id"), self.load_id)
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """`read_metadata` has opened the checkpoint."""
@@ -98,6 +114,7 @@ class Reader(StorageReader):
             fill(self._reader, entries)
             for finish in finishing:
                 finish()
+        self.close()
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from surefoot.errors import TierError
 from surefoot.format.values import encode_values
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.integrations.dcp.common import KEY, connected, disconnect, step_of
+from surefoot.integrations.dcp.common import KEY, connected, disconnect, new_id, options_of, step_of
 from surefoot.state import Entry, dtype_name
 from surefoot.state.entries import Place
 
@@ -29,27 +30,31 @@ COMMIT_SECONDS = 600.0
 
 
 class Writer(StorageWriter):
-    """Saves what DCP's plan gives this rank. Made on all ranks alike, once for all saves; `close` it at the end."""
+    """Saves what DCP's plan gives this rank. Made on all ranks alike; `close` one at the end.
+
+    Writers of one folder and job share one staging memory and the threads that drain it.
+    """
 
     def __init__(self, folder: str | None = None, job: str | None = None) -> None:
         super().__init__()
-        self._options = Options(folder=folder, interval_steps=1, keep=None, job=job)
-        self._state: _Planned | None = None
-        self._saver: Saver | None = None
+        self._options = options_of(folder, job)
         self._id = ""
+        self.save_id = new_id()
+        """Of one save; DCP's metadata names it."""
         self._paths: dict[str, Any] = {}
         self._bytes: list[str] = []
-        self._begun: set[int] = set()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._id = os.fspath(checkpoint_id) if checkpoint_id is not None else ""
+        self.save_id = new_id()
+        self._paths, self._bytes = {}, []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         step_of(self._id)
-        about = connected(self._options).link.attached
-        if self._state is None:
-            self._state = _Planned()
-            self._saver = Saver(self._state, connected(self._options).link, about.rank, compare_all=False)
+        if self._options not in _staging:
+            link = connected(self._options).link
+            state = _Planned()
+            _staging[self._options] = _Staging(state, Saver(state, link, link.attached.rank, compare_all=False))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self._note([plan])
@@ -60,18 +65,19 @@ class Writer(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        if self._state is None or self._saver is None:
+        staging = _staging.get(self._options)
+        if staging is None:
             raise RuntimeError("write_data was called on a Writer that DCP has not set up")
         link, step = connected(self._options).link, step_of(self._id)
-        if step in self._begun:
+        if step in staging.begun:
             raise TierError(
-                f"step {step} was saved before by this Writer, and saved bytes never change: give another id"
+                f"step {step} was saved before by this program, and saved bytes never change: give another id"
             )
-        self._begun.add(step)
-        self._state.take(plan, planner, {"paths": self._paths, "bytes": sorted(set(self._bytes))})
-        staged = self._saver.save(step, SLOT_SECONDS)
-        self._saver.wait()
-        if staged != "staged" or self._saver.staged_step != step:
+        staging.begun.add(step)
+        staging.state.take(plan, planner, self._about())
+        staged = staging.saver.save(step, SLOT_SECONDS)
+        staging.saver.wait()
+        if staged != "staged" or staging.saver.staged_step != step:
             raise TierError(f"step {step} could not be staged on rank {link.attached.rank} ({staged}): see the log")
         if not link.flush(COMMIT_SECONDS) or step in getattr(link, "lost", ()):
             raise TierError(f"step {step} of rank {link.attached.rank} did not reach its tiers: see the log")
@@ -83,18 +89,22 @@ class Writer(StorageWriter):
         """Nothing is left to do: a checkpoint is complete when every rank's part is committed."""
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=self._id) if self._id else None
+        return StorageMeta(checkpoint_id=self._id, save_id=self.save_id) if self._id else None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return re.search(r"\d/?$", os.fspath(checkpoint_id)) is not None
 
     def close(self) -> None:
-        """Ends the copying and draining threads of this process."""
-        if self._saver is not None:
-            self._saver.close()
-            self._saver = self._state = None
+        """Ends the copying and draining threads of this process, for every Writer of this folder and job."""
+        staging = _staging.pop(self._options, None)
+        if staging is not None:
+            staging.saver.close()
         disconnect(self._options)
+
+    def _about(self) -> dict[str, Any]:
+        named = sorted(set(self._bytes))
+        return {"paths": self._paths, "bytes": named, "id": self._id, "save_id": self.save_id}
 
     def _note(self, plans: list[SavePlan]) -> None:
         for plan in plans:
@@ -118,6 +128,19 @@ class _Planned:
 
     def values(self, step: int) -> bytes:
         return encode_values({"step": step, KEY: dict(self._about)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """What writes the saves of one connection; a second beside it would stage into memory that is drained no more."""
+
+    state: _Planned
+    saver: Saver
+    begun: set[int] = field(default_factory=set)
+    """Steps that were saved, or tried."""
+
+
+_staging: dict[Options, _Staging] = {}
 
 
 def _entry(item: WriteItem, data: torch.Tensor | io.BytesIO) -> Entry:
