@@ -177,7 +177,7 @@ def test_the_loaders_position_travels_and_its_share_is_reported() -> None:
             model(batch.data).sum().backward()
             optimizer.step()
             checkpointer.step()
-    assert [s.samples for s in link.steps] == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert [s.samples for s in link.steps] == [((0, 8),), ((8, 16),), ((16, 24),), ((24, 32),)]
     positions = [read_values(values)["parts"]["loader"]["position"] for _, _, values in link.saves]
     assert positions == [16, 32]
 

@@ -83,8 +83,9 @@ def ledger(folder: Path, name: str) -> dict[int, tuple[float, int, int]]:
     for path in (folder / name / "ledger").glob("*.jsonl"):
         for text in path.read_text().splitlines():
             line = json.loads(text)
-            _, start, stop = found.get(line["step"], (0.0, line["samples"][0], line["samples"][1]))
-            found[line["step"]] = line["loss"], min(start, line["samples"][0]), max(stop, line["samples"][1])
+            [(first, last)] = line["samples"]
+            _, start, stop = found.get(line["step"], (0.0, first, last))
+            found[line["step"]] = line["loss"], min(start, first), max(stop, last)
     return found
 
 

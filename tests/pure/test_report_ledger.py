@@ -31,7 +31,7 @@ def run_of(epoch: int, world: int, first: int, last: int) -> list[Line]:
             step,
             rank,
             1.0 / step,
-            ((step - 1) * BATCH + rank * share, (step - 1) * BATCH + (rank + 1) * share),
+            (((step - 1) * BATCH + rank * share, (step - 1) * BATCH + (rank + 1) * share),),
             0.0,
         )
         for step in range(first, last + 1)
@@ -56,11 +56,24 @@ def test_a_rank_that_never_reported_its_share_is_lost_samples() -> None:
 
 
 def test_a_share_that_two_ranks_took_is_repeated_and_what_it_displaced_is_lost() -> None:
-    wrong = Line(4, 9, 0, 1.0, (8 * BATCH + 2, 8 * BATCH + 4), 0.0)
+    wrong = Line(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
     lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 9, 0)] + [wrong]
     found = ledger.account(ledger.along(lines, LINEAGE))
     assert found is not None
     assert (found.lost, found.repeated) == (2, 2)
+
+
+def test_several_batches_a_step_count_all_of_them() -> None:
+    def micro(step: int, rank: int) -> tuple[tuple[int, int], ...]:
+        begins = [((step - 1) * 3 + number) * BATCH for number in range(3)]
+        return tuple((begin + rank * 2, begin + rank * 2 + 2) for begin in begins)
+
+    lines = [Line(1, step, rank, 1.0, micro(step, rank), 0.0) for step in range(1, 5) for rank in range(3)]
+    found = ledger.account(ledger.along(lines, (LineageEntry(1, None, 3),)))
+    assert found == ledger.Account(4, 3 * BATCH, lost=0, repeated=0)
+    torn = [replace(x, samples=(x.samples or ())[:2]) if (x.step, x.rank) == (2, 1) else x for x in lines]
+    found = ledger.account(ledger.along(torn, (LineageEntry(1, None, 3),)))
+    assert found == ledger.Account(4, 3 * BATCH, lost=2, repeated=0)
 
 
 def test_a_step_that_nobody_ran_is_lost_whole() -> None:
@@ -86,7 +99,7 @@ def test_lost_and_repeated_always_add_up_to_what_was_read(cuts: list[int]) -> No
 
 
 def test_losses_are_weighted_with_samples_and_kept_exact_where_all_ranks_agree() -> None:
-    lines = {1: [Line(1, 1, 0, 1.0, (0, 4), 0.0), Line(1, 1, 1, 4.0, (4, 6), 0.0)], 2: run_of(1, 3, 2, 2)}
+    lines = {1: [Line(1, 1, 0, 1.0, ((0, 4),), 0.0), Line(1, 1, 1, 4.0, ((4, 6),), 0.0)], 2: run_of(1, 3, 2, 2)}
     assert ledger.losses(lines) == {1: 2.0, 2: 0.5}
     assert ledger.largest_difference({1: 1.0, 2: 3.0}, {2: 2.5, 3: 9.0}) == 0.5
     assert ledger.largest_difference({1: 1.0}, {2: 1.0}) is None
@@ -105,8 +118,8 @@ def test_a_torn_line_is_no_line(text: str) -> None:
 
 
 def test_a_line_reads_as_an_agent_writes_it() -> None:
-    body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [6, 12], "at": 9.5}
-    assert ledger.parse_line(json.dumps(body)) == Line(1, 2, 0, 0.5, (6, 12), 9.5)
+    body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [[6, 8], [12, 14]], "at": 9.5}
+    assert ledger.parse_line(json.dumps(body)) == Line(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
 
 
 TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Checkpoint(1, 6), 2))
@@ -122,7 +135,7 @@ def test_a_job_that_took_up_an_older_ones_checkpoint_counts_from_there() -> None
 
 
 def test_the_older_jobs_batches_may_have_differed_but_a_loader_at_0_took_nothing_up() -> None:
-    shifted = [replace(x, samples=tuple(s + 100 for s in x.samples or ())) for x in run_of(1, 3, 5, 9)]  # type: ignore[arg-type]  # two of them
+    shifted = [replace(x, samples=tuple((a + 100, b + 100) for a, b in x.samples or ())) for x in run_of(1, 3, 5, 9)]
     found = ledger.account(ledger.along(shifted, TAKEN_UP[:1]), 5)
     assert found == ledger.Account(9, BATCH, lost=0, repeated=0)
     anew = [replace(x, step=x.step + 4) for x in run_of(1, 3, 1, 5)]

@@ -38,7 +38,7 @@ def main() -> None:
             sys.exit(7)
         if step == 5 and rank == where and fault == "hang":
             time.sleep(1000)
-        link.stepped(Stepped(step, 1.0 / step, pause, None, (step, step + 1), skipped=False, level=0))
+        link.stepped(Stepped(step, 1.0 / step, pause, None, ((step, step + 1),), skipped=False, level=0))
         if link.held_at(step):
             link.wait_while_held(step)
         time.sleep(pause)

@@ -43,7 +43,7 @@ def main() -> None:
     begin = slot * slot_bytes
     whole[begin : begin + len(data) + len(values)] = np.frombuffer(data + values, dtype=np.uint8)
     link.staged(Staged(slot, step, len(data), len(values), stream.digest, stream.text))
-    link.stepped(Stepped(step, 1.0, 0.1, 0.001, (0, 8), skipped=False, level=0))
+    link.stepped(Stepped(step, 1.0, 0.1, 0.001, ((0, 8),), skipped=False, level=0))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     assert link.flush(20.0), "the save was not drained"

@@ -1,6 +1,6 @@
 """What became of every sample: the ledgers of all workers, counted along the history that was kept. Pure.
 
-An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [start, stop], "at", "seconds", "stall_seconds"}.
+An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop], …], "at", "seconds", "stall_seconds"}.
 Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. A job that took up an
 older one's checkpoint counts from there on.
 """
@@ -24,7 +24,7 @@ class Line:
     step: int
     rank: int
     loss: float | None
-    samples: tuple[int, int] | None
+    samples: tuple[tuple[int, int], ...] | None
     at_seconds: float
     stall_seconds: float | None = None
     seconds: float | None = None
@@ -53,7 +53,7 @@ def parse_line(text: str) -> Line | None:
             step=int(body["step"]),
             rank=int(body["rank"]),
             loss=None if body.get("loss") is None else float(body["loss"]),
-            samples=None if samples is None else (int(samples[0]), int(samples[1])),
+            samples=None if samples is None else tuple((int(start), int(stop)) for start, stop in samples),
             at_seconds=float(body["at"]),
             stall_seconds=body.get("stall_seconds"),
             seconds=body.get("seconds"),
@@ -79,7 +79,7 @@ def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
 
 def account(of_step: Mapping[int, Sequence[Line]], first: int = 1) -> Account | None:
     """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's)."""
-    told = {step: [line.samples for line in lines if line.samples] for step, lines in of_step.items()}
+    told = {step: [span for line in lines for span in line.samples or ()] for step, lines in of_step.items()}
     if not any(told.values()):
         return None
     last = max(of_step)
@@ -130,7 +130,7 @@ def losses(of_step: Mapping[int, Sequence[Line]]) -> dict[int, float]:
 
 
 def _weight(line: Line) -> int:
-    return line.samples[1] - line.samples[0] if line.samples else 1
+    return sum(stop - start for start, stop in line.samples) if line.samples is not None else 1
 
 
 def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:

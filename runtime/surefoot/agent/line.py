@@ -55,13 +55,13 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One finished step. `samples` are the positions [start, stop) of the global order that this rank consumed."""
+    """One finished step. `samples` are the positions [start, stop) of the global order that this rank consumed, a pair a batch."""
 
     step: int
     loss: float | None
     seconds: float
     stall_seconds: float | None
-    samples: tuple[int, int] | None
+    samples: tuple[tuple[int, int], ...] | None
     skipped: bool
     level: int
     settled: int = 0

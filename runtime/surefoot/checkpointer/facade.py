@@ -78,7 +78,7 @@ class Checkpointer:
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
-        self._standing = Standing(named.get("loader"))
+        self._standing = Standing(named)
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
@@ -92,7 +92,7 @@ class Checkpointer:
         self._step = restoring.restore(self._program, self._connected, self._share)
         if self._step > 0:
             self._prepare()
-        self._standing.step_ends()
+        self._standing.restored()
         self._since = time.perf_counter()
         return self._step
 

@@ -1,28 +1,40 @@
-"""Whether a program still stands where its last finished step left it: only then may its state be saved as that step's.
+"""What a program has consumed at each step, and whether it still stands where its last finished step left it.
 
-Saved later, under the same number, the batch taken since would be lost, or a gradient counted twice. Asked by `facade`
-wherever it saves outside of `step`: at the program's end, and when the script asks.
+Only while it stands may its state be saved as that step's: saved later, under the same number, a gradient would count
+twice, or buffers be those of a step that never ended. Asked by `facade` at each step and wherever it saves outside of one.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
+
+Samples = tuple[tuple[int, int], ...]
+"""Positions [start, stop) of the global order, one pair for each batch."""
 
 
 class Standing:
-    """Of one program; `loader` is what was named so, if anything was."""
+    """Of one program. Loaders that can count by steps are told to; what `loader` consumed is what is reported."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._tells = hasattr(loader, "consumed")
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
         self._optimizing = False
-        self.consumed: Any = None
-        """What the loader had handed out last when the last step was finished; None if it does not tell."""
+        self._at_step = 0
+        for loader in self._loaders.values():
+            loader.count_by_step()
+        self.consumed: Samples | None = None
+        """What this rank's share of the last step was; None if the program has no `loader` that tells."""
+
+    def restored(self) -> None:
+        """The state is that of a step that ended in another process."""
+        self._optimizing, self._at_step = False, self._handed_out()
 
     def step_ends(self) -> None:
-        """The state is that of the step that ends here, or of the one that was restored."""
-        self._optimizing, self.consumed = False, self._handed_out()
+        """The state is that of the step that ends here. Raises ConfigurationError where its batches are uncertain."""
+        told = {name: loader.step_ends() for name, loader in self._loaders.items()}
+        self.consumed = told.get("loader")
+        self._optimizing, self._at_step = False, self._handed_out()
 
     def optimizer_begins(self) -> None:
         """Tensors change from here on."""
@@ -35,11 +47,11 @@ class Standing:
         """
         if self._optimizing:
             return "an optimizer has begun"
-        if self._handed_out() != self.consumed:
+        if self._handed_out() != self._at_step:
             return "a batch was taken from the loader"
-        if not self._tells and sys.exc_info()[0] is not None:
+        if not self._loaders and sys.exc_info()[0] is not None:
             return "an exception is being handled"
         return None
 
-    def _handed_out(self) -> Any:
-        return self._loader.consumed if self._tells else None
+    def _handed_out(self) -> int:
+        return sum(loader.handed_out for loader in self._loaders.values())

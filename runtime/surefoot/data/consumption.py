@@ -1,0 +1,101 @@
+"""Which of the batches that a loader handed out were trained on. Pure; counts batches, knows nothing of data.
+
+A prefetcher asks for batches that no step has used yet, and a step that accumulates gradients uses several: the count
+alone does not tell one from the other. Taken for consumed, what was fetched ahead is lost at each restart; taken for
+fetched ahead, what was accumulated is trained on twice. So how many are fetched ahead is learned once, at the first
+step, where it is certain or was said; anything else is refused there, before there is something to lose.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from surefoot.errors import ConfigurationError
+
+
+class Consumption:
+    """Of one loader. Batches are numbered from where its state was last loaded."""
+
+    def __init__(self, batches_per_step: int | None = None) -> None:
+        if batches_per_step is not None and batches_per_step < 1:
+            raise ConfigurationError(f"batches_per_step={batches_per_step}: a step takes at least one batch")
+        self._per_step = batches_per_step
+        self._by_step = self._by_hand = False
+        self._ahead: int | None = None
+        """How many batches are fetched ahead of the step that uses them; None: not known before the first step."""
+        self._iterators = 0
+        self._takers: set[int] = set()
+        self._next = 0
+        self._told = 0
+        self.consumed = 0
+        """The first batch that was not trained on."""
+        self.handed_out = 0
+        """Batches handed out in all, also those that were handed out again."""
+
+    def count_by_step(self) -> None:
+        """From here on `step_ends` says what was consumed; without it, whatever was handed out is."""
+        self._by_step = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Another state was loaded: what was handed out before belongs to what is past."""
+        self._ahead, self._iterators = None, 0
+        self._takers.clear()
+        self._next = self._told = self.consumed = 0
+
+    def begin(self) -> int:
+        """The number of the first batch of a new iterator.
+
+        What was fetched ahead is handed out again. While nobody knows whether anything was, it goes on behind what was
+        handed out: a script that makes an iterator for each batch would else get the same one every time.
+        """
+        self._iterators += 1
+        if self._by_hand or (self._by_step and self._ahead is None and self._per_step == 1):
+            self._next = self.consumed
+        else:
+            self._next = max(self.consumed, self._next - (self._ahead or 0))
+        return self._next
+
+    def hand_out(self) -> None:
+        """The next batch leaves the loader."""
+        self._next += 1
+        self.handed_out += 1
+        if not self._by_step:
+            self.consumed = self._next
+        elif self._ahead is None:
+            self._takers.add(threading.get_ident())
+
+    def commit(self, batches: int) -> None:
+        """The next `batches` of those that were handed out have been trained on; from now on nothing else counts."""
+        waiting = self._next - self.consumed
+        if not 0 <= batches <= waiting:
+            raise ConfigurationError(f"commit({batches}): {waiting} batches were handed out and not yet committed")
+        self._by_hand = True
+        self.consumed += batches
+
+    def step_ends(self) -> tuple[int, int]:
+        """The batches [first, last) of the step that ends here. Raises ConfigurationError where they are uncertain."""
+        if self._by_step and not self._by_hand and self._next > self.consumed:
+            if self._ahead is None:
+                self._ahead = self._learned(self._next - self.consumed)
+            self.consumed = max(self.consumed, self._next - self._ahead)
+        first, self._told = self._told, self.consumed
+        return first, self.consumed
+
+    def _learned(self, taken: int) -> int:
+        """How many of the batches that were taken before the first step it did not use."""
+        if self._takers - {threading.get_ident()}:
+            raise ConfigurationError(
+                "batches are taken from the loader in another thread than step() is called in, so how many of them wait"
+                " there is not known: call loader.commit() for each batch that was trained on"
+            )
+        certain = taken == (self._per_step or 1) or (self._per_step is not None and self._iterators == 1)
+        if taken < (self._per_step or 1) or not certain:
+            said = "" if self._per_step is None else f" of batches_per_step={self._per_step}"
+            raise ConfigurationError(
+                f"{taken} batches were taken from the loader before the first step{said}, and whether it trained on all"
+                f" of them is not known: give ElasticLoader batches_per_step={taken} if it did,"
+                " batches_per_step=1 if a prefetcher took the rest ahead, or call loader.commit() for each batch that"
+                " was trained on"
+            )
+        return taken - (self._per_step or 1)
