@@ -65,6 +65,11 @@ lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
 test-pure: $(VENV)/.ready ## decisions alone: tables and properties, seconds
 	$(PYTEST) worksteal tests/pure
 
+DOCUMENTS ?= 100000
+.PHONY: fuzz
+fuzz: $(VENV)/.ready ## DOCUMENTS=100000 TrainingJobs that nobody would write; each is understood or refused (SEED=7 again)
+	PYTHONPATH=tests $(BIN)/python -m fuzzing --documents $(DOCUMENTS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: test-simulation
 test-simulation: $(VENV)/.ready ## real decisions against modelled faults, deterministic
 	$(PYTEST) worksteal tests/simulator

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from surefoot_operator.api.status import JobStatus
+
+_SHOWN_CHARACTERS = 100
+
+
+class Hidden:
+    """Stands for a value that an error does not repeat: it may be a secret, or be without bound."""
+
+    def __init__(self, said: str = "(not shown)") -> None:
+        self._said = said
+
+    def __repr__(self) -> str:
+        return self._said
+
+
+def shorten(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    """`text`, its middle left out where it is longer."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
+
+
+def shown(value: object, characters: int = _SHOWN_CHARACTERS) -> str:
+    """`value` as Python writes it, never longer than `characters` and never more than a glance of it looked at."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = characters
+    try:
+        return shorten(brief.repr(value), characters)
+    except ValueError:
+        return "a number of thousands of digits"  # Python refuses to write those
 
 
 class OperatorError(Exception):
@@ -16,7 +45,7 @@ class SpecError(OperatorError):
     """A TrainingJob that cannot be: names the path, the value and what is allowed."""
 
     def __init__(self, path: str, value: object, allowed: str) -> None:
-        super().__init__(f"{path}: {value!r} is not allowed; {allowed}")
+        super().__init__(f"{path}: {shown(value)} is not allowed; {allowed}")
         self.path = path
         self.value = value
         self.allowed = allowed

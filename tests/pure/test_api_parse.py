@@ -71,9 +71,9 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.elasticPolicy.scaleUpSnoozeSeconds", -1, "spec.elasticPolicy.scaleUpSnoozeSeconds", "at least 0"),
     ("spec.healthPolicy.heartbeatSeconds", -0.5, "spec.healthPolicy.heartbeatSeconds", "at least 0.05"),
     ("spec.healthPolicy.heartbeatTimeoutSeconds", 0.6, "spec.healthPolicy.heartbeatTimeoutSeconds", "two heartbeats"),
-    ("spec.healthPolicy.stepTimeoutSeconds", float("inf"), "spec.healthPolicy.stepTimeoutSeconds", "above 0"),
+    ("spec.healthPolicy.stepTimeoutSeconds", float("inf"), "spec.healthPolicy.stepTimeoutSeconds", "that JSON can say"),
     ("spec.checkpoint.memory.intervalSteps", -10, "spec.checkpoint.memory.intervalSteps", "at least 1"),
-    ("spec.checkpoint.memory.intervalSeconds", 0, "spec.checkpoint.memory.intervalSeconds", "above 0"),
+    ("spec.checkpoint.memory.intervalSeconds", 0, "spec.checkpoint.memory.intervalSeconds", "at least 0.001"),
     ("spec.checkpoint.memory.interval", "often", "spec.checkpoint.memory.interval", "allowed are auto"),
     (
         "spec.checkpoint.memory",
@@ -91,7 +91,7 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
     ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
     ("spec.checkpoint.persistent.keepEverySteps", 0, "spec.checkpoint.persistent.keepEverySteps", "at least 1"),
-    ("spec.checkpoint.persistent.keepSeconds", 0, "spec.checkpoint.persistent.keepSeconds", "above 0"),
+    ("spec.checkpoint.persistent.keepSeconds", 0, "spec.checkpoint.persistent.keepSeconds", "at least 0.001"),
     ("spec.checkpoint.persistent.uri", "/tmp/x", "spec.checkpoint.persistent.uri", "file:///"),
     ("spec.checkpoint.persistent.uri", ..., "spec.checkpoint.persistent.uri", "required"),
     ("spec.checkpoint.restoreFrom", {}, "spec.checkpoint.restoreFrom", "either the uid"),
@@ -136,6 +136,62 @@ def test_a_broken_job_names_the_path_the_value_and_what_is_allowed(
     assert allowed in str(caught.value)
     if value is not ... and not isinstance(value, list | dict) and "did you mean" not in allowed:
         assert repr(value) in str(caught.value) or allowed.startswith("worlds") or "maxReplicas" in allowed
+
+
+NONSENSE: list[tuple[str, object, str, str]] = [
+    ("metadata.namespace", "../../etc", "metadata.namespace", "at most 63 of a-z"),
+    ("metadata.uid", "../../etc", "metadata.uid", "letters, digits"),
+    ("metadata.finalizers", 3, "metadata.finalizers", "a list"),
+    ("metadata.finalizers", True, "metadata.finalizers", "a list"),
+    ("metadata.labels", "team=a", "metadata.labels", "a mapping"),
+    ("metadata.generation", 10**400, "metadata.generation", "whole number"),
+    (f"{TRAINER}.command", [""], "spec.template.spec.containers[0].command[0]", "the name of a program"),
+    (f"{TRAINER}.command.1", "a\0b", "spec.template.spec.containers[0].command[1]", "NUL"),
+    (f"{TRAINER}.workingDir", "/a\0b", "spec.template.spec.containers[0].workingDir", "NUL"),
+    (f"{TRAINER}.args", ["\ud800"], "spec.template.spec.containers[0].args[0]", "UTF-8"),
+    (f"{TRAINER}.env", [{"name": "A=B"}], "spec.template.spec.containers[0].env[0].name", "but ="),
+    (f"{TRAINER}.volumeMounts", "a", "spec.template.spec.containers[0].volumeMounts", "a list"),
+    (f"{TRAINER}.resources", {"limits": 3}, "spec.template.spec.containers[0].resources.limits", "a mapping"),
+    ("spec.template.spec.containers.1", "text", "spec.template.spec.containers[1]", "a mapping"),
+    ("spec.template.spec.volumes", {"a": 1}, "spec.template.spec.volumes", "a list"),
+    ("spec.template.spec.affinity", "near", "spec.template.spec.affinity", "a mapping"),
+    ("spec.template.spec.terminationGracePeriodSeconds", -1, "", "at least 0"),
+    ("spec.template.spec.terminationGracePeriodSeconds", [1], "", "whole number"),
+    ("spec.template.spec.terminationGracePeriodSeconds", "null", "", "whole number"),
+    ("spec.template.metadata", "text", "spec.template.metadata", "a mapping"),
+    ("spec.template.metadata", {"labels": {"a": 1}}, "spec.template.metadata.labels", "text"),
+    ("spec.checkpoint.persistent.endpoint", " ", "spec.checkpoint.persistent.endpoint", "http://host:port"),
+    ("spec.checkpoint.persistent.region", " ", "spec.checkpoint.persistent.region", "name of a region"),
+    ("spec.checkpoint.persistent.sse", " ", "spec.checkpoint.persistent.sse", "AES256"),
+    ("spec.checkpoint.persistent.secretRef", "A B", "spec.checkpoint.persistent.secretRef", "name of a secret"),
+    ("spec.runPolicy.startupDeadlineSeconds", 5e-324, "spec.runPolicy.startupDeadlineSeconds", "at least 0.001"),
+    ("spec.runPolicy.backoffLimit", 10**308, "spec.runPolicy.backoffLimit", "up to"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "where", "allowed"), NONSENSE, ids=range(len(NONSENSE)))
+def test_what_no_program_no_pod_and_no_clock_could_take_is_refused(
+    path: str, value: object, where: str, allowed: str
+) -> None:
+    body = changed(path, value) if not path.endswith("containers.1") else copy.deepcopy(SMALLEST)
+    if path.endswith("containers.1"):
+        body["spec"]["template"]["spec"]["containers"].append(value)
+    with pytest.raises(SpecError) as caught:
+        parse_job(body)
+    assert (caught.value.path if where else "") == where
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a" * 100_000, 10**5000, ["b" * 50_000] * 50, {"c" * 100_000: 1}, -(10**4000)],
+    ids=["text", "number", "list", "key", "below"],
+)
+@pytest.mark.parametrize("path", ["metadata.name", "spec.replicas", "spec.managedBy", f"{TRAINER}.name"])
+def test_a_refusal_never_repeats_more_than_a_glance(path: str, value: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_job(changed(path, value))
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -248,7 +304,7 @@ def test_a_refusal_does_not_repeat_a_secret(body: dict[str, Any]) -> None:
         ("just words", "mapping"),
         ("a: !!python/object/apply:os.system ['true']", "not YAML"),
         ("a: \x00", "not YAML"),
-        ("a: &x [*x]", "not YAML"),
+        ("a: &x [*x]", "contains itself"),
     ],
 )
 def test_yaml_that_is_none_says_where_and_shows_no_content(content: str, said: str) -> None:
@@ -266,5 +322,5 @@ def test_an_alias_that_contains_itself_is_refused() -> None:
     body = copy.deepcopy(SMALLEST)
     body["spec"]["template"]["metadata"] = loop = {}
     loop["again"] = loop
-    with pytest.raises(SpecError, match="JSON"):
+    with pytest.raises(SpecError, match="no deeper than 64"):
         parse_job(body)

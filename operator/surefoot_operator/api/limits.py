@@ -1,8 +1,9 @@
-"""Which numbers a TrainingJob may hold, and which of them fit together. Pure; called by `reading` and `parse`."""
+"""Which numbers and texts a TrainingJob may hold, and which of them fit together. Pure; called by `reading` and `parse`."""
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
 from surefoot_operator.api.spec import (
@@ -19,27 +20,38 @@ from surefoot_operator.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a number may be. `quantity`: bytes in Kubernetes' notation."""
+    """What a number or a text may be. `quantity`: bytes in Kubernetes' notation. `allowed`: what `pattern` says."""
 
     least: float = 0
-    above: float | None = None
     most: float | None = None
     quantity: bool = False
+    characters: int = 1024
+    pattern: re.Pattern[str] | None = None
+    allowed: str = ""
+    items: int = 1000
 
     def holds(self, value: float) -> bool:
-        if self.above is not None and not value > self.above:
-            return False
-        return value >= self.least and (self.most is None or value <= self.most)
+        most = _LARGEST if self.most is None else self.most
+        return (
+            self.least <= value <= most
+        )  # not so for NaN; and never converted: a whole number may be too large for it
 
     def sentence(self) -> str:
-        low = f"above {self.above:g}" if self.above is not None else f"of at least {self.least:g}"
+        low = f"of at least {self.least:g}"
         return low if self.most is None else f"{low} and at most {self.most:g}"
+
+
+ANYTHING = Limit()
+_LARGEST = sys.float_info.max
 
 
 _MANAGER = re.compile(r"(?=.{3,63}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
 _COUNT = Limit(least=1, most=100_000)
-_POSITIVE = Limit(above=0)
+_POSITIVE = Limit(least=0.001)
+"""A time that is waited for: nothing here is done faster, and no clock tells less of a job's life."""
 _STEPS = Limit(least=1)
 _BYTES = Limit(quantity=True)
 
@@ -49,12 +61,13 @@ LIMITS = {
     ("ElasticPolicy", "min_replicas"): _COUNT,
     ("ElasticPolicy", "max_replicas"): _COUNT,
     ("ElasticPolicy", "replica_increment_step"): _COUNT,
-    ("ElasticPolicy", "replica_discrete_values"): _COUNT,
+    ("ElasticPolicy", "replica_discrete_values"): Limit(least=1, most=100_000, items=64),
     ("RunPolicy", "active_deadline_seconds"): _POSITIVE,
     ("RunPolicy", "startup_deadline_seconds"): _POSITIVE,
     ("FailurePolicy", "eval_period_seconds"): _POSITIVE,
     ("FailurePolicy", "max_no_progress_restarts"): _STEPS,
-    ("FailureRule", "exit_codes"): Limit(least=-64, most=255),
+    ("FailureRule", "exit_codes"): Limit(least=-64, most=255, items=64),
+    ("FailurePolicy", "rules"): Limit(items=32),
     ("HealthPolicy", "heartbeat_seconds"): Limit(least=0.05, most=60),
     ("HealthPolicy", "heartbeat_timeout_seconds"): _POSITIVE,
     ("HealthPolicy", "step_timeout_seconds"): _POSITIVE,
@@ -68,10 +81,28 @@ LIMITS = {
     ("PersistentTier", "keep"): Limit(least=1),
     ("PersistentTier", "keep_every_steps"): _STEPS,
     ("PersistentTier", "keep_seconds"): _POSITIVE,
+    ("PersistentTier", "endpoint"): Limit(
+        pattern=re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?"),
+        allowed="http://host:port or https://host:port, without credentials,",
+    ),
+    ("PersistentTier", "region"): Limit(
+        pattern=re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"),
+        allowed="the name of a region, such as eu-central-1,",
+    ),
+    ("PersistentTier", "secret_ref"): Limit(
+        characters=253, pattern=_OBJECT, allowed="the name of a secret (a-z, 0-9, - and .)"
+    ),
+    ("PersistentTier", "sse"): Limit(
+        pattern=re.compile(r"AES256|aws:kms(:dsse)?|aws:kms:\S+"), allowed="AES256, aws:kms or aws:kms:KEY"
+    ),
+    ("FailureRule", "name"): Limit(characters=253),
+    ("NodeSignals", "taints"): Limit(characters=512, items=64),
+    ("NodeSignals", "conditions"): Limit(characters=512, items=64),
+    ("NodeSignals", "labels"): Limit(characters=512, items=64),
     ("RestoreFrom", "step"): _STEPS,
     ("CheckpointPolicy", "expected_bytes"): _BYTES,
 }
-"""Where a number may not be just anything from 0 up."""
+"""Where a number may not be just anything from 0 up, or a text anything of one line."""
 
 
 def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:

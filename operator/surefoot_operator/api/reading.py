@@ -9,25 +9,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import math
+import re
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from surefoot_operator.api.limits import LIMITS, Limit
+from surefoot_operator.api.limits import ANYTHING, LIMITS, Limit
 from surefoot_operator.api.names import NOT_YET, yaml_fields
 from surefoot_operator.api.quantities import ALLOWED, bytes_of
-from surefoot_operator.errors import SpecError
+from surefoot_operator.errors import Hidden, SpecError
 
 T = TypeVar("T")
 
-
-class Hidden:
-    """Stands for a value that may be a secret, in an error."""
-
-    def __repr__(self) -> str:
-        return "(not shown)"
+# what changes how a terminal shows the rest: C0, C1, and overrides of the direction of text
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def mapping(body: object, path: str) -> dict[str, Any]:
@@ -38,6 +34,11 @@ def mapping(body: object, path: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise SpecError(path, key, "only text is allowed as the name of a field")
     return body
+
+
+def optional_mapping(body: object, path: str) -> dict[str, Any]:
+    """As `mapping`; an empty one where nothing stands."""
+    return {} if body is None else mapping(body, path)
 
 
 def check_names(body: Mapping[str, Any], allowed: typing.Iterable[str], path: str, owner: str = "") -> None:
@@ -76,7 +77,7 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise SpecError(f"{path}.{name}", None, "this field is required")
             continue
-        limit = LIMITS.get((cls.__name__, field.name), Limit())
+        limit = LIMITS.get((cls.__name__, field.name), ANYTHING)
         values[field.name] = _value(hints[field.name], value, f"{path}.{name}", limit)
     return cls(**values)
 
@@ -92,12 +93,13 @@ def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
             raise SpecError(path, value, f"allowed are {', '.join(map(str, arguments))}")
         return value
     if origin is tuple:
-        items = _list(value, path)
-        return tuple(_value(arguments[0], item, f"{path}[{i}]", limit) for i, item in enumerate(items))
+        return tuple(
+            _value(arguments[0], item, f"{path}[{i}]", limit) for i, item in enumerate(items(value, path, limit))
+        )
     if dataclasses.is_dataclass(hint):
         return read(typing.cast(type[Any], hint), value, path)
     if hint is str:
-        return text(value, path)
+        return text(value, path, limit)
     if hint is bool:
         if not isinstance(value, bool):
             raise SpecError(path, value, "true or false is allowed")
@@ -115,16 +117,27 @@ def _one_of(hints: list[Any], value: Any, path: str, limit: Limit) -> Any:
     return _value(hints[0], value, path, limit)
 
 
-def _list(value: object, path: str) -> list[Any]:
+def items(value: object, path: str, limit: Limit) -> list[Any]:
+    """`value` if it is a list, no longer than `limit` says."""
     if not isinstance(value, list):
         raise SpecError(path, value, "a list is allowed")
+    if len(value) > limit.items:
+        raise SpecError(path, Hidden(f"a list of {len(value)}"), f"at most {limit.items} are allowed")
     return value
 
 
-def text(value: object, path: str) -> str:
-    """`value` if it is text that is not empty."""
+def text(value: object, path: str, limit: Limit = ANYTHING) -> str:
+    """`value` if it is text that is not empty, of one line, and what `limit` says of texts."""
     if not isinstance(value, str) or not value:
         raise SpecError(path, value, "text that is not empty is allowed (numbers and true/false in quotes)")
+    # an address may hold a password, in the wrong place
+    told = Hidden() if "@" in value else value
+    if _UNSEEN.search(value):
+        raise SpecError(path, told, "text of one line is allowed, without control characters")
+    if len(value) > limit.characters:
+        raise SpecError(path, told, f"at most {limit.characters} characters are allowed")
+    if limit.pattern is not None and not limit.pattern.fullmatch(value):
+        raise SpecError(path, told, f"{limit.allowed} is allowed")
     return value
 
 
@@ -132,7 +145,7 @@ def number(value: object, path: str, limit: Limit, whole: bool) -> int | float:
     """`value` if it is a number within `limit`."""
     kind = "a whole number" if whole else "a number"
     fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not fits or not math.isfinite(typing.cast(float, value)) or not limit.holds(typing.cast(float, value)):
+    if not fits or not limit.holds(typing.cast(float, value)):
         raise SpecError(path, value, f"{kind} {limit.sentence()} is allowed".replace("  ", " "))
     return typing.cast(int, value) if whole else float(typing.cast(float, value))
 

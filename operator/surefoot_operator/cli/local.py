@@ -37,6 +37,9 @@ from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.store import Store
 from surefoot_operator.fabric.processes.template import ignored_parts
 
+MOST_NODES, MOST_RANKS = 64, 512
+"""Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
@@ -103,6 +106,12 @@ def check(given: argparse.Namespace) -> Request:
         raise UsageError(
             f"--nodes {count} is too few: the smallest world that {given.file} allows has {least} workers, one on each"
             f" node; give --nodes {least} or more, or lower spec.elasticPolicy.minReplicas"
+        )
+    ranks = count * job.spec.nproc_per_node
+    if count > MOST_NODES or ranks > MOST_RANKS:
+        raise UsageError(
+            f"{count} nodes of {job.spec.nproc_per_node} ranks are more than one machine is asked for: at most {MOST_NODES} nodes"
+            f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
     nodes = tuple(f"node-{number}" for number in range(count))
     try:

@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from surefoot_operator.api.content import MOST_CHARACTERS
 from surefoot_operator.api.limits import allowed_sizes
-from surefoot_operator.api.parse import load_yaml, parse_job
+from surefoot_operator.api.loading import load_yaml
+from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.errors import EXIT_OK, UsageError
 from surefoot_operator.errors import SpecError
@@ -35,7 +37,9 @@ def read_job(path: Path) -> TrainingJob:
 def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
     """The job in a file, as it is written and as it is understood."""
     try:
-        document = load_yaml(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(4 * MOST_CHARACTERS + 1)  # no more of /dev/zero than shows that it is too long
+        document = load_yaml(content.decode("utf-8", "strict" if len(content) <= 4 * MOST_CHARACTERS else "replace"))
         return document, parse_job(document)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error

@@ -166,7 +166,7 @@ class Node:
                     cwd=record.working_dir,
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one thread here: nothing can hold a lock across the fork
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: what no process can be given, a NUL for one
             self._say(record, WorkerState(record.uid, "Failed", message=f"the agent could not be started: {error}"))
             return
         self._workers[record.uid] = _Running(record, process, log)

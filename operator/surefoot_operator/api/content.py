@@ -1,0 +1,100 @@
+"""What no document may hold, whatever the field: text that no program can be given, numbers and nesting without bound.
+
+Pure. Called by `loading` with YAML's nodes before a value is made of them, and by `parse` with what an API server gives.
+A thousand bytes of aliases can stand for more values than a machine holds: they are counted, never expanded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+from surefoot_operator.errors import Hidden, SpecError, shown
+
+MOST_CHARACTERS = 1 << 18
+"""Of a file: a template with all that Kubernetes knows takes a tenth of it."""
+MOST_VALUES = 50_000
+DEEPEST = 64
+LARGEST = 2**63 - 1
+"""A whole number in JSON, as an API server keeps it."""
+
+_HALF = re.compile("[\ud800-\udfff]")
+_SIZE = f"at most {MOST_VALUES} values, no deeper than {DEEPEST}, are allowed (each use of an alias counts)"
+
+
+def check_nodes(root: yaml.Node) -> None:
+    """Refuses a YAML document that stands for too much, from its nodes: an alias is one node, counted at each use."""
+    counts: dict[int, tuple[int, int]] = {}
+    stack = [(root, False)]
+    open_nodes: set[int] = set()
+    while stack:
+        node, done = stack.pop()
+        children = _children(node)
+        if done:
+            open_nodes.discard(id(node))
+            found = [counts[id(child)] for child in children]
+            counts[id(node)] = (1 + sum(c for c, _ in found), 1 + max((d for _, d in found), default=0))
+            if counts[id(node)][0] > MOST_VALUES or counts[id(node)][1] > DEEPEST:
+                raise SpecError("the document", Hidden("its size"), _SIZE)
+        elif id(node) not in counts:
+            if id(node) in open_nodes:
+                raise SpecError("the document", Hidden("an alias that contains itself"), "only what JSON can say is")
+            open_nodes.add(id(node))
+            stack.append((node, True))
+            stack += [(child, False) for child in children if id(child) not in counts]
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def check_content(body: object, path: str) -> None:
+    """Refuses, by its path, the first value below `path` that JSON or a program could not be given."""
+    left: list[tuple[object, str, int]] = [(body, path, 1)]
+    seen = 0
+    while left:
+        value, where, depth = left.pop()
+        seen += 1
+        if seen > MOST_VALUES or depth > DEEPEST:
+            raise SpecError(path, Hidden("its size"), _SIZE)
+        if isinstance(value, dict):
+            for key, below in reversed(value.items()):
+                if not isinstance(key, str):
+                    raise SpecError(where, key, "only text is allowed as the name of a field")
+                if not key.isprintable():
+                    raise SpecError(where, key, "the name of a field is allowed to hold printable characters alone")
+                left.append((below, f"{where}.{_short(key)}", depth + 1))
+        elif isinstance(value, list):
+            left += [(item, f"{where}[{place}]", depth + 1) for place, item in reversed(list(enumerate(value)))]
+        else:
+            _check_scalar(value, where)
+
+
+def _check_scalar(value: Any, path: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise SpecError(path, value, f"whole numbers up to {LARGEST} are allowed")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise SpecError(path, value, "a number that JSON can say is allowed")
+    elif value is not None:
+        kind = type(value).__name__
+        raise SpecError(path, Hidden(f"a {kind}"), "only what JSON can say is allowed; put text into quotes")
+
+
+def _check_text(value: str, path: str) -> None:
+    if "\0" in value:
+        raise SpecError(path, Hidden("text with a NUL"), "no program can be given it: leave the NUL out")
+    if not value.isascii() and _HALF.search(value):
+        raise SpecError(path, Hidden("text with half a character"), "text that UTF-8 can say is allowed")
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= 40 and key.isprintable() else shown(key, 40)
