@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
+from surefoot.logs import begin_logs
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.environment import WorkerTelling
@@ -132,12 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
     parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), form, "%H:%M:%S")
     try:
         asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
     except (FabricError, OSError) as error:

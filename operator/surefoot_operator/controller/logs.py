@@ -7,6 +7,8 @@ import sys
 import time
 from contextvars import ContextVar
 
+from surefoot.logs import PlainFormatter
+
 job: ContextVar[str] = ContextVar("job", default="")
 """The job that the running task works for; tasks hand it on to those they start."""
 
@@ -22,7 +24,7 @@ def begin_logs(level: str) -> None:
     """To stderr. kopf's are heard from WARNING on: its handlers are ours, and say nothing."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Job())
-    formatter = logging.Formatter(
+    formatter = PlainFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(job)s%(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from surefoot.agent import identity
 from surefoot.agent.scratch import own_scratch
 from surefoot.agent.shell import Shell
 from surefoot.errors import SurefootError
+from surefoot.logs import begin_logs
 from surefoot.settings import AgentSettings, agent_settings
 
 _USAGE = "usage: surefoot-agent -- COMMAND [ARGUMENT…]   (its settings come from SUREFOOT_* in the environment)"
@@ -34,11 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
         sys.exit(_BAD_USAGE)
-    logging.basicConfig(
-        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
-        format=f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    form = f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s"
+    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), form)
     sys.exit(asyncio.run(_live(settings, command, environment)))
 
 

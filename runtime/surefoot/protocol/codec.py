@@ -14,7 +14,8 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from surefoot.errors import ProtocolError
@@ -28,7 +29,11 @@ def since(version: int, default: Any) -> Any:
 class Codec:
     """Encodes and decodes a closed set of message types, speaking versions `oldest` to `version`."""
 
-    def __init__(self, message_types: Sequence[type[Any]], version: int, oldest: int) -> None:
+    def __init__(
+        self, message_types: Sequence[type[Any]], version: int, oldest: int, text: Callable[[str], str] = str
+    ) -> None:
+        """`text`: what becomes of each text that is read."""
+        self._text = text
         self._types = {cls.__name__: cls for cls in message_types}
         self._version = version
         self._oldest = oldest
@@ -64,7 +69,7 @@ class Codec:
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None or _since(cls) > version:
             raise ProtocolError(f"no message of version {version} is called {name!r}")
-        return _build(cls, body, str(name), version), version
+        return _build(cls, body, str(name), _Reading(version, self._text)), version
 
     def _check_version(self, version: int, name: object) -> None:
         if not self._oldest <= version <= self._version:
@@ -96,52 +101,62 @@ def _plain(value: Any, version: int) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a message is read."""
+
+    version: int
+    text: Callable[[str], str]
+
+
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 
-def _build(cls: type[Any], body: dict[str, Any], path: str, version: int) -> Any:
+def _build(cls: type[Any], body: dict[str, Any], path: str, how: _Reading) -> Any:
     hints = _HINTS.get(cls)
     if hints is None:
         hints = _HINTS[cls] = typing.get_type_hints(cls)
-    spoken = {f.name for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= version}
+    spoken = {f.name for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= how.version}
     foreign = sorted(set(body) - spoken)
     if foreign:
-        raise ProtocolError(f"{path} has no field {foreign[0]!r} in version {version}")
+        raise ProtocolError(f"{path} has no field {foreign[0]!r} in version {how.version}")
     try:
-        return cls(**{name: _value(hints[name], value, f"{path}.{name}", version) for name, value in body.items()})
+        return cls(**{name: _value(hints[name], value, f"{path}.{name}", how) for name, value in body.items()})
     except TypeError as error:
         raise ProtocolError(f"{path} is incomplete: {error}") from error
 
 
-def _value(hint: Any, value: Any, path: str, version: int) -> Any:
+def _value(hint: Any, value: Any, path: str, how: _Reading) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _value(next(a for a in arguments if a is not type(None)), value, path, version)
+        return _value(next(a for a in arguments if a is not type(None)), value, path, how)
     if origin is Literal:
         if value not in arguments:
             raise ProtocolError(f"{path} is {value!r}, not one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
-        return _tuple(arguments, value, path, version)
+        return _tuple(arguments, value, path, how)
     if origin is dict and isinstance(value, dict):
-        return {str(k): _value(arguments[1], v, f"{path}[{k!r}]", version) for k, v in value.items()}
+        return {how.text(str(k)): _value(arguments[1], v, f"{path}[{k!r}]", how) for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _build(typing.cast(type[Any], hint), value, path, version)
+        return _build(typing.cast(type[Any], hint), value, path, how)
     if hint is float and type(value) in (int, float):
         return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
+    if hint is str and type(value) is str:
+        return how.text(value)
+    if hint in (int, bool) and type(value) is hint:
         return value
     raise ProtocolError(f"{path} is {value!r}, which is not of type {getattr(hint, '__name__', hint)}")
 
 
-def _tuple(arguments: tuple[Any, ...], value: Any, path: str, version: int) -> tuple[Any, ...]:
+def _tuple(arguments: tuple[Any, ...], value: Any, path: str, how: _Reading) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise ProtocolError(f"{path} is {value!r}, not a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_value(arguments[0], item, f"{path}[{i}]", version) for i, item in enumerate(value))
+        return tuple(_value(arguments[0], item, f"{path}[{i}]", how) for i, item in enumerate(value))
     if len(value) != len(arguments):
         raise ProtocolError(f"{path} has {len(value)} entries, not {len(arguments)}")
     pairs = enumerate(zip(arguments, value, strict=True))
-    return tuple(_value(a, item, f"{path}[{i}]", version) for i, (a, item) in pairs)
+    return tuple(_value(a, item, f"{path}[{i}]", how) for i, (a, item) in pairs)

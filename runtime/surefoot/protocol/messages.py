@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.plain import plain
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 
 VERSION = 2
@@ -366,7 +367,7 @@ ToAgent = (
 )
 Message = FromAgent | ToAgent
 
-_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST)
+_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST, plain)
 
 
 SUBPROTOCOLS = tuple(f"surefoot.v{n}" for n in range(VERSION, OLDEST - 1, -1))

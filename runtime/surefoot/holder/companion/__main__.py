@@ -14,6 +14,7 @@ from surefoot.errors import ConfigurationError
 from surefoot.holder.companion.figures import exposition
 from surefoot.holder.companion.settings import companion_settings
 from surefoot.holder.companion.watch import Watch
+from surefoot.logs import begin_logs
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_SECONDS = 5.0
@@ -64,11 +65,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), "%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = companion_settings()
     except ConfigurationError as error:

@@ -1,0 +1,22 @@
+"""Text that others wrote, made harmless where it leaves for a terminal, a log, an event or a status. Pure.
+
+A program's exception may hold escape sequences, which clear a screen, forge a line or set a window's title; overrides
+of the direction of text make a name look like another. They are shown as what they are: `\\x1b`, `\\u202e`.
+"""
+
+from __future__ import annotations
+
+import re
+
+# C0 but tab and newline, DEL, C1, overrides and isolates of direction, line ends that only some know, half characters
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """`text` with each control character written out. Tabs and newlines stay."""
+    return _UNSEEN.sub(_written_out, text)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
