@@ -147,6 +147,22 @@ def test_a_folder_of_any_length_will_do(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.parametrize(
+    "name", ['quo"te', "back\\slash", "new\nline", "ünïcode 🦶", "hash # and 'more'", "$(touch x)"]
+)
+def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    with redis_server.running(
+        folder / "logs", redis_server.program(redis_server.BY_SOCKET), by_socket=folder / "node.sock"
+    ) as started:
+        provision(started)
+        client = client_of(started, redis_server.with_socket(ACCOUNT, started))
+        client.index()
+        assert by_socket(started) == 1
+        client.close()
+
+
 def test_a_socket_that_cannot_be_named_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="shorter folder"):
         server.configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -139,7 +140,7 @@ def test_a_script_that_never_calls_step_is_told_to(tmp_path: Path) -> None:
 def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     path = job(tmp_path, "import time\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "surefoot_operator.cli.main", "local", "-f", str(path), "--plain"]
-    command += ["--run-folder", str(tmp_path / "run")]
+    command += ["--run-folder", str(tmp_path / "run"), "--report", str(tmp_path / "report.json")]
     # as from a terminal: whoever runs the tests in the background hands an ignored SIGINT on
     command = ["env", "--default-signal=INT", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -151,7 +152,10 @@ def test_a_run_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Si
         process.send_signal(number)
         rest = process.stdout.read()
         assert process.wait(SECONDS) == (130 if number != signal.SIGKILL else -number)
-    assert number == signal.SIGKILL or "interrupted" in rest
+    if number != signal.SIGKILL:
+        assert "interrupted" in rest
+        assert "Interrupted: 0 steps" in rest
+        assert json.loads((tmp_path / "report.json").read_text())["outcome"] == "Interrupted"
     deadline = time.monotonic() + SECONDS
     while not nothing_runs(tmp_path):  # after SIGKILL the kernel ends them, one after the other
         assert time.monotonic() < deadline

@@ -13,6 +13,7 @@ from typing import Any
 from surefoot_operator.api.spec import PersistentTier
 from surefoot_operator.cli.comparison import run_tool
 from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
+from surefoot_operator.cli.saying import say
 from surefoot_operator.cli.validate import read_job
 
 COPY_SECONDS = 24 * 3600.0
@@ -51,14 +52,14 @@ def run(given: argparse.Namespace) -> int:
     arguments = ["--job", uid, "--list"] if given.action == "list" else ["--job", uid]
     found = _ran("verify", tier, arguments + _step(given))
     for entry in found["checkpoints"]:
-        print(
+        say(
             f"step {entry['step']} of epoch {entry['epoch']}: {entry['state']}, {entry['ranks']} of {entry['world']} ranks,"
             f" {entry['bytes'] / 1e6:.1f} MB"
         )
         for damage in entry["damaged"]:
-            print(f"    {damage}")
+            say(f"    {damage}")
     if not found["checkpoints"]:
-        print(f"job {uid} has no checkpoint in {tier.uri}")
+        say(f"job {uid} has no checkpoint in {tier.uri}")
     return EXIT_FAILED if any(entry["damaged"] for entry in found["checkpoints"]) else EXIT_OK
 
 
@@ -67,9 +68,7 @@ def _export(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
         raise UsageError("export needs --to FOLDER")
     arguments = ["--job", uid, *_step(given), "--to", str(given.to), "--as", given.kind, "--name", given.name]
     found = _ran("exporting", tier, arguments, COPY_SECONDS)
-    print(
-        f"step {found['step']} of job {uid}: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB, in {given.to}"
-    )
+    say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB, in {given.to}")
     return EXIT_OK
 
 
@@ -78,7 +77,7 @@ def _import(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
         raise UsageError("import needs --from PATH, and --step N: how many steps the checkpoint stands for")
     arguments = ["--job", uid, *_step(given), "--from", str(given.source), "--as", given.kind, "--name", given.name]
     found = _ran("importing", tier, arguments, COPY_SECONDS)
-    print(
+    say(
         f"{given.source} is step {found['step']} of job {uid} now: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB."
         f" A job goes on from it with checkpoint.restoreFrom: {{jobUid: {uid}}}"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot_operator.api.spec import PersistentTier, TrainingJob
+from surefoot_operator.cli.saying import say
 
 _TOOL_SECONDS = 600.0
 
@@ -35,7 +36,7 @@ def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path)
     # steps of its own would be saved beside those that the operator chooses
     often: dict[str, Any] = {"interval": "auto"} if memory.adaptive else {"intervalSteps": steps}
     words = "as often as pays" if memory.adaptive else f"every {steps} steps"
-    print(f"the job has no persistent tier; for the comparison it gets {uri}, {words}", flush=True)
+    say(f"the job has no persistent tier; for the comparison it gets {uri}, {words}")
     spec = document["spec"]
     checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **often}}
     return {**document, "spec": {**spec, "checkpoint": checkpoint}}

@@ -29,10 +29,12 @@ class Ended:
     progress: Progress
     struck: tuple[Struck, ...]
     unstruck: tuple[Fault, ...]
+    interrupted: bool = False
+    """It was told to stop; what it had come to is said all the same."""
 
     @property
     def outcome(self) -> str:
-        return self.progress.status.phase
+        return "Interrupted" if self.interrupted else self.progress.status.phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     said += [f"not struck, its step was never finished: {fault}" for fault in ended.unstruck]
     if compared is not None and compared.problem:
         said.append(f"the parameters could not be compared: {compared.problem}")
-    if ended.outcome != "Complete":
+    if ended.outcome not in ("Complete", "Interrupted"):
         said += explain_failure(progress)
     said += report.verdict(found)
     whole = account is None or (account.lost == 0 and account.repeated == 0)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from surefoot_operator.errors import shorten, shown
+
 Kind = Literal["node", "trainer", "agent", "freeze", "memory", "coordinator"]
 KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "coordinator")
 
@@ -49,40 +51,46 @@ def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
     """The fault that `text` says, on one of `nodes` (their names, or their numbers)."""
     match = _FAULT.fullmatch(text)
     if match is None:
-        raise FaultError(f"--fault {text}: {GRAMMAR} is allowed; kinds are {', '.join(KINDS)}")
+        raise FaultError(f"--fault {shorten(text)}: {GRAMMAR} is allowed; kinds are {', '.join(KINDS)}")
     kind = next((k for k in KINDS if k == match["kind"]), None)
     if kind is None:
-        raise FaultError(f"--fault {text}: {match['kind']!r} is no kind of fault; kinds are {', '.join(KINDS)}")
-    step = int(match["step"])
+        raise FaultError(
+            f"--fault {shorten(text)}: {shown(match['kind'])} is no kind of fault; kinds are {', '.join(KINDS)}"
+        )
+    step = int(match["step"]) if len(match["step"]) < 19 else 0
     if step < 1:
-        raise FaultError(f"--fault {text}: steps count from 1")
+        raise FaultError(f"--fault {shorten(text)}: steps count from 1, and no job has 10^18 of them")
     return Fault(kind, _node(text, kind, match["node"], nodes), step, _seconds(text, kind, match["seconds"]))
 
 
 def _node(text: str, kind: Kind, given: str | None, nodes: tuple[str, ...]) -> str | None:
     if kind == "coordinator":
         if given is not None:
-            raise FaultError(f"--fault {text}: the coordinator is on no node; write coordinator@step=N")
+            raise FaultError(f"--fault {shorten(text)}: the coordinator is on no node; write coordinator@step=N")
         return None
     if given is None:
-        raise FaultError(f"--fault {text}: which node? write {kind}:NODE@step=N")
+        raise FaultError(f"--fault {shorten(text)}: which node? write {kind}:NODE@step=N")
     name = f"node-{given}" if given.isdigit() else given
     if name not in nodes:
-        raise FaultError(f"--fault {text}: there is no node {given}; nodes are {', '.join(nodes)}")
+        raise FaultError(f"--fault {shorten(text)}: there is no node {shorten(given)}; nodes are {_some(nodes)}")
     return name
+
+
+def _some(nodes: tuple[str, ...]) -> str:
+    return ", ".join(nodes[:8]) + (f", … {nodes[-1]}" if len(nodes) > 8 else "")
 
 
 def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
     if given is None:
         return _DEFAULT_SECONDS.get(kind)
     if kind not in _RETURN:
-        raise FaultError(f"--fault {text}: a killed {kind} does not return by itself; leave out for=")
+        raise FaultError(f"--fault {shorten(text)}: a killed {kind} does not return by itself; leave out for=")
     try:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
     if not math.isfinite(seconds) or seconds <= 0:
-        raise FaultError(f"--fault {text}: for={given} is allowed to be a number of seconds above 0")
+        raise FaultError(f"--fault {shorten(text)}: for={shorten(given)} is allowed to be a number of seconds above 0")
     return seconds
 
 

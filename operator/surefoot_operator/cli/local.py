@@ -12,7 +12,6 @@ import dataclasses
 import json
 import shutil
 import signal
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -29,9 +28,11 @@ from surefoot_operator.cli import comparison, conclusion
 from surefoot_operator.cli.errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.faults import Fault, FaultError, parse_faults
 from surefoot_operator.cli.progress import Progress
+from surefoot_operator.cli.saying import say, warn
 from surefoot_operator.cli.supervise import Scene, Supervisor
+from surefoot_operator.cli.trying import try_file, try_folder
 from surefoot_operator.cli.validate import read_document
-from surefoot_operator.cli.view import View, view_for
+from surefoot_operator.cli.view import view_for
 from surefoot_operator.fabric.processes.folder import RunFolder
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.store import Store
@@ -91,7 +92,7 @@ def run(given: argparse.Namespace) -> int:
         if code == EXIT_OK:
             shutil.rmtree(root)
         else:
-            print(f"the run's folder is kept: {root}", file=sys.stderr)
+            warn(f"the run's folder is kept: {root}")
     return code
 
 
@@ -120,10 +121,9 @@ def check(given: argparse.Namespace) -> Request:
     except (FaultError, ConfigurationError) as error:
         raise UsageError(str(error)) from error
     if given.report is not None:
-        try:
-            given.report.resolve().parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--report {given.report}: its folder cannot be made: {error}") from error
+        try_file("--report", given.report)
+    if given.run_folder is not None:
+        try_folder("--run-folder", given.run_folder)
     return Request(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics)
 
 
@@ -132,42 +132,55 @@ def _run_in(request: Request, root: Path) -> int:
         document = comparison.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
-        print(f"ignored on one machine: {name}", file=sys.stderr)
+        warn(f"ignored on one machine: {name}")
     disturbed = run_job(request, root, request.faults)
     reference = None
     if request.compare and disturbed.outcome == "Complete":
-        print("the same job, undisturbed:", flush=True)
+        say("the same job, undisturbed:")
         reference = run_job(request, root / "undisturbed", ())
     found = conclusion.conclude(disturbed, reference)
-    if request.report is not None:
-        request.report.write_text(json.dumps(found.report, indent=2) + "\n", encoding="utf-8")
     for line in found.lines:
-        print(line)
-    if disturbed.outcome != "Complete":
+        say(line)
+    written = request.report is None or _write_report(request.report, found.report)
+    if disturbed.interrupted or (reference is not None and reference.interrupted):
+        raise KeyboardInterrupt
+    if disturbed.outcome != "Complete" or not written:
         return EXIT_FAILED
     return EXIT_OK if found.sound else EXIT_DIFFERS
 
 
+def _write_report(path: Path, report: dict[str, Any]) -> bool:
+    """Whether it was written; else it is said, so that nothing is lost."""
+    text = json.dumps(report, indent=2)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        say(text)
+        warn(f"surefoot: the report {path} could not be written ({error.strerror or error}); it stands above")
+        return False
+    return True
+
+
 def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusion.Ended:
-    """One run of the job under a fresh uid, from nothing to nothing."""
+    """One run of the job under a fresh uid, from nothing to nothing. Being told to stop is an end like others."""
     folder = RunFolder(root.resolve())
     machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics)
+    interrupted = False
     try:
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
         progress = Progress(folder)
         with _ends_gently(), view_for(request.plain) as view:
-            supervisor = _supervise(Scene(progress, machine, request.nodes, job), faults, view)
+            supervisor = Supervisor(Scene(progress, machine, request.nodes, job), faults, view.show, view.tell)
+            try:
+                supervisor.run()
+            except KeyboardInterrupt:
+                interrupted = True
     finally:
         with _deaf():
             machine.close()
-    return conclusion.Ended(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()))
-
-
-def _supervise(scene: Scene, faults: tuple[Fault, ...], view: View) -> Supervisor:
-    supervisor = Supervisor(scene, faults, view.show, view.tell)
-    supervisor.run()
-    return supervisor
+    progress.look()  # what was written since the last tick
+    return conclusion.Ended(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()), interrupted)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from surefoot_operator.cli import checkpoints, local, validate
 from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, RunError, UsageError
+from surefoot_operator.cli.saying import warn
 from surefoot_operator.errors import OperatorError
 
 _COMMANDS: dict[str, tuple[ModuleType, str]] = {
@@ -34,12 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(str(error), EXIT_USAGE)
     except (RunError, OperatorError) as error:
         return _say(str(error), EXIT_FAILED)
+    except BrokenPipeError:
+        # whoever read us has left; without this the interpreter says so once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        return _say(f"{error}; everything that was started has been ended", EXIT_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted; everything that was started has been ended", EXIT_INTERRUPTED)
 
 
 def _say(message: str, code: int) -> int:
-    print(f"surefoot: {message}", file=sys.stderr)
+    warn(f"surefoot: {message}")
     return code
 
 

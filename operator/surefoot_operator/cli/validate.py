@@ -12,6 +12,7 @@ from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.errors import EXIT_OK, UsageError
+from surefoot_operator.cli.saying import say
 from surefoot_operator.errors import SpecError
 from surefoot_operator.fabric.processes.template import ignored_parts
 
@@ -23,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     job = read_job(given.file)
     sizes = ", ".join(map(str, allowed_sizes(job.spec)))
-    print(f"{given.file} is sound: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
+    say(f"{given.file} is sound: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
     for name in ignored_parts(job.spec):
-        print(f"`surefoot local` ignores: {name}")
+        say(f"`surefoot local` ignores: {name}")
     return EXIT_OK
 
 

@@ -17,7 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from surefoot.protocol.plain import plain
 from surefoot_operator.cli.ledger import Line
+from surefoot_operator.cli.saying import say
 from surefoot_operator.cli.supervise import Scene
 from surefoot_operator.fabric.processes.folder import read_json
 
@@ -97,10 +99,10 @@ class PlainView:
         line = _headline(scene, age)
         if line != self._last:
             self._last = line
-            print(f"{_clock()} {line}", flush=True)
+            say(f"{_clock()} {line}")
 
     def tell(self, sentence: str, warning: bool) -> None:
-        print(f"{_clock()} {'! ' if warning else ''}{sentence}", flush=True)
+        say(f"{_clock()} {'! ' if warning else ''}{sentence}")
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +130,7 @@ class LiveView:
         self._live.update(_table(scene, age), refresh=True)
 
     def tell(self, sentence: str, warning: bool) -> None:
-        self._console.print(Text(f"{_clock()} {sentence}", style="yellow" if warning else ""))
+        self._console.print(Text(plain(f"{_clock()} {sentence}"), style="yellow" if warning else ""))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -141,7 +143,7 @@ class LiveView:
 
 
 def _table(scene: Scene, age: float | None) -> Table:
-    table = Table(title=Text(_headline(scene, age)), title_justify="left", expand=False)
+    table = Table(title=Text(plain(_headline(scene, age))), title_justify="left", expand=False)
     for name in ("node", "state", "worker", "rank", "epoch", "step", "loss"):
         table.add_column(name, justify="right" if name in ("rank", "epoch", "step", "loss") else "left")
     workers = _workers_by_node(scene)

@@ -135,12 +135,17 @@ def configuration(settings: ServerSettings) -> str:
         'logfile ""',
         "timeout 0",
         "tcp-keepalive 30",
-        f'dir "{settings.folder}"',
+        f"dir {_quoted(settings.folder)}",
     ]
     if settings.password:
-        quoted = settings.password.replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f'requirepass "{quoted}"')
+        lines.append(f"requirepass {_quoted(settings.password)}")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str | Path) -> str:
+    """As the server reads a word: any byte can stand there, a quote or a newline of a folder's name too."""
+    ordinary = set(range(0x20, 0x7F)) - set(b'"\\')
+    return '"' + "".join(chr(b) if b in ordinary else f"\\x{b:02x}" for b in os.fsencode(value)) + '"'
 
 
 def _port(settings: ServerSettings) -> list[str]:
@@ -150,9 +155,9 @@ def _port(settings: ServerSettings) -> list[str]:
     return [
         "port 0",
         f"tls-port {settings.port}",
-        f'tls-cert-file "{files.certificate}"',
-        f'tls-key-file "{files.key}"',
-        f'tls-ca-cert-file "{files.authority}"',
+        f"tls-cert-file {_quoted(files.certificate)}",
+        f"tls-key-file {_quoted(files.key)}",
+        f"tls-ca-cert-file {_quoted(files.authority)}",
         "tls-auth-clients no",
         'tls-protocols "TLSv1.3"',
     ]
@@ -167,7 +172,7 @@ def _socket(settings: ServerSettings) -> list[str]:
         raise ConfigurationError(
             f"the holder's socket {settings.socket} has a path of more than {LONGEST} bytes: use a shorter folder"
         )
-    return [f'unixsocket "{name}"', "unixsocketperm 777"]
+    return [f"unixsocket {_quoted(name)}", "unixsocketperm 777"]
 
 
 def start(
