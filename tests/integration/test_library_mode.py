@@ -106,3 +106,13 @@ def test_a_world_of_one_takes_up_what_ranks_of_a_group_saved(tmp_path: Path) -> 
     second = run("plain", 1, 4, tmp_path / "job", tmp_path / "b")
     assert second["start"] == 4
     assert_bit_exact(second["restored"], first["final"])
+
+
+def test_what_one_rank_cannot_read_no_rank_restores(tmp_path: Path) -> None:
+    first = run("ddp", 2, 4, tmp_path / "job", tmp_path / "a")
+    struck = tmp_path / "job" / "default" / "4-1" / "rank-1" / "digests"
+    struck.write_bytes(bytes([struck.read_bytes()[0] ^ 1]) + struck.read_bytes()[1:])
+    second = run("ddp", 2, 4, tmp_path / "job", tmp_path / "b")
+    assert second["start"] == 2, "the newest before it, on both ranks"
+    assert set(second["losses"]) == {3, 4}
+    assert max(abs(second["losses"][step] - first["losses"][step]) for step in (3, 4)) < 1e-12

@@ -71,7 +71,6 @@ class Checkpointer:
         self._connected = link_of(options, link)
         self._link = self._connected.link
         about = self._link.attached
-        self._about = about
         self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas)
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
         self._backoff = Backoff()
@@ -164,7 +163,8 @@ class Checkpointer:
 
     @property
     def _restored_step(self) -> int:
-        return self._about.parent.step if self._about.parent else 0
+        parent = self._link.attached.parent
+        return parent.step if parent else 0
 
     def _before_change(self) -> None:
         self._standing.optimizer_begins()

@@ -1,78 +1,89 @@
 """Without an agent (plain `python`, `torchrun`): claiming the epoch and choosing the restore point, once for all ranks.
 
 Rank 0 claims by exclusive create in the persistent tier, reads what is there, and records what the epoch stands on;
-the others hear of it through the job's own store. Afterwards every rank saves alone, as with an agent. Called by
-`links`.
+the others hear of it through the job's own store. Afterwards every rank saves alone, as with an agent. What cannot be
+read is passed over with its name, and never taken for absent: a job that was there is continued or refused, and begins
+at step 0 only where nothing restorable was ever saved. Called by `links`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from surefoot.agent.line import Attached
+from surefoot.checkpointer.epochs import Record, Writer, record, recorded, tell_of_another
 from surefoot.checkpointer.world import World
-from surefoot.errors import Corrupt, ProtocolError, TierError
-from surefoot.format.layouts import read_layout
-from surefoot.protocol.completeness import TierReading, complete_persistent, layouts_to_check
-from surefoot.protocol.coverage import uncovered
+from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
+from surefoot.errors import Unreadable
+from surefoot.protocol.completeness import Covers, complete_persistent
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest
-from surefoot.protocol.records import RankManifest
 from surefoot.settings import JobSettings
 from surefoot.tiers.persistent import PersistentTier
 
+log = logging.getLogger(__name__)
 
-def claim(tier: PersistentTier, world_size: int) -> str:
-    """Claims the next epoch, chooses its restore point, records both; returns the record of the whole lineage."""
-    epoch = tier.claim_epoch()
-    lineage = recorded_lineage(tier)
-    parent = newest(usable(tier, lineage))
+_MOST_TOLD = 5
+"""Checkpoints that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an epoch begins with: the whole lineage, whose last entry is its own, and what must not be removed."""
+
+    lineage: Lineage
+    spared: frozenset[Checkpoint] = frozenset()
+
+    def to_text(self) -> str:
+        spared = [[c.epoch, c.step] for c in sorted(self.spared)]
+        lineage = [[e.epoch, [e.parent.epoch, e.parent.step] if e.parent else None, e.size] for e in self.lineage]
+        return json.dumps({"lineage": lineage, "spared": spared})
+
+    @classmethod
+    def from_text(cls, text: str) -> Decision:
+        """Of this process' own making: read by the other ranks."""
+        body = json.loads(text)
+        entries = tuple(LineageEntry(e, Checkpoint(*p) if p else None, n) for e, p, n in body["lineage"])
+        return cls(entries, frozenset(Checkpoint(*c) for c in body["spared"]))
+
+
+def claim(tier: PersistentTier, world_size: int, writer: Writer | None = None) -> str:
+    """Claims the next epoch, chooses its restore point, records both; returns the decision for every rank.
+
+    Raises Unreadable where checkpoints were saved and none can be restored: nothing is written then, nor removed.
+    """
+    writer = writer or Writer.here()
+    found = _look(tier)
+    parent, spared = _chosen(found, frozenset())
+    tell_of_another(found.place, found.records, writer)
+    epoch = patiently(tier.claim_epoch)
     entry = LineageEntry(epoch, parent, world_size)
-    record(tier, entry)
-    return json.dumps([_entry_text(e) for e in (*lineage, entry)])
+    record(tier, entry, writer)
+    return Decision((*found.lineage, entry), spared).to_text()
 
 
-def record(tier: PersistentTier, entry: LineageEntry) -> None:
-    """Says what a claimed epoch stands on."""
-    tier.record_epoch(entry.epoch, _entry_text(entry))
+def choose_again(tier: PersistentTier, decision: Decision, bad: Mapping[Checkpoint, str]) -> str:
+    """Once a checkpoint turned out to be unreadable: the next older one, for every rank, recorded for the same epoch.
+
+    Raises Unreadable where there is none.
+    """
+    own = decision.lineage[-1]
+    found = _look(tier, before=own.epoch)
+    parent, spared = _chosen(found, frozenset(bad), bad)
+    if parent is None:
+        raise Unreadable("; ".join(bad.values()))
+    entry = LineageEntry(own.epoch, parent, own.size)
+    record(tier, entry, Writer.here())
+    return Decision((*found.lineage, entry), spared | decision.spared).to_text()
 
 
-def usable(tier: PersistentTier, lineage: Lineage) -> list[Checkpoint]:
-    """Complete checkpoints on the lineage of the newest recorded epoch, oldest first."""
-    if not lineage:
-        return []
-    manifests = tier.manifests()
-    covers = coverage(tier, manifests)
-    return complete_persistent(manifests, lineage, lineage[-1].epoch, frozenset(), covers)
-
-
-def coverage(tier: PersistentTier, manifests: Iterable[RankManifest]) -> dict[frozenset[str], bool]:
-    """For each set of layouts that some world saved: whether they cover every tensor. Unreadable is not."""
-    found = {}
-    for digests in layouts_to_check(TierReading({}, tuple(manifests))):
-        try:
-            found[digests] = uncovered(read_layout(d, tier.read_layout(d)).layout for d in digests) is None
-        except (Corrupt, ProtocolError, TierError):
-            found[digests] = False
-    return found
-
-
-def recorded_lineage(tier: PersistentTier) -> Lineage:
-    """What earlier starts recorded; a record that cannot be read is an epoch that never began."""
-    found = []
-    for text in tier.recorded_epochs().values():
-        try:
-            found.append(_entry(text))
-        except (ValueError, KeyError, TypeError):
-            continue
-    return tuple(found)
-
-
-def attached(record: str, world: World, settings: JobSettings, incarnation: str | None = None) -> Attached:
+def attached(decision: Decision, world: World, settings: JobSettings, incarnation: str | None = None) -> Attached:
     """This rank's start, from what rank 0 decided."""
-    lineage = tuple(_entry(text) for text in json.loads(record))
+    lineage = decision.lineage
     persistent = settings.persistent
     interval = persistent.interval_steps if persistent is not None else settings.interval_steps
     return Attached(
@@ -92,12 +103,88 @@ def attached(record: str, world: World, settings: JobSettings, incarnation: str 
     )
 
 
-def _entry_text(entry: LineageEntry) -> str:
-    parent = [entry.parent.epoch, entry.parent.step] if entry.parent else None
-    return json.dumps({"epoch": entry.epoch, "parent": parent, "size": entry.size})
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One look at the job's folder."""
+
+    place: str
+    lineage: Lineage
+    records: Mapping[int, Record | None]
+    complete: tuple[Checkpoint, ...]
+    """On the lineage, oldest first."""
+    told: Mapping[Checkpoint, str]
+    """Why the others cannot be restored."""
+    unsure: Mapping[Checkpoint, str]
+    """Those of them of which nobody can say whether they are complete."""
+    was_complete: bool
+    """Some checkpoint had been complete here, as its own record says."""
 
 
-def _entry(text: str) -> LineageEntry:
-    body = json.loads(text)
-    parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
-    return LineageEntry(int(body["epoch"]), parent, int(body["size"]))
+def _look(tier: PersistentTier, before: int | None = None) -> _Found:
+    """What is there and what of it counts. `before`: as it was when that epoch was claimed."""
+    surveyed = survey(tier)
+    if before is not None:
+        kept = tuple(c for c in surveyed.seen if c.epoch < before)
+        manifests = tuple(m for m in surveyed.manifests if m.save.epoch < before)
+        surveyed = Survey(kept, manifests, surveyed.left_out)
+    covers, lost = coverage(tier, surveyed.manifests)
+    records = recorded(patiently(tier.recorded_epochs))
+    lineage = _lineage(surveyed, {e: r for e, r in records.items() if before is None or e < before}, covers)
+    complete = _complete(surveyed, lineage, covers)
+    unsure = unjudged(surveyed, covers, lost)
+    told = reasons(surveyed, covers, unsure)
+    for checkpoint in set(surveyed.seen) - set(complete) - told.keys():
+        told[checkpoint] = "another start of this job went on from an older step: it is on no branch that counts"
+    return _Found(tier.place, lineage, records, tuple(complete), told, unsure, patiently(tier.had_newest))
+
+
+def _lineage(surveyed: Survey, records: Mapping[int, Record | None], covers: Covers) -> Lineage:
+    """The chain of epochs. One that saved and whose record is lost stood on the newest checkpoint that was complete
+    before its own first: that is what a start chooses. One that saved nothing is no part of any branch."""
+    entries: list[LineageEntry] = []
+    worlds = {m.save.epoch: m.world for m in surveyed.manifests}
+    for epoch in sorted({c.epoch for c in surveyed.seen} | records.keys()):
+        known = records.get(epoch)
+        if known is not None:
+            entries.append(known.entry)
+        elif epoch in worlds:
+            first = min(c.step for c in surveyed.seen if c.epoch == epoch)
+            parent = newest(c for c in _complete(surveyed, tuple(entries), covers) if c.step < first)
+            log.warning("no record says what epoch %d stood on: it is taken for %s", epoch, parent or "step 0")
+            entries.append(LineageEntry(epoch, parent, worlds[epoch]))
+    return tuple(entries)
+
+
+def _complete(surveyed: Survey, lineage: Lineage, covers: Covers) -> list[Checkpoint]:
+    if not lineage:
+        return []
+    return complete_persistent(surveyed.manifests, lineage, lineage[-1].epoch, frozenset(), covers)
+
+
+def _chosen(
+    found: _Found, bad: frozenset[Checkpoint], why: Mapping[Checkpoint, str] | None = None
+) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
+    """The newest complete checkpoint that is not bad; what was passed over for it is told by name."""
+    told = {**found.told, **(why or {})}
+    spared = frozenset(found.unsure) | bad
+    parent = newest(c for c in found.complete if c not in bad)
+    if parent is not None:
+        for checkpoint in sorted((c for c in told if c.step > parent.step), key=lambda c: c.step, reverse=True):
+            log.warning("%s is passed over: %s; %s is restored", checkpoint, told[checkpoint], parent)
+        return parent, spared
+    if found.unsure or bad or (told and found.was_complete):
+        raise Unreadable(_nothing(found, told))
+    for checkpoint, reason in sorted(told.items()):
+        log.warning("%s was never complete: %s; the job begins at step 0", checkpoint, reason)
+    return None, spared
+
+
+def _nothing(found: _Found, told: Mapping[Checkpoint, str]) -> str:
+    """What was there, why none of it can be restored, and what a person can do."""
+    newest_first = sorted(told, key=lambda c: (c.step, c.epoch), reverse=True)
+    listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MOST_TOLD])
+    more = f"; and {len(newest_first) - _MOST_TOLD} more" if len(newest_first) > _MOST_TOLD else ""
+    return (
+        f"{found.place} has checkpoints and none can be restored, so nothing is begun, written or removed there: "
+        f"{listed}{more}. Put the named files back from a copy, or begin anew under another job= or folder="
+    )

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from surefoot.agent.line import Attached
 from surefoot.agent.link import Link
 from surefoot.checkpointer import library
-from surefoot.checkpointer.world import World, current_world, decided_once
+from surefoot.checkpointer.together import Together
+from surefoot.checkpointer.world import current_world, decided_once
 from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.keeping import Keeper
 from surefoot.errors import ConfigurationError
 from surefoot.holder.connection import account_of
+from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.restore.catalogue import Source, holder_sources, older_source, persistent_source
-from surefoot.settings import JobSettings, PersistentSettings, job_settings, settings_elsewhere
+from surefoot.settings import JobSettings, job_settings, settings_elsewhere
 from surefoot.tiers.open import open_persistent
+from surefoot.tiers.persistent import PersistentTier
 
 LIBRARY_PATIENCE_SECONDS = 60.0
 """Without an operator nobody decides about a tier that stays silent: then the restore fails."""
@@ -50,6 +54,8 @@ class Connected:
     sources: tuple[Source, ...]
     patience_seconds: float | None
     older: Source | None = None
+    together: Together | None = None
+    """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
 
     def lineage(self) -> Lineage:
         return lineage_of(self.link.attached)
@@ -86,27 +92,31 @@ def without_agent(settings: JobSettings) -> Connected:
         raise ConfigurationError("no folder for checkpoints: give folder= or set SUREFOOT_PERSISTENT_URI")
     world = current_world()
 
+    def open_tier() -> PersistentTier:
+        return open_persistent(persistent, settings.job)
+
     def claim() -> str:
-        tier = open_persistent(persistent, settings.job)
-        try:
+        with closing(open_tier()) as tier:
             return library.claim(tier, world.size)
-        finally:
-            tier.close()
 
-    about = library.attached(decided_once(world, claim), world, settings)
-    targets = EmbeddedTargets(
-        targets=(PERSISTENT,),
-        open_tier=lambda _: open_persistent(persistent, settings.job),
-        keeper=_keeper(persistent, settings.job, about, world),
-    )
+    decision = library.Decision.from_text(decided_once(world, claim))
+    about = library.attached(decision, world, settings)
+    keeper = Keeper(open_tier, decision.lineage, about.epoch, persistent.keep) if world.rank == 0 else None
+    link = EmbeddedLink(about, EmbeddedTargets((PERSISTENT,), lambda _: open_tier(), keeper))
+
+    def again(bad: dict[Checkpoint, str]) -> str:
+        with closing(open_tier()) as tier:
+            return library.choose_again(tier, decision, bad)
+
+    def moved(anew: library.Decision) -> None:
+        if keeper is not None:
+            keeper.stand_on(anew.lineage, anew.spared)
+        link.attached = library.attached(anew, world, settings, about.incarnation)
+
+    moved(decision)
     sources = (persistent_source(persistent, settings.job),)
-    return Connected(EmbeddedLink(about, targets), settings, sources, LIBRARY_PATIENCE_SECONDS)
-
-
-def _keeper(persistent: PersistentSettings, job: str, about: Attached, world: World) -> Keeper | None:
-    if world.rank != 0:
-        return None
-    return Keeper(lambda: open_persistent(persistent, job), lineage_of(about), about.epoch, persistent.keep)
+    together = Together(world, decision, again, moved)
+    return Connected(link, settings, sources, LIBRARY_PATIENCE_SECONDS, together=together)
 
 
 def lineage_of(about: Attached) -> Lineage:

@@ -42,14 +42,33 @@ DECISION_SECONDS = 60.0
 
 
 def restore(program: Program, connected: Connected, share: ShareReads | None = None) -> int:
-    """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others."""
+    """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others.
+
+    Without an agent a checkpoint that cannot be read gives way to the next older one, on all ranks alike.
+    """
+    link, together = connected.link, connected.together
+    while (parent := link.attached.parent) is not None:
+        try:
+            if _restored(program, connected, parent, share):
+                return parent.step
+            continue  # all ranks chose another
+        except Unreadable as problem:
+            link.restore_failed(parent, problem.absent, str(problem))
+            if together is None:
+                # the operator chooses another checkpoint and has this process killed; ending first would look like a fault
+                threading.Event().wait(DECISION_SECONDS)
+                raise
+            together.agreed(problem)
+    link.restored(0, "none", 0, 0.0)
+    return 0
+
+
+def _restored(program: Program, connected: Connected, parent: Checkpoint, share: ShareReads | None) -> bool:
+    """Whether it was; False where this rank could read it, and another could not."""
     begun = time.perf_counter()
-    link, about = connected.link, connected.link.attached
-    if about.parent is None:
-        link.restored(0, "none", 0, 0.0)
-        return 0
-    try:
-        with _collector_paused(), _reader(connected, about.parent, link.left(about.parent)) as reader:
+    link, about, together = connected.link, connected.link.attached, connected.together
+    with _collector_paused(), _reader(connected, parent, link.left(parent)) as reader:
+        try:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
@@ -57,17 +76,19 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
             targets = program.targets()
             with torch.no_grad():
                 taken = fill(reader, targets, neighbours(about, share) if share is not None else None)
-            program.apply(about.parent.step, shared, own)
-            link.restored(about.parent.step, taken[0], taken[1], time.perf_counter() - begun)
-            for damage in reader.heal(about.epoch):
-                link.say("DamageFound", damage)
-    except Unreadable as problem:
-        link.restore_failed(about.parent, problem.absent, str(problem))
-        if connected.patience_seconds is None:
-            # the operator chooses another checkpoint and has this process killed; ending first would look like a fault
-            threading.Event().wait(DECISION_SECONDS)
-        raise
-    return about.parent.step
+        except Unreadable:
+            raise
+        except BaseException as error:
+            if together is not None:
+                together.gave_up(error)
+            raise
+        if together is not None and not together.agreed(None):
+            return False
+        program.apply(parent.step, shared, own)
+        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun)
+        for damage in reader.heal(about.epoch):
+            link.say("DamageFound", damage)
+    return True
 
 
 @contextmanager

@@ -10,11 +10,15 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from surefoot.errors import ConfigurationError, TierError
+from surefoot.errors import ConfigurationError, SurefootError, TierError
 
 STORE_PREFIX = "surefoot"
+WORD_SECONDS = 1800.0
+"""How long a rank waits for another one's word: that one may be reading a whole checkpoint."""
+
 _turn = 0  # how many decisions this process took part in; the same on all ranks, as they construct alike
 
 
@@ -51,9 +55,9 @@ def decided_once(world: World, decide: Callable[[], str]) -> str:
     _turn += 1
     key = f"{STORE_PREFIX}/{_turn}"
     if world.rank != 0:
-        found = world.store.get(key).decode()
+        found = _heard(world, key, 0)
         if found.startswith("!"):
-            raise TierError(f"rank 0 could not begin: {found[1:]}")
+            raise SurefootError(f"rank 0 could not begin: {found[1:]}")
         return str(found[1:])
     try:
         decision = decide()
@@ -62,3 +66,32 @@ def decided_once(world: World, decide: Callable[[], str]) -> str:
         raise
     world.store.set(key, f"={decision}")
     return decision
+
+
+def decided_together(world: World, said: str, decide: Callable[[list[str]], str]) -> str:
+    """As `decided_once`, from what every rank has said about it."""
+    if world.size == 1:
+        return decide([said])
+    turn = _turn + 1
+    if world.rank != 0:
+        world.store.set(f"{STORE_PREFIX}/{turn}/{world.rank}", said)
+    others = range(1, world.size)
+    return decided_once(
+        world, lambda: decide([said, *(_heard(world, f"{STORE_PREFIX}/{turn}/{rank}", rank) for rank in others)])
+    )
+
+
+def left_alone(world: World, said: str) -> None:
+    """This rank takes no part in the decision that comes next, and says why, so that nobody waits for it."""
+    global _turn
+    if world.size > 1:
+        _turn += 1
+        world.store.set(f"{STORE_PREFIX}/{_turn}/{world.rank}" if world.rank else f"{STORE_PREFIX}/{_turn}", f"!{said}")
+
+
+def _heard(world: World, key: str, rank: int) -> str:
+    try:
+        world.store.wait([key], timedelta(seconds=WORD_SECONDS))
+    except RuntimeError as silent:
+        raise TierError(f"rank {rank} has said nothing for {WORD_SECONDS:g} s: it hangs, or has ended") from silent
+    return str(world.store.get(key).decode())

@@ -81,7 +81,8 @@ class EmbeddedLink(Generic[AttachedT]):
     """`agent.link.Link`, in this process."""
 
     def __init__(self, attached: AttachedT, targets: EmbeddedTargets) -> None:
-        self._attached = attached
+        self.attached = attached
+        """May be replaced as long as nothing was saved: its restore point, where that cannot be read."""
         self._targets = targets
         self._changed = threading.Condition()
         self._busy: set[int] = set()
@@ -90,10 +91,6 @@ class EmbeddedLink(Generic[AttachedT]):
         self._drain: Drain | None = None
         self.lost: set[int] = set()
         """Steps whose saves were given up."""
-
-    @property
-    def attached(self) -> AttachedT:
-        return self._attached
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
         """Anonymous memory, every page touched now so that no save pays for it."""
@@ -120,7 +117,7 @@ class EmbeddedLink(Generic[AttachedT]):
             raise RuntimeError("a slot was staged before arena() gave one")
         with self._changed:
             self._busy.add(message.slot)
-        me = self._attached
+        me = self.attached
         save = RankSave(me.epoch, message.step, me.rank)
         sealed = SealedSave(save, me.world, me.incarnation, message.layout, message.stream_bytes, message.values_bytes)
         self._drain.stage(message.slot, sealed, message.layout_json)
@@ -157,9 +154,9 @@ class EmbeddedLink(Generic[AttachedT]):
 
     def _made(self, arena: Arena) -> Drain:
         watcher = DrainWatcher(self._freed, self._saved, self.say)
-        drain = Drain(arena, self._attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
+        drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
-        drain.retarget(targets, frozenset(targets), self._attached.replicas)
+        drain.retarget(targets, frozenset(targets), self.attached.replicas)
         return drain
 
     def _freed(self, slot: int, step: int, ok: bool) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from surefoot import metrics
-from surefoot.drain.verified import stream_from
+from surefoot.drain.survey import Survey, coverage, survey, unjudged
 from surefoot.errors import SurefootError
-from surefoot.protocol.completeness import TierReading, complete_persistent, layouts_to_check
-from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.completeness import Covers, complete_persistent
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, entry_of, newest
-from surefoot.protocol.records import Layout, RankManifest
 from surefoot.protocol.retention import Standing, persistent_drops
 from surefoot.tiers.persistent import PersistentTier
 
@@ -29,10 +27,16 @@ class Keeper:
         self._lineage = lineage
         self._epoch = epoch
         self._keep = keep
-        self._layouts: dict[str, Layout] = {}
+        self._spared: frozenset[Checkpoint] = frozenset()
+        self._covers: Covers = {}
+        self._told: set[Checkpoint] = set()
         self._looks: queue.Queue[bool] = queue.Queue(maxsize=2)
         self._thread = threading.Thread(target=self._run, name="surefoot-keeper", daemon=True)
         self._thread.start()
+
+    def stand_on(self, lineage: Lineage, spared: frozenset[Checkpoint]) -> None:
+        """What the epoch stands on, as finally decided; `spared` could not be judged then, and is never removed here."""
+        self._lineage, self._spared = lineage, spared
 
     def saved(self, checkpoint: Checkpoint) -> None:
         """A rank save of `checkpoint` is there: older ones may have become superfluous."""
@@ -67,19 +71,21 @@ class Keeper:
         """Drops what the rules let go; what was dropped."""
         tier = self._open()
         try:
-            manifests = tier.manifests()
-            drops = self._drops(tier, manifests, tier.seen())
+            drops = self._drops(tier, survey(tier))
             for checkpoint in drops:
                 tier.drop_checkpoint(checkpoint)
             return drops
         finally:
             tier.close()
 
-    def _drops(
-        self, tier: PersistentTier, manifests: tuple[RankManifest, ...], seen: Iterable[Checkpoint]
-    ) -> list[Checkpoint]:
-        covers = self._covers(tier, manifests)
-        whole = complete_persistent(manifests, self._lineage, self._epoch, frozenset(), covers)
+    def _drops(self, tier: PersistentTier, found: Survey) -> list[Checkpoint]:
+        """What cannot be read stays: it may be good, and only a person can say that it is not."""
+        self._covers, left_out = coverage(tier, found.manifests, self._covers)
+        troubles = unjudged(found, self._covers, left_out)
+        for checkpoint in sorted(troubles.keys() - self._told):
+            log.warning("%s is not removed, as it cannot be judged: %s", checkpoint, troubles[checkpoint])
+        self._told |= troubles.keys()
+        whole = complete_persistent(found.manifests, self._lineage, self._epoch, frozenset(), self._covers)
         entry = entry_of(self._lineage, self._epoch)
         standing = Standing(
             lineage=self._lineage,
@@ -91,14 +97,5 @@ class Keeper:
             pinned=None,
             bad=frozenset(),
         )
-        return persistent_drops(whole, seen, standing, self._keep)
-
-    def _covers(self, tier: PersistentTier, manifests: tuple[RankManifest, ...]) -> dict[frozenset[str], bool]:
-        by_layout = {m.layout: m for m in manifests}
-        answers: dict[frozenset[str], bool] = {}
-        for digests in layouts_to_check(TierReading({}, manifests)):
-            for digest in digests - self._layouts.keys():
-                self._layouts[digest] = stream_from(tier, by_layout[digest]).layout
-            answers[digests] = uncovered([self._layouts[d] for d in digests]) is None
-        self._layouts = {digest: layout for digest, layout in self._layouts.items() if digest in by_layout}
-        return answers
+        unsure = self._spared | frozenset(troubles)
+        return persistent_drops(whole, found.seen, standing, self._keep, unjudged=unsure)

@@ -11,13 +11,14 @@ from surefoot.format.digests import DIGEST_BYTES, first_bad_block
 from surefoot.format.layouts import Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import Tier
+from surefoot.tiers import LayoutCopies, Tier
 
 
 def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
     """The layout of a rank save."""
     try:
-        stream = read_layout(manifest.layout, tier.read_layout(manifest.layout))
+        text = tier.read_layout_of(manifest) if isinstance(tier, LayoutCopies) else tier.read_layout(manifest.layout)
+        stream = read_layout(manifest.layout, text)
     except (Corrupt, ProtocolError) as error:
         raise Corrupt(f"layout {manifest.layout} at {tier.name} is damaged: {error}") from error
     described = (manifest.stream_bytes, manifest.chunks, manifest.digests_bytes)

@@ -55,7 +55,6 @@ class Writer:
         self._probe = probe
         self._orders: queue.Queue[Order | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
         self._tier: Tier | None = None
-        self._layouts: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
         self._thread.start()
 
@@ -90,7 +89,6 @@ class Writer:
             metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
             return Refused(order.slot, self.target)
         except ChunkMissing as missing:
-            self._layouts.clear()
             return self._failed(order, "missing", missing)
         except TierFull as full:
             self._disconnect()  # an answer may still be due
@@ -111,8 +109,8 @@ class Writer:
     def _write(self, order: Order) -> Answer:
         work, save = order.work, order.work.sealed.save
         tier = self._connected()
-        if work.layout.digest not in self._layouts:
-            tier.put_layout(work.layout.digest, work.layout.text)
+        # with every save: a record that was damaged since would make every later save unreadable too
+        tier.put_layout(work.layout.digest, work.layout.text)
         ahead = tier if isinstance(tier, WritesAhead) else None
         put = tier.put_chunk if ahead is None else ahead.send_chunk
         for index in range(len(work.chunk_lengths)):
@@ -139,7 +137,6 @@ class Writer:
         if manifest is None or work.is_stopped(self.target):
             return Ended(order.slot, self.target)
         self._connected().commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
-        self._layouts = {work.layout.digest}  # the commit found the layout there
         self._probe("committed")
         return Acknowledged(order.slot, self.target)
 
@@ -150,6 +147,5 @@ class Writer:
 
     def _disconnect(self) -> None:
         tier, self._tier = self._tier, None
-        self._layouts.clear()
         if tier is not None:
             tier.close()

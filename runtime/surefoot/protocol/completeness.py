@@ -19,6 +19,23 @@ Covers = Mapping[frozenset[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One record that a listing could not read. `why` names the record and what is wrong with it.
+
+    `silent`: the tier did not give it, so it may be good; else it was read, and is damaged or gone. It is a manifest of
+    `checkpoint`, or the layout record `digest`.
+    """
+
+    why: str
+    silent: bool
+    checkpoint: Checkpoint | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True, slots=True)
 class TierReading:
     """What was read: index entries by sealed holder, and manifests in the persistent tier (None: not read, unknown)."""
 

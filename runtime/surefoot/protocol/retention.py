@@ -88,11 +88,12 @@ def persistent_drops(
     standing: Standing,
     keep: int,
     also: frozenset[Checkpoint] = frozenset(),
+    unjudged: frozenset[Checkpoint] = frozenset(),
 ) -> list[Checkpoint]:
     """Checkpoints of the persistent tier that may go, oldest first.
 
     `complete` lie on the lineage and are complete there; `seen` is everything found there. The newest `keep` complete
-    ones stay, and those of `also`; parts of checkpoints that never became complete go once a newer one is complete, unless they are being
+    ones stay, those of `also`, and what could not be read (`unjudged`: it may be good); parts of checkpoints that never became complete go once a newer one is complete, unless they are being
     uploaded (pinned).
     """
     if standing.claimed:
@@ -103,6 +104,7 @@ def persistent_drops(
     stay = (
         set(order[-max(1, keep) :])
         | (also & set(order))
+        | unjudged
         | {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
     )
     newest = order[-1]

@@ -139,6 +139,17 @@ class Copies:
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
             wait = self._wait_for_silent(f"{part} of {manifest.save}", wait)
 
+    def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
+        """What saves have in common (a layout record), from sources that do not have this save at all."""
+        manifest = self.manifest(rank)
+        for number in sorted(set(range(len(self.sources))) - set(self._having.get(rank, ()))):
+            try:
+                return read(self.connections.to(number), manifest)
+            except (Corrupt, ProtocolError, TierError) as problem:
+                log.info("%s has it not either: %s", self.sources[number].name, problem)
+                self.connections.drop(number)
+        return None
+
     def note(self, damage: Damage, problem: Exception) -> None:
         """Remembers a damaged copy, to be told and healed once."""
         metrics.restore_fallbacks.labels("missing" if isinstance(problem, ChunkMissing) else "corrupt").inc()

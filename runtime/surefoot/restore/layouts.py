@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from surefoot.drain import verified
-from surefoot.errors import ProtocolError, StateMismatch
+from surefoot.errors import ProtocolError, StateMismatch, Unreadable
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import TensorLayout
@@ -124,7 +124,13 @@ class Layouts:
     def _read(self, rank: int) -> Stream:
         name = self._copies.manifest(rank).layout
         if name not in self._by_digest:
-            self._by_digest[name], _ = self._copies.first_good(rank, "layout", verified.stream_from)
+            try:
+                self._by_digest[name], _ = self._copies.first_good(rank, "layout", verified.stream_from)
+            except Unreadable:
+                found = self._copies.anywhere(rank, verified.stream_from)
+                if found is None:
+                    raise
+                self._by_digest[name] = found
             self.records_read += 1
         return self._by_digest[name]
 

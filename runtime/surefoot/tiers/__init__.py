@@ -5,6 +5,7 @@ from surefoot.tiers.persistent import PersistentTier as PersistentTier
 from surefoot.tiers.redis import RedisTier as RedisTier
 from surefoot.tiers.redis import open_holder as open_holder
 from surefoot.tiers.tier import ByCheckpoint as ByCheckpoint
+from surefoot.tiers.tier import LayoutCopies as LayoutCopies
 from surefoot.tiers.tier import ManyStreams as ManyStreams
 from surefoot.tiers.tier import ReadsAhead as ReadsAhead
 from surefoot.tiers.tier import Tier as Tier

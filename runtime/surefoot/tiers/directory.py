@@ -42,6 +42,10 @@ class DirectoryStore:
             with self._explained("opening", "it"):
                 root.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def place(self) -> str:
+        return str(self._root)
+
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
         with self._explained("writing", path):
             temporary = self._write(path, *pieces)

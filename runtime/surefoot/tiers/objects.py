@@ -15,6 +15,11 @@ Change = Callable[[bytes | None], bytes | None]
 class ObjectStore(Protocol):
     """One folder or one bucket prefix. `put`, `read`, `checksum`, `sizes` and `folders` may be called by several threads at once."""
 
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        ...
+
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
         """Writes the pieces, one behind the other, or writes again; a reader sees all of it or what was there before."""
         ...

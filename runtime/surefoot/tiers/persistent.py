@@ -1,10 +1,12 @@
 """The persistent tier: rank saves of one job as files or objects, manifests last. One `Tier` over any `ObjectStore`.
 
     {job}/{step}-{epoch}/rank-{N}/p0000 …, digests, values: chunks lie four to a part (`parts`)
+    {job}/{step}-{epoch}/rank-{N}/layout its layout record, once more: one that is lost takes no other checkpoint along
     {job}/{step}-{epoch}/rank-{N}.json   its manifest, last
     {job}/layouts/{digest}.json
     {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
     {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
+    {job}/epochs/{E}.json, lineage/{E}.json   what that epoch stands on, twice
 
 There is no fence here: a save of an overtaken world is not on the lineage, so nobody reads it and retention removes it.
 """
@@ -12,10 +14,13 @@ There is no fence here: a save of an overtaken world is not on the lineage, so n
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from zlib import crc32
+
+import xxhash
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
@@ -29,8 +34,13 @@ _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
 _MANIFEST = re.compile(r"rank-(\d+)\.json")
 _PART = re.compile(r"p(\d{4,})")
 _CLAIM_TRIES = 50
+_RECORDS = ("epochs", "lineage")
 _READERS = 8
 """Manifests read at once: those of a thousand ranks are a thousand round trips."""
+_LAYOUT_COPIES = 3
+"""Rank saves whose own copy of a layout record is looked at, where the shared one is not good."""
+
+log = logging.getLogger(__name__)
 
 
 class PersistentTier:
@@ -49,9 +59,11 @@ class PersistentTier:
         self._layout_of: dict[RankSave, str] = {}
         """Of saves whose manifest this connection has seen."""
         self._cuts: dict[str, Cut] = {}
+        self._last_layout: tuple[str, bytes] = ("", b"")
 
     def put_layout(self, digest: str, text: str) -> None:
-        self._store.put(self._layout(digest), text.encode())
+        self._last_layout = (digest, text.encode())
+        self._store.put(self._layout(digest), self._last_layout[1])
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
         """Of a save whose manifest this connection has read, one chunk is written again at once; others wait for their part."""
@@ -75,13 +87,18 @@ class PersistentTier:
             raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
         self._put_last(save, chunk_lengths)
         wanted = {"digests": manifest.digests_bytes, "values": manifest.values_bytes}
+        digest, layout = self._last_layout
+        if digest == manifest.layout:
+            self._store.put(self._named(save, "layout"), layout)
+            wanted["layout"] = len(layout)
         wanted |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
         found = self._store.sizes(self._folder(save))
         for part, length in wanted.items():
             if found.get(part) != length:
                 raise _not_whole(save, part, found.get(part), length)
-        if f"{manifest.layout}.json" not in self._store.sizes(f"{self._job}/layouts"):
-            raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there")
+        there = self._store.sizes(f"{self._job}/layouts").get(f"{manifest.layout}.json")
+        if there is None or (digest == manifest.layout and there != len(layout)):
+            raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
         self._store.make_durable(f"{self._job}/layouts")
         self._store.make_durable(self._folder(save))
         self._publish(manifest)
@@ -96,12 +113,12 @@ class PersistentTier:
     def _manifests_of(self, checkpoints: tuple[Checkpoint, ...]) -> tuple[RankManifest, ...]:
         found, damaged = [], []
         with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-            saves = [save for listed in pool.map(self._committed, checkpoints) for save in listed]
-            for save, (there, manifest) in zip(saves, pool.map(self._visible, saves), strict=True):
-                if manifest is not None:
-                    found.append(manifest)
-                elif there:
-                    damaged.append(f"persistent: {self._manifest(save)} of {save}")
+            saves = [save for listed in pool.map(self.committed, checkpoints) for save in listed]
+            for read in pool.map(self._visible, saves):
+                if isinstance(read, RankManifest):
+                    found.append(read)
+                elif read is not None:
+                    damaged.append(str(read))
         self._damaged = tuple(damaged)
         self._layout_of = {manifest.save: manifest.layout for manifest in found}
         return tuple(sorted(found, key=lambda m: m.save))
@@ -110,7 +127,38 @@ class PersistentTier:
         return self._damaged
 
     def read_layout(self, digest: str) -> str:
-        return self._store.read(self._layout(digest)).decode(errors="replace")
+        """The record that all share; where it is damaged or gone, the copy beside a rank save that has this layout."""
+        text, problem = self._layout_at(self._layout(digest), digest)
+        if problem is None:
+            return text
+        for save in self._that_may_have(digest):
+            other, trouble = self._layout_at(self._named(save, "layout"), digest)
+            if trouble is None:
+                metrics.fallbacks.labels("layout_copy").inc()
+                log.warning("%s; the copy beside %s is read, and the next save writes the record again", problem, save)
+                return other
+        if isinstance(problem, TierError):
+            raise problem
+        return text  # whoever asked verifies it, and names it
+
+    def read_layout_of(self, manifest: RankManifest) -> str:
+        self._layout_of[manifest.save] = manifest.layout
+        return self.read_layout(manifest.layout)
+
+    def _that_may_have(self, digest: str) -> list[RankSave]:
+        """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
+        known = sorted((save for save, layout in list(self._layout_of.items()) if layout == digest), reverse=True)
+        others = [RankSave(c.epoch, c.step, save.rank) for c in reversed(self.seen()) for save in known[:1]]
+        return list(dict.fromkeys([*known[:_LAYOUT_COPIES], *others[:_LAYOUT_COPIES]]))
+
+    def _layout_at(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:
+        try:
+            raw = self._store.read(path)
+        except TierError as problem:
+            return "", problem
+        good = xxhash.xxh3_64_hexdigest(raw) == digest
+        trouble = None if good else Corrupt(f"{path} in the persistent tier is damaged")
+        return raw.decode(errors="replace"), trouble
 
     def read_values(self, save: RankSave) -> bytes:
         return self._store.read(self._named(save, "values"))
@@ -139,6 +187,11 @@ class PersistentTier:
 
     # ---- beyond `Tier` ----------------------------------------------------------------------------------------------
 
+    @property
+    def place(self) -> str:
+        """The job's folder, for people."""
+        return f"{self._store.place}/{self._job}"
+
     def seen(self) -> tuple[Checkpoint, ...]:
         """Every checkpoint of which anything is here, complete or not."""
         matches = [_CHECKPOINT.fullmatch(name) for name in self._store.folders(self._job)]
@@ -158,16 +211,23 @@ class PersistentTier:
             checkpoint, world = told
             saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
             with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-                found = [manifest for _, manifest in pool.map(self._visible, saves) if manifest is not None]
+                found = [read for read in pool.map(self._visible, saves) if isinstance(read, RankManifest)]
             if len(found) == world:
                 self._layout_of |= {manifest.save: manifest.layout for manifest in found}
                 return tuple(found)
         metrics.fallbacks.labels("persistent_listed").inc()
         return newest.of(self.manifests())
 
+    def had_newest(self) -> bool:
+        """Whether some checkpoint was once complete here, as the record of the newest one says."""
+        try:
+            return newest.read(self._store.read(self._newest())) is not None
+        except ChunkMissing:
+            return False
+
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
-        for save in self._committed(checkpoint):
+        for save in self.committed(checkpoint):
             self._layout_of.pop(save, None)
             self._store.remove(self._manifest(save))
         self._store.make_durable(self._of_checkpoint(checkpoint))
@@ -179,8 +239,9 @@ class PersistentTier:
 
     def claim_epoch(self) -> int:
         """Takes the next epoch: newer than every claim and every save here, and nobody else gets the same."""
-        names = self._store.sizes(f"{self._job}/epochs")
-        taken = [int(name) for name in names if name.isdecimal()] + [c.epoch for c in self.seen()]
+        names = [n for folder in _RECORDS for n in self._store.sizes(f"{self._job}/{folder}")]
+        taken = [int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()]
+        taken += [checkpoint.epoch for checkpoint in self.seen()]
         first = max(taken, default=0) + 1
         for epoch in range(first, first + _CLAIM_TRIES):
             if self._store.create(f"{self._job}/epochs/{epoch}", b"claimed\n"):
@@ -190,20 +251,44 @@ class PersistentTier:
         )
 
     def record_epoch(self, epoch: int, text: str) -> None:
-        """Says what the claimed epoch stands on; written once, by whoever claimed it."""
-        self._store.create(f"{self._job}/epochs/{epoch}.json", text.encode())
+        """Says what the claimed epoch stands on, in two places; only whoever claimed it writes this, and what it says
+        may change as long as the epoch has saved nothing."""
+        for folder in _RECORDS:
+            self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
+            self._store.make_durable(f"{self._job}/{folder}")
 
-    def recorded_epochs(self) -> dict[int, str]:
-        """What the epochs of library mode stand on, by epoch; one that was claimed and never recorded is left out."""
-        names = [name.removesuffix(".json") for name in self._store.sizes(f"{self._job}/epochs")]
-        epochs = sorted({int(name) for name in names if name.isdecimal()})
-        found = {}
-        for epoch in epochs:
-            try:
-                found[epoch] = self._store.read(f"{self._job}/epochs/{epoch}.json").decode(errors="replace")
-            except ChunkMissing:
-                continue
-        return found
+    def recorded_epochs(self) -> dict[int, tuple[str, ...]]:
+        """What the epochs of library mode stand on: every copy of each record; one that was claimed and never recorded
+        is left out."""
+        paths = [
+            (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
+            for folder in _RECORDS
+            for name in self._store.sizes(f"{self._job}/{folder}")
+            if name.endswith(".json") and name.removesuffix(".json").isdecimal()
+        ]
+        found: dict[int, tuple[str, ...]] = {}
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-epochs") as pool:
+            for (epoch, _), text in zip(paths, pool.map(self._text, [path for _, path in paths]), strict=True):
+                found[epoch] = (*found.get(epoch, ()), text)
+        return dict(sorted(found.items()))
+
+    def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
+        """Rank saves of it that have a manifest, readable or not."""
+        matches = [_MANIFEST.fullmatch(name) for name in self._store.sizes(self._of_checkpoint(checkpoint))]
+        return sorted(RankSave(checkpoint.epoch, checkpoint.step, int(m[1])) for m in matches if m)
+
+    def read_manifest(self, save: RankSave) -> RankManifest:
+        """One manifest. Raises ChunkMissing where it is not there, Corrupt with the file and the cause where it cannot
+        be read, TierUnavailable where the tier does not say."""
+        path = self._manifest(save)
+        try:
+            manifest = RankManifest.from_json(self._store.read(path))
+        except ProtocolError as error:
+            raise Corrupt(f"persistent: {path} of {save}: {error}") from error
+        if manifest.save != save:
+            raise Corrupt(f"persistent: {path} of {save} describes {manifest.save}; another copy is needed")
+        self._layout_of[save] = manifest.layout
+        return manifest
 
     def kept(self, save: RankSave) -> dict[int, int]:
         """Parts that are here, with their bytes: each was written in one piece."""
@@ -255,10 +340,7 @@ class PersistentTier:
         """How its stream is cut into chunks, as its layout says."""
         digest = self._layout_of.get(save)
         if digest is None:
-            manifest = self._read_manifest(save)
-            if manifest is None:
-                raise Corrupt(f"the manifest of {save} in the persistent tier is damaged; another copy is needed")
-            digest = self._layout_of[save] = manifest.layout
+            digest = self.read_manifest(save).layout
         if digest not in self._cuts:
             try:
                 body = json.loads(self.read_layout(digest))
@@ -269,7 +351,7 @@ class PersistentTier:
 
     def _tell_newest(self, checkpoint: Checkpoint, world: int) -> None:
         """Leaves the record if this was the last rank. Of several that came last at once each sees all the others."""
-        if len(self._committed(checkpoint)) < world:
+        if len(self.committed(checkpoint)) < world:
             return
 
         self._store.change(self._newest(), lambda before: newest.grown(before, checkpoint, world))
@@ -278,38 +360,36 @@ class PersistentTier:
         path, text = self._manifest(manifest.save), manifest.to_json().encode()
         if self._store.create(path, text):
             return
-        there = self._read_manifest(manifest.save)
-        if there is None:
+        try:
+            there = self.read_manifest(manifest.save)
+        except Corrupt:
             self._store.put(path, text)  # it was damaged, and this is the same save
             self._store.make_durable(self._of_checkpoint(manifest.save.checkpoint))
-        elif not there.same_bytes_as(manifest):
+            return
+        if not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
 
-    def _visible(self, save: RankSave) -> tuple[bool, RankManifest | None]:
-        """Whether a manifest is there, and it, unless it is damaged; none is while it is written, or its writer died."""
+    def _text(self, path: str) -> str:
+        """Empty where it has gone since it was listed."""
         try:
-            return True, self._read_manifest(save)
+            return self._store.read(path).decode(errors="replace")
         except ChunkMissing:
-            return False, None
+            return ""
 
-    def _read_manifest(self, save: RankSave) -> RankManifest | None:
-        """None where it is damaged or describes another save."""
+    def _visible(self, save: RankSave) -> RankManifest | Corrupt | None:
+        """The manifest, or what is wrong with it; None while it is written, or where its writer died."""
         try:
-            manifest = RankManifest.from_json(self._store.read(self._manifest(save)))
-        except ProtocolError:
+            return self.read_manifest(save)
+        except ChunkMissing:
             return None
-        return manifest if manifest.save == save else None
+        except Corrupt as damaged:
+            return damaged
 
     def _exactly(self, path: str, offset: int, length: int) -> bytes:
         data = self._store.read(path, offset, length) if length else b""
         if len(data) != length:
             raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")
         return data
-
-    def _committed(self, checkpoint: Checkpoint) -> list[RankSave]:
-        """Rank saves that have a manifest."""
-        matches = [_MANIFEST.fullmatch(name) for name in self._store.sizes(self._of_checkpoint(checkpoint))]
-        return sorted(RankSave(checkpoint.epoch, checkpoint.step, int(m[1])) for m in matches if m)
 
     def _of_checkpoint(self, checkpoint: Checkpoint) -> str:
         return f"{self._job}/{checkpoint.step}-{checkpoint.epoch}"

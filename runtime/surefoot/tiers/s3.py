@@ -51,6 +51,10 @@ class S3Store:
         self._extra = _encryption(settings.sse)
         self._client: S3Client = _client(settings)
 
+    @property
+    def place(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
         self._put(path, pieces, "writing")
 

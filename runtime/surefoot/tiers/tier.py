@@ -99,6 +99,15 @@ class ByCheckpoint(Protocol):
 
 
 @runtime_checkable
+class LayoutCopies(Protocol):
+    """What a tier offers beside `Tier` if it keeps a layout record with each rank save too."""
+
+    def read_layout_of(self, manifest: RankManifest) -> str:
+        """As `read_layout`; where the record that all share is not good, the save's own."""
+        ...
+
+
+@runtime_checkable
 class WritesAhead(Protocol):
     """What a tier offers beside `Tier` if it can take a chunk while it still stores the one before."""
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpointer.library import record
+from surefoot.checkpointer.epochs import record
 from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.layouts import TensorParts
 from surefoot.protocol.identities import RankSave

@@ -1,0 +1,149 @@
+"""One look at a persistent tier that leaves out what it cannot read, and says so item by item.
+
+Read by an agent that lists for the operator, and in library mode by whoever chooses a restore point or removes old
+checkpoints. Reading everything or nothing made one damaged record hide every checkpoint beside it; reading what can be
+read without a word made it look as if nothing had been there.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from surefoot import metrics
+from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
+from surefoot.format.layouts import read_layout
+from surefoot.protocol.completeness import Covers, LeftOut, TierReading, layouts_to_check
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot.tiers.persistent import PersistentTier
+
+T = TypeVar("T")
+
+_TRIES = 3
+"""Of one read that the tier refuses: a single request that fails says nothing about what is there."""
+_WAIT_SECONDS = 0.1
+_MOST_SILENT = 16
+"""Reads that may stay unanswered before the tier counts as away, and not these records as unreadable."""
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was there. `seen`: every checkpoint of which anything is."""
+
+    seen: tuple[Checkpoint, ...]
+    manifests: tuple[RankManifest, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def survey(tier: PersistentTier) -> Survey:
+    """Every manifest that can be read, and what could not. Raises TierUnavailable where the tier itself is away."""
+    seen = patiently(tier.seen)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-survey") as pool:
+        listed = pool.map(lambda checkpoint: patiently(lambda: tier.committed(checkpoint)), seen)
+        saves = [save for names in listed for save in names]
+        found = list(pool.map(lambda save: _manifest(tier, save), saves))
+    left_out = tuple(one for one in found if isinstance(one, LeftOut))
+    _unless_away(left_out)
+    return Survey(seen, tuple(one for one in found if isinstance(one, RankManifest)), left_out)
+
+
+def layout_texts(tier: PersistentTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
+    """The layout records that are good, by digest, and what is wrong with the others."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-survey") as pool:
+        found = dict(zip(sorted(digests), pool.map(lambda digest: _layout(tier, digest), sorted(digests)), strict=True))
+    left_out = tuple(one for one in found.values() if isinstance(one, LeftOut))
+    _unless_away(left_out)
+    return {digest: one for digest, one in found.items() if isinstance(one, str)}, left_out
+
+
+def coverage(
+    tier: PersistentTier, manifests: Iterable[RankManifest], known: Covers | None = None
+) -> tuple[Covers, tuple[LeftOut, ...]]:
+    """For each set of layouts that some world saved whether they cover every tensor; sets that cannot be judged are
+    left out of the answer, and the record that is to blame is named. `known`: earlier answers, which hold for good."""
+    wanted = layouts_to_check(TierReading({}, tuple(manifests)))
+    covers = {digests: answer for digests, answer in (known or {}).items() if digests in wanted}
+    texts, left_out = layout_texts(tier, {digest for digests in wanted - covers.keys() for digest in digests})
+    for digests in wanted - covers.keys():
+        if digests <= texts.keys():
+            covers[digests] = uncovered(read_layout(digest, texts[digest]).layout for digest in digests) is None
+    return covers, left_out
+
+
+def unjudged(found: Survey, covers: Covers, left_out: Iterable[LeftOut]) -> dict[Checkpoint, str]:
+    """Checkpoints of which nobody can say whether they are complete, each with the record that cannot be read and why."""
+    layouts = {one.digest: one for one in left_out if one.digest is not None}
+    told: dict[Checkpoint, str] = {one.checkpoint: str(one) for one in found.left_out if one.checkpoint is not None}
+    for checkpoint, ranks in TierReading({}, found.manifests).manifests().items():
+        digests = frozenset(m.layout for copies in ranks.values() for m in copies)
+        lost = sorted(digests & layouts.keys())
+        if lost and digests not in covers:
+            told.setdefault(checkpoint, str(layouts[lost[0]]))
+    return told
+
+
+def reasons(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
+    """Why each checkpoint that is there cannot be restored; those that can are not in it."""
+    by_checkpoint = TierReading({}, found.manifests).manifests()
+    told = {}
+    for checkpoint in found.seen:
+        ranks = by_checkpoint.get(checkpoint, {})
+        if checkpoint in troubles:
+            told[checkpoint] = troubles[checkpoint]
+        elif not ranks:
+            told[checkpoint] = "no rank's manifest is there: its save was interrupted, or the files were removed"
+        elif len(ranks) < (world := next(iter(ranks.values()))[0].world):
+            missing = next(rank for rank in range(world) if rank not in ranks)
+            told[checkpoint] = (
+                f"{len(ranks)} of {world} ranks' manifests are there, rank {missing}'s is not: its save was interrupted,"
+                " or the file was removed"
+            )
+        elif not covers.get(frozenset(m.layout for copies in ranks.values() for m in copies), False):
+            told[checkpoint] = "its ranks' layouts do not make up every tensor once"
+    return told
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """Asks again, a few times, where the tier does not answer; raises its last word."""
+    for attempt in range(_TRIES):
+        try:
+            return read()
+        except TierUnavailable:
+            if attempt == _TRIES - 1:
+                raise
+            metrics.fallbacks.labels("tier_asked_again").inc()
+            time.sleep(_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
+    raise AssertionError("unreachable: the last try returned or raised")
+
+
+def _manifest(tier: PersistentTier, save: RankSave) -> RankManifest | LeftOut | None:
+    """None where it has gone since it was listed."""
+    try:
+        return patiently(lambda: tier.read_manifest(save))
+    except ChunkMissing:
+        return None
+    except (TierError, Corrupt) as problem:
+        return LeftOut(str(problem), isinstance(problem, TierError), checkpoint=save.checkpoint)
+
+
+def _layout(tier: PersistentTier, digest: str) -> str | LeftOut:
+    try:
+        text = patiently(lambda: tier.read_layout(digest))
+        read_layout(digest, text)
+    except (TierError, Corrupt, ProtocolError) as problem:
+        silent = isinstance(problem, TierError) and not isinstance(problem, ChunkMissing)
+        return LeftOut(str(problem), silent, digest=digest)
+    return text
+
+
+def _unless_away(left_out: Collection[LeftOut]) -> None:
+    silent = [one for one in left_out if one.silent]
+    if len(silent) > _MOST_SILENT:
+        raise TierUnavailable(f"{len(silent)} reads were not answered, the last: {silent[-1].why}")
