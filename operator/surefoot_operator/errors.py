@@ -59,6 +59,9 @@ class WorldMoved(OperatorError):
 class FabricError(OperatorError):
     """The fabric could not do what was asked; planned again later."""
 
+    lasting = False
+    """What was asked is never right: asked again unchanged it is refused again."""
+
 
 class JobRefused(FabricError):
     """The job as it is stored cannot be carried: its spec, or a status that somebody edited. Only an edit helps."""

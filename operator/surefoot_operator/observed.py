@@ -41,6 +41,21 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateSeen:
+    """A worker that the fabric was asked for and does not show yet."""
+
+    index: int
+    attempt: int
+    under_way: bool
+    refusal: str = ""
+    """What the fabric said the last time; empty: nothing yet."""
+    lasting: bool = False
+    """Asked for again unchanged it is refused again."""
+    until_seconds: float = 0.0
+    """Not asked for again before."""
+
+
+@dataclass(frozen=True, slots=True)
 class PurgeSeen:
     """One try at deleting what a deleted job has in its persistent tier."""
 
@@ -219,3 +234,5 @@ class Observed:
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
+    creates: tuple[CreateSeen, ...] = ()
+    """Workers that were asked for and are not there: under way, or refused."""

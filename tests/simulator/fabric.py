@@ -6,8 +6,9 @@ that cannot be reached stay until it returns, unless they are deleted by force; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simulator.agents import Agent
 from simulator.engine import Process
@@ -62,6 +63,9 @@ class Fabric:
         self.nodes = {name: Node(name) for name in names}
         self.pods: dict[tuple[int, int], Pod] = {}
         self.retired: list[Process] = []
+        self.unkind_until = 0.0
+        self.answers: Literal["at once", "no", "late", "never"] = "at once"
+        """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
         for node in self.nodes.values():
             self._start_holder(node)
 
@@ -84,6 +88,25 @@ class Fabric:
         return [n for n in self.nodes.values() if n.ready and n.alive and n.name not in taken]
 
     # ---- what it is told --------------------------------------------------------------------------------------------
+
+    def asked(self, by: Process, perform: Callable[[], None], done: Callable[[str], None]) -> None:
+        """One call of an operator; `done` hears the refusal, or nothing."""
+        rng, after = self.engine.rng, self.engine.after
+        match self.answers:
+            case "at once":
+                perform()
+                done("")
+            case "no":
+                after(0.005, by, done, "403 Forbidden: exceeded quota")
+            case "late":
+                after(rng.uniform(1.0, 10.0), self.engine.environment, self._late, by, perform, done)
+            case "never":
+                after(rng.uniform(0.0, 10.0), self.engine.environment, perform)
+                after(10.0, by, done, "no answer")
+
+    def _late(self, by: Process, perform: Callable[[], None], done: Callable[[str], None]) -> None:
+        perform()
+        self.engine.after(0.005, by, done, "")
 
     def create(self, order: CreateWorker) -> None:
         key = (order.index, order.attempt)

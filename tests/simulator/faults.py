@@ -6,7 +6,7 @@ Between any two events anything may die, freeze or be cut off; what comes back c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simulator.fabric import Node, Pod
 from simulator.trainers import Trainer
@@ -267,6 +267,36 @@ def _delete_pod(simulation: Simulation, duration: float) -> None:
         simulation.fabric.delete_gently(victim)
 
 
+LASTING = 10.0
+"""A quota that others use up lasts so many times as long as a node's restart."""
+
+
+def _answer(simulation: Simulation, answers: Literal["no", "late", "never"], duration: float) -> None:
+    fabric = simulation.fabric
+    simulation.engine.say("FAULT the API answers {} about pods for {:.1f} s", answers, duration)
+    fabric.answers, until = answers, simulation.engine.now + duration
+    fabric.unkind_until = max(fabric.unkind_until, until)
+
+    def kind() -> None:
+        if fabric.unkind_until <= until:
+            fabric.answers = "at once"
+            simulation.changed()
+
+    _later(simulation, duration, kind)
+
+
+def _refuse_pods(simulation: Simulation, duration: float) -> None:
+    _answer(simulation, "no", LASTING * duration)
+
+
+def _delay_pods(simulation: Simulation, duration: float) -> None:
+    _answer(simulation, "late", LASTING * duration)
+
+
+def _lose_answers(simulation: Simulation, duration: float) -> None:
+    _answer(simulation, "never", LASTING * duration)
+
+
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "node dies": (3, _kill_node),
     "node loses power": (2, _power_loss),
@@ -284,6 +314,9 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "operator dies": (2, _kill_operator),
     "operator freezes, another leads": (2, _freeze_operator),
     "chunk is damaged": (1, _corrupt),
+    "pods are refused": (1, _refuse_pods),
+    "pods are made late": (1, _delay_pods),
+    "answers about pods are lost": (1, _lose_answers),
     "node is to be left": (0, _unwant_node),
     "pod is deleted": (0, _delete_pod),
 }

@@ -42,6 +42,7 @@ RIVALS = replace(
 REFUSING = replace(ROUGH, refused=0.1)
 SELDOM = replace(ROUGH, interval=2, refused=0.4)
 PROMOTING = replace(ROUGH, persistent_interval=2)
+WITHOUT_PODS = replace(ROUGH, kinds=("node dies", "pods are refused"), steps=60, nodes=4)
 
 
 @contextmanager
@@ -165,5 +166,6 @@ MUTATIONS = (
     Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
     Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
+    Mutation("what is refused ends its plan", replace(ALL, workers_alone=False), settings=WITHOUT_PODS),
     Mutation("an interrupted step is saved", patches=((Trainer, "interrupted", _saved_at_exit),), settings=SELDOM),
 )  # fmt: skip

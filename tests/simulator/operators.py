@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from simulator.calls import Calls
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder
 from simulator.views import Connection, Todo, Uploads, Watch
@@ -40,6 +41,7 @@ class Operator:
         self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], speech.Rule] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
+        self._calls = Calls(simulation.fabric, self.process, self.poke)
         self.applying = False
         self._again = False
         self._wake_at = float("inf")
@@ -151,6 +153,7 @@ class Operator:
             covers=simulation.covers,
             promoted=order.promoted,
             free_nodes=fabric.free_nodes(),
+            creates=self._calls.seen(),
         )
 
     def _holders(self) -> tuple[HolderSeen, ...]:
@@ -202,6 +205,11 @@ class Operator:
         if not rest:
             self._applied()
             return
+        refused = isinstance(rest[0], act.CreateWorker | act.DeleteWorker) and self.simulation.fabric.answers == "no"
+        if refused and not self.simulation.rules.workers_alone:
+            self._applied()
+            self.engine.after(1.0, self.process, self.poke)
+            return
         self._do(rest[0])
         self._speak()
         self.engine.after(self.engine.rng.uniform(0.0005, 0.005), self.process, self._carry_out, rest[1:])
@@ -218,11 +226,9 @@ class Operator:
             self.engine.say("  {}", action)
         match action:
             case act.CreateWorker():
-                self.simulation.fabric.create(action)
-                self.poke()
+                self._calls.create(action)
             case act.DeleteWorker():
-                self.simulation.fabric.delete(action)
-                self.poke()
+                self._calls.delete(action)
             case act.SealHolder(holder, epoch):
                 self._seal(holder, epoch)
             case errand.DropSaves(holder, epoch, saves, expires):

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from simulator.world import Simulation
 
 
+LIVELY_SECONDS = 60.0
+"""Longer than a hang's time limit, a holder's return and a worker's start together."""
+
+
 class Violation(Exception):
     """Something that must never happen, happened."""
 
@@ -52,6 +56,8 @@ class Oracle(Watcher):
         self.most_kept = 0
         """Checkpoints that one holder had parts of at once."""
         self.claimed_at = 0.0
+        self.stepped_at = 0.0
+        self._able_since: float | None = None
         self.commits = 0
         self.drops = 0
         self.deletes = 0
@@ -315,6 +321,7 @@ class Oracle(Watcher):
         if trainer.rank in self.ledger[key]:
             self.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.epoch} twice")
         self.ledger[key].add(trainer.rank)
+        self.stepped_at = self.simulation.engine.now
         parent = self.parents[trainer.assign.epoch]
         if trainer.step <= (parent.step if parent else 0):
             self.fail(f"step {trainer.step} of epoch {trainer.assign.epoch} lies before its parent")
@@ -330,6 +337,41 @@ class Oracle(Watcher):
             if self.ledger[epoch, step] != set(range(self.sizes[epoch])):
                 self.fail(f"step {step} of epoch {epoch} was done by ranks {sorted(self.ledger[epoch, step])} alone")
             step -= 1
+
+    # ---- liveness ---------------------------------------------------------------------------------------------------
+
+    def watch_liveness(self) -> None:
+        """Looks once a second: a world that is possible with what is left trains within LIVELY_SECONDS."""
+        engine = self.simulation.engine
+        if not self._able():
+            self._able_since = None
+        elif self._able_since is None:
+            self._able_since = engine.now
+        elif engine.now - max(self._able_since, self.stepped_at) > LIVELY_SECONDS:
+            status = self.simulation.store.status
+            self.fail(
+                f"no step for {LIVELY_SECONDS:.0f} s though {self.simulation.settings.least_workers} workers could train:"
+                f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
+            )
+        engine.after(1.0, engine.environment, self.watch_liveness)
+
+    def _able(self) -> bool:
+        """Whether an operator and enough workers are well, and see each other and the persistent tier."""
+        simulation, network = self.simulation, self.simulation.network
+        tier = simulation.persistent
+        if not simulation.operators[-1].process.running or (tier is not None and not tier.process.running):
+            return False
+        nodes = simulation.fabric.nodes
+        well = {
+            pod.node
+            for pod in simulation.fabric.pods.values()
+            if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
+            if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
+        }
+        sites = sorted({*well, "operator", "persistent"})
+        if any(not network.reaches(one, other) for one in sites for other in sites if one < other):
+            return False
+        return len(well) >= simulation.settings.least_workers
 
     def readable(self) -> Checkpoint | None:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""

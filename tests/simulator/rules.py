@@ -29,6 +29,8 @@ class Rules:
     """A status patch tests the world it was planned from."""
     compare_status: bool = True
     """A status patch tests the rest of the status as well: else two leaders of one world undo each other's writes."""
+    workers_alone: bool = True
+    """A worker that is refused keeps nothing else of its plan from being carried out."""
     agree_manifests: bool = True
     """Persistent puts of manifests are conditional."""
 

@@ -1,7 +1,7 @@
 """What a plan may ask for. Each action is idempotent and prints as a sentence; `reconcile` carries them out in order.
 
-The order within a plan is the rule stated once here: patch of the world (the fence) first, then workers, then the
-memory tier, then talk. Telling agents of a world is no action: the coordinator says what status.world says, after
+The order is the rule stated once here: patch of the world (the fence) first, then the memory tier and talk, and workers
+beside both, each on its own. Telling agents of a world is no action: the coordinator says what status.world says, after
 the patch that changed it succeeded.
 """
 

@@ -34,6 +34,9 @@ STALLED_SECONDS = 4.0
 UNREAD_SECONDS = 5.0
 """A new leader, and a new epoch, may take so long to read the holders."""
 
+REFUSED = "Refused"
+"""Reason of PodsScheduled while the fabric will not make a worker."""
+
 _NO_ROOM = "; checkpoints do not fit: "
 
 Truth = Literal["True", "False", "Unknown"]
@@ -56,8 +59,12 @@ def scheduled(facts: Facts) -> tuple[Truth, str, str]:
     placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
     if placed >= wanted:
         return "True", "Scheduled", f"{wanted} of {wanted} workers have a node"
+    there = f"{placed} of {wanted} workers have a node"
+    refused = next((c for c in facts.seen.creates if c.refusal), None)
+    if refused is not None:
+        return "False", REFUSED, f"{there}; worker {refused.index} was refused: {refused.refusal}"
     why = next((f": {w.message}" for w in live if w.node is None and w.message), "")
-    return "False", "Waiting", f"{placed} of {wanted} workers have a node{why}"
+    return "False", "Waiting", f"{there}{why}"
 
 
 def protection(facts: Facts) -> tuple[Truth, str, str]:

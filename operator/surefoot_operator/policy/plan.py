@@ -242,7 +242,7 @@ def _or_begin(parent: Checkpoint | None) -> str:
 
 
 def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
-    """The same decision, and what the workers need beside it: fence first, then workers, then the tiers, then talk."""
+    """The same decision, and what the workers need beside it."""
     tending: Tending = tend(facts, wanted)
     return replace(
         base,

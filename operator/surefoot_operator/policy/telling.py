@@ -5,11 +5,12 @@ from __future__ import annotations
 from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.conditions import REFUSED
 
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """A claim, a checkpoint that came into safety or left it, saving that stalls, a spec that is refused."""
-    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new))
+    """A claim, a checkpoint that came into safety or left it, saving that stalls, a spec or a worker that is refused."""
+    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new), *_unmade(old, new))
 
 
 def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -39,6 +40,13 @@ def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or (was is not None and was.message == now.message):
         return ()
     return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
+
+
+def _unmade(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.PODS_SCHEDULED), _condition(new, names.PODS_SCHEDULED)
+    if now is None or now.reason != REFUSED or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.WORKER_REFUSED, f"{now.message}; it is asked for again", True),)
 
 
 def _condition(status: JobStatus, kind: str) -> Condition | None:

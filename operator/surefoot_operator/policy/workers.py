@@ -1,7 +1,8 @@
 """Which workers should exist: missing ones are created, dead ones replaced, surplus ones deleted. Pure.
 
-An attempt is counted in status before anything is created under it, so no attempt is ever used twice. Members of a
-committed world are left alone here: losing one is a matter of the world, and that is decided first.
+An attempt is counted in status before anything is created under it, so no attempt is ever used twice; a create that was
+refused is asked for again under its own. Members of a committed world are left alone here: losing one is a matter of the
+world, and that is decided first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
-from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
 from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, unwanted, worker_id
 
@@ -62,26 +63,39 @@ def tend(facts: Facts, wanted: int) -> Tending:
     deletes = [d for place in places.values() for w in place.goes for d in _delete(facts, w)]
     attempt = _next_attempt(facts)
     taken = {member.index for member in members}
-    failed = [w for place in places.values() if place.vacant for w in place.goes[-1:] if ended_by_itself(facts, w)]
-    creates = [
-        CreateWorker(index, attempt, _avoided(facts))
-        for index, place in places.items()
-        if place.vacant and (place.beside or index not in taken)
-    ]
+    vacant = {i: place for i, place in places.items() if place.vacant and (place.beside or i not in taken)}
+    asked = _asked(facts)
+    new = [CreateWorker(index, attempt, _avoided(facts)) for index in vacant if index not in asked]
+    again = [asked[index] for index in vacant if index in asked and not asked[index].under_way]
+    due = [CreateWorker(c.index, c.attempt, _avoided(facts)) for c in again if facts.now >= c.until_seconds]
+    replaced = [vacant[create.index].goes[-1:] for create in new]
+    failed = [w for goes in replaced for w in goes if ended_by_itself(facts, w)]
     return Tending(
-        actions=(*deletes, *creates),
-        next_attempt=attempt + 1 if creates else facts.status.next_attempt,
-        failed_starts=facts.status.failed_starts + bool(creates and failed),
+        actions=(*deletes, *sorted((*new, *due), key=lambda c: c.index)),
+        next_attempt=attempt + 1 if new else facts.status.next_attempt,
+        failed_starts=facts.status.failed_starts + bool(failed),
         events=(
             *(Event(WORKER_LOST, _failed(w), warning=True) for w in failed[:_MOST_NAMED]),
-            *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in creates),
+            *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in new),
         ),
-        until_seconds=soonest(place.until_seconds for place in places.values()),
+        until_seconds=soonest(
+            (
+                *(p.until_seconds for p in places.values()),
+                *(c.until_seconds for c in again if facts.now < c.until_seconds),
+            )
+        ),
     )
 
 
 def worn_out(facts: Facts) -> str | None:
-    """Why a claimed epoch is given up: its workers end again and again before they can be members; None: it is not."""
+    """Why a claimed epoch is given up: its workers end again and again before they can be members, or can never be made.
+
+    None: it is not given up. What is refused for now (a quota, a webhook that is down) is asked for without limit.
+    """
+    if not any(w.phase in ("Pending", "Running") for w in facts.seen.workers):
+        never = next((c for c in facts.seen.creates if c.lasting), None)
+        if never is not None:
+            return f"worker {never.index} can never be made as the job asks for it: {never.refusal}"
     rounds, limit = facts.status.failed_starts, facts.spec.run_policy.backoff_limit
     failed = [w for w in facts.seen.workers if ended_by_itself(facts, w)]
     if rounds < limit or not failed:
@@ -117,7 +131,15 @@ def _members(facts: Facts) -> set[WorkerId]:
 def _next_attempt(facts: Facts) -> int:
     """Beyond whatever status counted and whatever is seen to exist."""
     seen = [w.attempt for w in facts.seen.workers] + [s.attempt for s in facts.sessions.values()]
+    seen += [c.attempt for c in facts.seen.creates]
     return max(facts.status.next_attempt, max(seen, default=0) + 1)
+
+
+def _asked(facts: Facts) -> dict[int, CreateSeen]:
+    """By index, the newest create that nothing has come of yet."""
+    there = {w.index: w.attempt for w in sorted(facts.seen.workers, key=lambda w: w.attempt)}
+    waiting = sorted(facts.seen.creates, key=lambda c: c.attempt)
+    return {c.index: c for c in waiting if c.attempt > there.get(c.index, 0)}
 
 
 def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:

@@ -1,21 +1,22 @@
 """Carries out what plan and upkeep ask for: fabric calls, orders to agents, calls to holders. Called by `reconcile.loop`.
 
-Nothing here decides. Each action is idempotent; an error ends the apply, and the next plan says what is left to do.
-Workers that stand side by side in a plan are asked for side by side: hundreds, one after another, cost many seconds.
+Nothing here decides. Each action is idempotent, and none waits for another: what is refused is returned, and the next
+plan says what is left to do. Seals, listings and talk come first, for training waits for them; workers are asked for
+beside the loop (`worker_calls`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from itertools import groupby
+from typing import Any
 
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.coordinator.sessions import Sessions
+from surefoot_operator.errors import FabricError
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import (
     Action,
@@ -33,28 +34,27 @@ from surefoot_operator.policy.actions import (
 from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.parts import Parts
-
-AT_ONCE = 32
-"""Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
+from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 
-async def carry_out(parts: Parts, actions: Iterable[Action], seen: Observed) -> None:
-    """A plan's actions, in their order; creates that follow each other go together, and so do deletes."""
-    known = {WorkerId(w.index, w.attempt) for w in seen.workers}
-    for kind, together in groupby(actions, type):
-        group = tuple(together)
-        if kind is CreateWorker:
-            creates = [a for a in group if isinstance(a, CreateWorker)]
-            # known before they exist: an agent may be quicker than our next look
-            known |= {WorkerId(a.index, a.attempt) for a in creates}
-            parts.conversation.know(known)
-            await _together([_create(parts, a, seen) for a in creates])
-        elif kind is DeleteWorker:
-            deletes = [a for a in group if isinstance(a, DeleteWorker)]
-            await _together([_delete(parts, a) for a in deletes])
-        else:
-            for action in group:
-                await _one(parts, action, seen)
+async def carry_out(
+    parts: Parts, calls: WorkerCalls, actions: Iterable[Action], seen: Observed
+) -> tuple[FabricError, ...]:
+    """A plan's actions; what the fabric would not do of those that are no worker's is returned."""
+    actions, errors = tuple(actions), list[FabricError]()
+    for action in actions:
+        try:
+            await _one(parts, action, seen)
+        except FabricError as error:
+            errors.append(error)
+    for action in actions:
+        if isinstance(action, DeleteWorker):
+            calls.delete(action, _delete(parts, action))
+        elif isinstance(action, CreateWorker):
+            calls.create(action, _create(parts, action, seen))
+    # known before they exist: an agent may be quicker than our next look
+    parts.conversation.know({WorkerId(w.index, w.attempt) for w in seen.workers} | calls.under_way())
+    return tuple(errors)
 
 
 async def _one(parts: Parts, action: Action, seen: Observed) -> None:
@@ -72,30 +72,12 @@ async def _one(parts: Parts, action: Action, seen: Observed) -> None:
         _ask(parts, action, seen)
 
 
-def _create(parts: Parts, action: CreateWorker, seen: Observed) -> Callable[[], Awaitable[None]]:
+def _create(parts: Parts, action: CreateWorker, seen: Observed) -> Callable[[], Coroutine[Any, Any, None]]:
     return lambda: parts.fabric.create_worker(action, parts.environment(seen.job, action))
 
 
-def _delete(parts: Parts, action: DeleteWorker) -> Callable[[], Awaitable[None]]:
+def _delete(parts: Parts, action: DeleteWorker) -> Callable[[], Coroutine[Any, Any, None]]:
     return lambda: parts.fabric.delete_worker(action)
-
-
-async def _together(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Waits until all that were begun have ended, then raises the first error; after one, no other is begun."""
-    left, errors = iter(calls), list[Exception]()
-
-    async def some() -> None:
-        for call in left:
-            try:
-                await call()
-            except Exception as error:  # noqa: BLE001  raised below, once nothing is under way any more
-                errors.append(error)
-            if errors:
-                return
-
-    await asyncio.gather(*(some() for _ in range(min(AT_ONCE, len(calls)))))
-    if errors:
-        raise errors[0]
 
 
 def run_errands(parts: Parts, errands: Iterable[Errand], seen: Observed, background: Background) -> None:

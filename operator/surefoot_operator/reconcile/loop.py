@@ -33,6 +33,7 @@ from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.complaints import Complaints
 from surefoot_operator.reconcile.measure import Figures
 from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
+from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         self._background = Background()
+        self._calls = WorkerCalls(parts.clock, self.wake)
         self._complaints = Complaints()
         self._figures = Figures()
         self._pinned: Checkpoint | None = None
@@ -103,6 +105,7 @@ class Reconciler:
             await asyncio.gather(watching, return_exceptions=True)
             if self._later is not None:
                 self._later.cancel()
+            await self._calls.close()
             await self._background.close()
             self._figures.forget()
 
@@ -123,9 +126,10 @@ class Reconciler:
             shown = await parts.fabric.observe()
         except JobRefused as refusal:
             return await self._refuse(refusal)
-        parts.conversation.know(worker_ids(shown))
+        self._calls.shown(shown.workers)
+        parts.conversation.know(worker_ids(shown) | self._calls.under_way())
         self._stand(shown, shown.status)
-        seen = await observed(parts, shown, self._term_seconds)
+        seen = await observed(parts, shown, self._term_seconds, self._calls.seen())
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
@@ -141,10 +145,12 @@ class Reconciler:
         if HoldJob(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
             await self._tell(events)
             events = ()
-        await carry_out(parts, decided.actions, replace(seen, status=status))
+        failed = await carry_out(parts, self._calls, decided.actions, replace(seen, status=status))
         if kept is not None:
             self._upkeep(kept, replace(seen, status=status))
         await self._tell((*events, *self._notices()))
+        if failed:
+            raise failed[0]
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
         return min([w for w in wakes if w is not None], default=self._longest)
 

@@ -13,7 +13,7 @@ from surefoot_operator.coordinator.orders import upload_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import MemoryTier
-from surefoot_operator.observed import Observed
+from surefoot_operator.observed import CreateSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker
 from surefoot_operator.policy.refusal import accepted
 from surefoot_operator.settings import OperatorSettings
@@ -35,8 +35,10 @@ class Parts:
     """How many jobs reconcile at one moment; all that share an event loop share it."""
 
 
-async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Observed:
-    """Everything known now, as one value. `shown` was looked up just before."""
+async def observed(
+    parts: Parts, shown: FabricSeen, term_seconds: float, creates: tuple[CreateSeen, ...] = ()
+) -> Observed:
+    """Everything known now, as one value. `shown` was looked up just before; `creates` are still asked for."""
     orders = parts.conversation.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
     covers = await parts.memory.covers(listed, {**orders.older_layouts, **orders.layouts})
@@ -62,6 +64,7 @@ async def observed(parts: Parts, shown: FabricSeen, term_seconds: float) -> Obse
         purges=shown.purges,
         refusal=shown.refusal,
         free_nodes=shown.free_nodes,
+        creates=creates,
     )
 
 

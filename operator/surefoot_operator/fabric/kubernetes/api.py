@@ -31,6 +31,7 @@ class ApiRefused(FabricError):
         super().__init__(f"the API server refused to {asked}: {code} {reason}: {message}")
         self.code = code
         self.reason = reason
+        self.lasting = code in (400, 422)
 
 
 class ApiSilent(FabricError):

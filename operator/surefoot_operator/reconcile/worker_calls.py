@@ -1,0 +1,126 @@
+"""Creates and deletes of one job's workers, each under way on its own. Owned by `reconcile.loop`.
+
+No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds, would otherwise keep the
+survivors of a failure from being sealed, read and assigned. What is refused is asked for again after a backoff of its
+own, and the plan sees both: what is under way, and what was refused with which words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.protocol.identities import WorkerId
+from surefoot_operator import metrics
+from surefoot_operator.errors import FabricError
+from surefoot_operator.observed import CreateSeen, WorkerSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
+
+REFUSED_SECONDS = (1.0, 30.0)
+"""First and longest wait before a call that was refused is made again; doubled each time, with jitter."""
+
+Call = Callable[[], Coroutine[Any, Any, None]]
+_Deleted = tuple[str, bool]
+"""A worker's uid, and whether it is deleted by force: force is another call, which need not wait for the gentle one."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One create or delete: under way while `task` is set, else refused."""
+
+    task: asyncio.Task[None] | None = None
+    failures: int = 0
+    refusal: str = ""
+    lasting: bool = False
+    until_seconds: float = 0.0
+
+
+class WorkerCalls:
+    """Those of one job. `clock` gives Unix seconds; `wake` has the loop plan again."""
+
+    def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
+        self._asked: dict[WorkerId | _Deleted, _Asked] = {}
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    def create(self, action: CreateWorker, call: Call) -> None:
+        """Begins the call unless it is under way, or was refused and is not due again."""
+        self._begin(WorkerId(action.index, action.attempt), str(action), call)
+
+    def delete(self, action: DeleteWorker, call: Call) -> None:
+        """As `create`."""
+        self._begin((action.uid, action.force), str(action), call)
+
+    def seen(self) -> tuple[CreateSeen, ...]:
+        """Workers that were asked for and that the fabric does not show yet."""
+        found = [(key, asked) for key, asked in self._asked.items() if isinstance(key, WorkerId)]
+        return tuple(
+            CreateSeen(
+                key.index, key.attempt, asked.task is not None, asked.refusal, asked.lasting, asked.until_seconds
+            )
+            for key, asked in sorted(found, key=lambda one: one[0])
+        )
+
+    def under_way(self) -> frozenset[WorkerId]:
+        """Creates whose agent may say hello before the fabric shows its worker."""
+        found = ((key, asked) for key, asked in self._asked.items() if isinstance(key, WorkerId))
+        return frozenset(key for key, asked in found if asked.task is not None)
+
+    def shown(self, workers: Iterable[WorkerSeen]) -> None:
+        """Forgets refusals that no plan can ask about any more: the worker is there after all, or a later attempt is."""
+        newest: dict[int, int] = {}
+        uids = set()
+        for worker in workers:
+            newest[worker.index] = max(worker.attempt, newest.get(worker.index, 0))
+            uids.add(worker.uid)
+        for key, asked in list(self._asked.items()):
+            over = newest.get(key.index, 0) >= key.attempt if isinstance(key, WorkerId) else key[0] not in uids
+            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED_SECONDS[1]):
+                del self._asked[key]
+
+    async def close(self) -> None:
+        """Cancels what is under way and waits for its end."""
+        tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._asked.clear()
+
+    def _begin(self, key: WorkerId | _Deleted, what: str, call: Call) -> None:
+        asked = self._asked.setdefault(key, _Asked())
+        if asked.task is None and self._clock() >= asked.until_seconds:
+            asked.task = asyncio.create_task(self._made(key, asked, what, call), name=what)
+
+    async def _made(self, key: WorkerId | _Deleted, asked: _Asked, what: str, call: Call) -> None:
+        try:
+            async with self._limit:
+                await call()
+            del self._asked[key]
+        except Exception as error:  # noqa: BLE001  whatever it was, this call is made again and no other waits for it
+            self._refused(asked, what, error)
+        finally:
+            asked.task = None
+            self._wake()
+
+    def _refused(self, asked: _Asked, what: str, error: Exception) -> None:
+        metrics.reconcile_failures.labels(type(error).__name__).inc()
+        known = asked.refusal == str(error)
+        asked.failures += 1
+        asked.refusal, asked.lasting = str(error), isinstance(error, FabricError) and error.lasting
+        first, longest = REFUSED_SECONDS
+        pause = min(longest, first * 2 ** min(asked.failures - 1, 16)) * random.uniform(0.75, 1.0)
+        asked.until_seconds = self._clock() + pause
+        if not isinstance(error, FabricError):
+            log.error("%s failed: %s", what, error, exc_info=error)
+        elif not known:
+            log.warning("%s was refused, and is asked for again after %.0f s: %s", what, pause, error)
+        asyncio.get_running_loop().call_later(pause, self._wake)

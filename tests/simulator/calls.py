@@ -1,0 +1,61 @@
+"""Creates and deletes that one modelled operator has under way, as `reconcile.worker_calls` keeps them.
+
+The fabric answers as it likes: at once, late, with a refusal, or not at all although it did what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulator.engine import Process
+from surefoot_operator.observed import CreateSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+
+if TYPE_CHECKING:
+    from simulator.fabric import Fabric
+
+REFUSED_SECONDS = 2.0
+
+
+class Calls:
+    """Of one operator, which `poke` has plan again."""
+
+    def __init__(self, fabric: Fabric, process: Process, poke: Callable[[], None]) -> None:
+        self._fabric, self._process, self._poke = fabric, process, poke
+        self._creates: dict[tuple[int, int], CreateSeen] = {}
+        self._deletes: dict[tuple[str, bool], float] = {}
+
+    def seen(self) -> tuple[CreateSeen, ...]:
+        return tuple(call for _, call in sorted(self._creates.items()))
+
+    def create(self, order: CreateWorker) -> None:
+        """Asks for it, unless that is under way or was refused lately."""
+        key, now = (order.index, order.attempt), self._fabric.engine.now
+        known = self._creates.get(key)
+        if known is not None and (known.under_way or now < known.until_seconds):
+            return
+        self._creates[key] = CreateSeen(*key, under_way=True)
+
+        def done(refusal: str) -> None:
+            until = self._fabric.engine.now + REFUSED_SECONDS
+            if refusal:
+                self._creates[key] = CreateSeen(*key, False, refusal, until_seconds=until)
+            else:
+                del self._creates[key]
+            self._poke()
+
+        self._fabric.asked(self._process, lambda: self._fabric.create(order), done)
+
+    def delete(self, order: DeleteWorker) -> None:
+        """As `create`."""
+        key, now = (order.uid, order.force), self._fabric.engine.now
+        if now < self._deletes.get(key, 0.0):
+            return
+        self._deletes[key] = float("inf")
+
+        def done(refusal: str) -> None:
+            self._deletes[key] = self._fabric.engine.now + REFUSED_SECONDS if refusal else 0.0
+            self._poke()
+
+        self._fabric.asked(self._process, lambda: self._fabric.delete(order), done)
