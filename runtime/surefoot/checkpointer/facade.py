@@ -7,6 +7,8 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -44,7 +46,8 @@ class Checkpointer:
 
     Anything with state_dict and load_state_dict may be named (`ema=`, `scheduler=`, a second optimizer). `local` names
     objects, or patterns of tensor names, that differ on each rank: they return to the same rank of a world of the same
-    size and otherwise stay as the program built them. `seed` is what random generators are derived from in a new
+    size and otherwise stay as the program built them. A loader's state is each rank's own too, unless it is elastic; in a
+    world of another size restore() refuses it unless `anew` names it, which may lose and repeat samples. `seed` is what random generators are derived from in a new
     world. `replicas` says which ranks hold the same plain tensors as this one, where that is not every rank (pipeline
     stages, experts): a process group, a device mesh or ranks, or such by pattern of names. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
     With `share_reads`, alike on all ranks, those that restore the same bytes read each of them once and exchange them.
@@ -54,6 +57,7 @@ class Checkpointer:
         self,
         *,
         local: tuple[str, ...] = (),
+        anew: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
         folder: str | None = None,
@@ -71,7 +75,7 @@ class Checkpointer:
         self._connected = link_of(options, link)
         self._link = self._connected.link
         about = self._link.attached
-        self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas)
+        self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
         self._backoff = Backoff()
         self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
@@ -113,6 +117,16 @@ class Checkpointer:
         if held:
             self._link.wait_while_held(self._step)
         return self._step
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Around a draw from the global generators that belongs to the next step, though this one has not ended.
+
+        The step is saved with the generators as they were when the last such block of it began: a script that draws its
+        next batch early draws the same one again after a restart.
+        """
+        self._program.look_ahead(self._step)
+        yield
 
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from surefoot.agent.link import Left
+from surefoot.agent.link import Left, Link
 from surefoot.checkpointer.links import Connected
 from surefoot.checkpointer.peers import Neighbours, ShareReads, neighbours
 from surefoot.errors import StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
+from surefoot.protocol.ties import tied_objects
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import Common
 from surefoot.restore.place import Destination
@@ -72,6 +73,8 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, share:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
+            if not same_world:
+                _divide(program, reader, link)
             _prepare(program, reader, (shared, own), about.rank)
             targets = program.targets()
             with torch.no_grad():
@@ -89,6 +92,18 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, share:
         for damage in reader.heal(about.epoch):
             link.say("DamageFound", damage)
     return True
+
+
+def _divide(program: Program, reader: CheckpointReader, link: Link) -> None:
+    """What was each rank's own, in a world of another size: divided, begun anew where that was allowed, or refused."""
+
+    def states_of(name: str) -> list[Any]:
+        return [read_values(reader.values(rank))["parts"][name] for rank in range(reader.world)]
+
+    tied = tied_objects(reader.manifest(rank) for rank in range(reader.world))
+    for sentence in program.divide(tied, reader.world, states_of):
+        _log.warning("%s", sentence)
+        link.say("StateBegunAnew", sentence)
 
 
 @contextmanager

@@ -174,6 +174,8 @@ class ElasticLoader:
             batch_sampler=keys,  # its elements are keys of _Samples, not plain indexes
             num_workers=self._workers,
             collate_fn=self._collate or _default_collate(),
+            # else its workers' seed is drawn from the global generator, once more in each life of a program
+            generator=sample_generator(self.sampler.seed, begin),
             **self._options,
         )
         yield from zip(self._shares(begin), loader, strict=False)

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from surefoot.errors import Corrupt
 from surefoot.format.digests import DIGEST_BYTES, digest
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
+
+_OBJECTS = re.compile(rb'\{"format":\d+,"values":\{"objects":')
+"""How values begin that say whose state each object's is: found without reading the rest, which may be long."""
+_OBJECTS_BYTES = 1 << 20
+
+
+def objects_of(values: bytes) -> tuple[tuple[str, str], ...]:
+    """What a rank's values say of its objects, for its manifest; nothing where they do not begin with it."""
+    head = _OBJECTS.match(values)
+    if head is None:
+        return ()
+    rest = values[head.end() : head.end() + _OBJECTS_BYTES].decode(errors="replace")
+    told, _ = json.JSONDecoder().raw_decode(rest)
+    return tuple(sorted((str(name), str(value)) for name, value in told.items()))
 
 
 def describe(
@@ -30,6 +47,7 @@ def describe(
         values_digest=digest(values),
         values_bytes=len(values),
         saved_at=saved_at,
+        objects=objects_of(values),
     )
 
 

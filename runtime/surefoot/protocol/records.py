@@ -161,6 +161,9 @@ class RankManifest:
     values_bytes: int
     saved_at: float
     """Unix seconds; for people, and for `keepSeconds`, which only adds to what is kept."""
+    objects: tuple[tuple[str, str], ...] = ()
+    """Objects beside modules and optimizers, by name: the digest of their values on this rank, or that each rank's are
+    its own (`protocol.ties`). Older writers said nothing."""
 
     def to_json(self) -> str:
         """Canonical JSON that carries its own checksum: a flipped byte must not pass for another world or digest."""
@@ -177,6 +180,7 @@ class RankManifest:
             "digests": [self.digests_digest, self.digests_bytes],
             "values": [self.values_digest, self.values_bytes],
             "saved_at": self.saved_at,
+            **({"objects": dict(self.objects)} if self.objects else {}),
         }
         return _canonical({**body, "crc32": crc32(_canonical(body).encode())})
 
@@ -198,8 +202,9 @@ class RankManifest:
                 values_digest=str(body["values"][0]),
                 values_bytes=int(body["values"][1]),
                 saved_at=float(body["saved_at"]),
+                objects=tuple(sorted((str(name), str(value)) for name, value in body.get("objects", {}).items())),
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ProtocolError(
                 f"a rank manifest cannot be read: {error!r}; the copy is damaged, another is needed"
             ) from error

@@ -1,6 +1,7 @@
 """Any object with `state_dict` and `load_state_dict`: scheduler, loader, EMA, scaler, or the user's own.
 
-Its tensors are taken for replicas and saved by the lowest rank, unless it was declared `local`. Used by `program`.
+Its tensors are taken for replicas and saved by the lowest rank, unless they are each rank's own (`ownership`). Used by
+`program`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from surefoot.errors import ConfigurationError
 from surefoot.geometry.grids import Grid
 from surefoot.state.entries import Entry, Saved, is_dtensor
+from surefoot.state.ownership import Inlined
 from surefoot.state.places import Places
 from surefoot.state.replicas import Replicas
 from surefoot.state.trees import marked, put_together, taken_apart
@@ -21,13 +23,16 @@ from surefoot.state.trees import marked, put_together, taken_apart
 class ObjectPart:
     """One named object. What it gives is copied at once: nothing tells when it changes."""
 
-    def __init__(self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas) -> None:
+    def __init__(
+        self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas, spoken: Inlined | None = None
+    ) -> None:
+        """`spoken`: what is asked for its state in place of the object itself."""
         if not (callable(getattr(subject, "state_dict", None)) and callable(getattr(subject, "load_state_dict", None))):
             raise ConfigurationError(
                 f"{name} is a {type(subject).__name__} without state_dict and load_state_dict: it cannot be saved."
                 " A loader needs them to go on where it was; surefoot.ElasticLoader has them"
             )
-        self.name, self._subject = name, subject
+        self.name, self._subject = name, spoken or subject
         rank, world = where
         replicas = replicas.of_objects()
         default = replicas.of(name) or Grid.world(world)

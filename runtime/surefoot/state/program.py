@@ -6,7 +6,7 @@ Built by `checkpointer` from what the user named; knows nothing of slots, steps'
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -14,11 +14,13 @@ import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.format.values import decode_values, encode_values
+from surefoot.protocol.ties import OWN
 from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, local_name
 from surefoot.state.modules import ModulePart
 from surefoot.state.objects import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
+from surefoot.state.ownership import Inlined, value_digest, whose_state
 from surefoot.state.replicas import Replicas
 
 
@@ -63,6 +65,7 @@ class Program:
         local: tuple[str, ...] = (),
         seed: int = 0,
         replicas: Any = None,
+        anew: tuple[str, ...] = (),
     ) -> None:
         """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
         rank, world = where
@@ -70,8 +73,11 @@ class Program:
         self._restoring: list[tuple[Part, Any]] = []
         self._same_world = False
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
+        unknown = unknown or [name for name in anew if name not in objects]
         if unknown:
-            raise ConfigurationError(f"local names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}")
+            raise ConfigurationError(
+                f"{'anew' if unknown[0] in anew else 'local'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
+            )
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
         lazy = frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
         same = Replicas(replicas, rank)
@@ -80,12 +86,15 @@ class Program:
         ]
         self._tied = {other: own for m in modules for other, own in m.other_names.items()}
         held = {id(h.parameter): h for m in reversed(modules) for h in m.held()}
+        self._random_before: tuple[int, dict[str, Any]] = (-2, {})
+        self._anew, self._inlined = anew, dict[str, Inlined]()
         self._parts: list[Part] = [*modules]
         for name, subject in objects.items():
             if isinstance(subject, torch.optim.Optimizer):
                 self._parts.append(OptimizerPart(name, subject, where, held, same))
             elif subject is not None and not isinstance(subject, torch.nn.Module):
-                self._parts.append(ObjectPart(name, subject, where, same))
+                self._inlined[name] = Inlined(subject, whose_state(name, subject))
+                self._parts.append(ObjectPart(name, subject, where, same, self._inlined[name]))
 
     def entries(self) -> list[Entry]:
         """Every live tensor, under the name it is saved by."""
@@ -97,14 +106,49 @@ class Program:
 
     def values(self, step: int) -> bytes:
         """The blob of plain values of this rank at `step`."""
+        parts = {part.name: part.values() for part in self._parts}
         body = {
+            "objects": self._told(parts),  # first: manifests are made from it without reading the rest
             "step": step,
             "world": self._world,
             "seed": self._seed,
-            "parts": {part.name: part.values() for part in self._parts},
+            "parts": parts,
             "tied": self._tied,
         }
-        return values_blob(body)
+        drawn_at, before = self._random_before
+        return values_blob({**body, "random": before} if drawn_at == step - 1 else body)
+
+    def look_ahead(self, step: int) -> None:
+        """What is drawn from here on belongs behind step `step` + 1, which is saved with the generators as they are now."""
+        self._random_before = step, rng.captured()
+
+    def divide(self, tied: Collection[str], saved_world: int, states_of: Callable[[str], list[Any]]) -> list[str]:
+        """Before `prepare`, in a world of another size: what each rank had of its own is divided by whoever can.
+
+        `tied` are the checkpoint's objects that cannot be (`protocol.ties`), `states_of` gives all ranks' of one. Returns
+        a sentence for each object that begins anew; StateMismatch that names the first which may not.
+        """
+        resized = f"the checkpoint is of {saved_world} ranks and this world has {self._world}"
+        told = []
+        for name, inlined in self._inlined.items():
+            kind, may = type(inlined.subject).__name__, name in self._anew
+            if may or (inlined.whose != "own" and self._is_named_local(name)):
+                told.append(f"{name} ({kind}) begins anew as the program built it: {resized}")
+            elif inlined.whose == "divided":
+                inlined.load_state_dicts(states_of(name), self._rank, self._world)
+            elif inlined.whose == "own":
+                raise StateMismatch(
+                    f"{name} ({kind}) is each rank's own state, and {resized}: it cannot be divided among them. Train with"
+                    f" {saved_world} ranks, use surefoot.ElasticLoader, give it load_state_dicts(states, rank, world), or"
+                    f" accept with Checkpointer(anew=({name!r},)) that samples are lost and repeated"
+                )
+            elif name in tied:
+                raise StateMismatch(
+                    f"{name} ({kind}) did not have the same values on all ranks, and {resized}: whose they should be is"
+                    f" not known. Train with {saved_world} ranks, make them equal before step(), or let it begin anew with"
+                    f" Checkpointer(anew=({name!r},))"
+                )
+        return told
 
     def prepare(self, shared: Mapping[str, Any], own: Mapping[str, Any] | None, saved: Mapping[str, Saved]) -> None:
         """Makes room for what a checkpoint has. `shared` are the lowest rank's values; `own` this rank's of a world
@@ -145,11 +189,23 @@ class Program:
         else:
             rng.derived(int(shared["seed"]), self._rank, step)
 
+    def _told(self, parts: Mapping[str, Any]) -> dict[str, str]:
+        """Of each object what all ranks should have alike, or that each has its own; nothing of what may begin anew."""
+        told = {}
+        for name, inlined in self._inlined.items():
+            if name in self._anew or inlined.whose == "divided":
+                continue
+            if inlined.whose == "own":
+                told[name] = OWN
+            elif not self._is_named_local(name):
+                told[name] = value_digest(encode_values({"": parts[name]}, _torch_bytes))
+        return told
+
     def _values_for(self, part: Part, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
-        if self._is_local(part.name):
-            if own is None or not self._same_world:
-                return _ABSENT  # what differs on each rank has no meaning in another world: stays as it was built
-            shared = own
+        if part.name in self._inlined and own is not None and self._same_world:
+            shared = own  # at the same size each rank gets back what it saved
+        elif self._is_local(part.name) or part.name in self._anew:
+            return _ABSENT  # divided before, or begins anew
         if part.name not in shared["parts"]:
             raise StateMismatch(
                 f"the checkpoint has no {part.name!r}: it was not given to Checkpointer when it was saved"
@@ -157,7 +213,7 @@ class Program:
         return shared["parts"][part.name]
 
     def _own(self, entry: Entry) -> Entry:
-        if not self._local:
+        if not self._local and entry.name.partition("/")[0] not in self._inlined:
             return entry
         if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
             if entry.window is not None:
@@ -168,6 +224,10 @@ class Program:
         return entry
 
     def _is_local(self, name: str) -> bool:
+        inlined = self._inlined.get(name)
+        return (inlined is not None and inlined.whose != "all") or self._is_named_local(name)
+
+    def _is_named_local(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._local)
 
 
@@ -175,8 +235,8 @@ _ABSENT = object()
 
 
 def values_blob(body: Mapping[str, Any]) -> bytes:
-    """A rank's values, with the state of this process' generators."""
-    return encode_values({**body, "random": rng.captured()}, _torch_bytes)
+    """A rank's values, with the state of this process' generators unless `body` says another."""
+    return encode_values({**body, "random": body.get("random") or rng.captured()}, _torch_bytes)
 
 
 def read_values(blob: bytes) -> dict[str, Any]:

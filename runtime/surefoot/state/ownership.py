@@ -1,0 +1,116 @@
+"""Whose state an object's is: the same on every rank, or each rank's own. Used by `program`.
+
+A loader that is not elastic holds a rank's place in that rank's share of the data. Given to another rank, or divided
+among another number of them, samples are lost and repeated without a word: so it returns to its own rank, and a world
+of another size is refused unless the object says how its states are divided, or the script that it may begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from surefoot.format.digests import digest
+from surefoot.state.entries import dtype_name, dtype_named, is_dtensor
+
+Whose = Literal["all", "own", "divided"]
+"""Every rank has the same (checked by digest); each its own; each its own, and the object can divide them anew."""
+
+INLINE_BYTES = 65536
+"""Tensors up to this are saved among an object's plain values, where they are each rank's own."""
+
+_TENSOR = "\x00tensor of a rank"
+
+
+def whose_state(name: str, subject: Any) -> Whose:
+    """What an object is taken for: `loader`, and whatever is iterated over without saying that it is elastic, is own."""
+    if callable(getattr(subject, "load_state_dicts", None)):
+        return "divided"
+    iterated = hasattr(type(subject), "__iter__") and not isinstance(subject, Mapping)
+    return "own" if (iterated or name == "loader") and not getattr(subject, "elastic", False) else "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """An object whose small tensors are said among its plain values, as each rank has its own of them.
+
+    Those of a loader are; of others only the states of generators are (bytes in one dimension): an average of weights
+    has small tensors too, which all ranks share.
+    """
+
+    subject: Any
+    whose: Whose
+
+    def state_dict(self) -> Any:
+        return _inlined(self.subject.state_dict(), self.whose)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.subject.load_state_dict(_restored(state))
+
+    def load_state_dicts(self, states: Sequence[Any], rank: int, world: int) -> None:
+        self.subject.load_state_dicts([_restored(state) for state in states], rank, world)
+
+
+def value_digest(encoded: bytes) -> str:
+    """Of an object's values: equal where they are, whatever order their keys were written in."""
+    return digest(json.dumps(json.loads(encoded), sort_keys=True).encode())
+
+
+def _inlined(tree: Any, whose: Whose) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return _said(tree) if _is_small(tree, whose) else tree
+    if type(tree) is dict and set(tree) == {_TENSOR}:
+        return {_TENSOR: [_inlined(tree[_TENSOR], whose)]}  # a program's own key of that name
+    return _mapped(tree, whose)
+
+
+def _mapped(tree: Any, whose: Whose) -> Any:
+    if isinstance(tree, dict):
+        items: Iterator[tuple[Any, Any]] = ((key, _inlined(value, whose)) for key, value in tree.items())
+        return dict(items) if type(tree) is dict else _like(tree, items)
+    if type(tree) in (list, tuple):
+        return type(tree)(_inlined(value, whose) for value in tree)
+    return tree
+
+
+def _like(tree: Any, items: Iterator[tuple[Any, Any]]) -> Any:
+    """A copy of a subclass of dict, of its own kind: what it is besides (a default factory, an order) stays."""
+    made = tree.copy()
+    for key, value in items:
+        made[key] = value
+    return made
+
+
+def _is_small(tensor: torch.Tensor, whose: Whose) -> bool:
+    if is_dtensor(tensor) or type(tensor) is not torch.Tensor or tensor.device.type == "meta":
+        return False
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return False
+    if whose != "divided" and tensor.numel() * tensor.element_size() > INLINE_BYTES:
+        return False  # of one that is divided every rank gets all states, with all their tensors
+    return whose != "all" or (tensor.dtype == torch.uint8 and tensor.dim() == 1)
+
+
+def _said(tensor: torch.Tensor) -> dict[str, Any]:
+    host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    raw = host.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {_TENSOR: {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape), "of": raw}}
+
+
+def _restored(tree: Any) -> Any:
+    if type(tree) is dict and set(tree) == {_TENSOR}:
+        said = tree[_TENSOR]
+        if isinstance(said, list):
+            return {_TENSOR: _restored(said[0])}
+        raw = torch.frombuffer(bytearray(said["of"]), dtype=torch.uint8) if said["of"] else torch.empty(0).byte()
+        return raw.view(dtype_named(said["dtype"])).reshape(said["shape"])
+    if isinstance(tree, dict):
+        items = ((key, _restored(value)) for key, value in tree.items())
+        return dict(items) if type(tree) is dict else _like(tree, items)
+    if type(tree) in (list, tuple):
+        return type(tree)(_restored(value) for value in tree)
+    return tree
