@@ -142,7 +142,7 @@ class Shell:
 
     async def _host_store(self, epoch: int) -> None:
         try:
-            hosted = await self._starter.store()
+            hosted = await self._starter.store(self._settings.host)
         except (SurefootError, OSError) as error:
             self.dispatch(on.StoreLost(epoch, str(error)))
             return

@@ -71,12 +71,12 @@ class Starter:
                 _log.warning("cold start: %s", error)
         return self._cold([str(os.getpid()), *self._command], "surefoot.agent.cold", environment, folder, output)
 
-    async def store(self) -> Hosted:
-        """A store on a free port; SurefootError if it does not come up."""
+    async def store(self, host: str) -> Hosted:
+        """A store on a free port of `host` alone; SurefootError if it does not come up."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             with self._log_path.open("ab") as output:
-                child = await self._store_child(output.fileno(), writing)
+                child = await self._store_child(output.fileno(), writing, host)
         finally:
             os.close(writing)
         try:
@@ -93,13 +93,13 @@ class Starter:
         self._closing = True
         await self._zygote.close()
 
-    async def _store_child(self, output: int, port_fd: int) -> Child:
+    async def _store_child(self, output: int, port_fd: int, host: str) -> Child:
         try:
-            return await self._zygote.fork_store(output, port_fd)
+            return await self._zygote.fork_store(output, port_fd, host)
         except CannotFork as error:
             metrics.fallbacks.labels(what="cold_store").inc()
             _log.warning("cold start of the store: %s", error)
-        words = [str(port_fd), str(os.getpid())]
+        words = [str(port_fd), str(os.getpid()), host]
         return self._cold(words, "surefoot.agent.store", self._environment, os.getcwd(), output, (port_fd,))
 
     def _cold(

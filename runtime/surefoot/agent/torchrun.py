@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from surefoot.agent.round import Member, Round
+from surefoot.agent.store import listening_store
 from surefoot.errors import SurefootError
 
 _BACKEND = "surefoot"
@@ -119,7 +120,7 @@ class CoordinatorRounds(RendezvousHandler):
                 raise RendezvousGracefulExitError(f"job {self._run_id} needs this worker no more")
             self._epoch = assign.epoch
             if assign.group_rank == 0:
-                self._store = store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+                self._store = store = listening_store(self._host)
                 host, port = self._host, store.port
                 self._round.store_ready(assign.epoch, f"{host}:{port}")
             else:

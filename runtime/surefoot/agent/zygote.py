@@ -118,7 +118,7 @@ def _become(request: _Request) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers in this process
     if body["kind"] == "store":
-        serve_store(request.fds[1])
+        serve_store(request.fds[1], body["host"])
     os.chdir(body["folder"])
     os.environ.clear()
     os.environ.update(body["environment"])

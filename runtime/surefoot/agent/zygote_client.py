@@ -89,9 +89,9 @@ class ZygoteClient:
         }
         return await self._fork(body, (request.output,))
 
-    async def fork_store(self, output: int, port_fd: int) -> Child:
-        """The epoch's store; it writes its port into `port_fd`."""
-        return await self._fork({"kind": "store"}, (output, port_fd))
+    async def fork_store(self, output: int, port_fd: int, host: str) -> Child:
+        """The epoch's store, which listens on `host` alone; it writes its port into `port_fd`."""
+        return await self._fork({"kind": "store", "host": host}, (output, port_fd))
 
     async def close(self) -> None:
         """Ends the process and, through the kernel, every child it still has."""
