@@ -284,7 +284,7 @@ def test_a_full_disk_is_full_and_leaves_nothing_half_written(tmp_path: Path, mon
     save = RankSave(1, 20, 0)
     tier.put_values(save, b"x")
 
-    def half(path: Path, pieces: Sequence[memoryview]) -> None:
+    def half(path: Path, pieces: Sequence[memoryview], _create: object) -> None:
         path.write_bytes(bytes(pieces[0])[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -358,3 +358,25 @@ def test_what_is_removed_while_it_is_listed_makes_nothing_silent(
 
     monkeypatch.setattr(directory.DirectoryStore, "_entries", overtaken)
     assert [manifest.save.step for manifest in tier.manifests()] == [20]
+
+
+@pytest.mark.parametrize(
+    ("made", "folders", "files"), [(None, 0o700, 0o600), (0o755, 0o755, 0o644), (0o2770, 0o2770, 0o660)]
+)
+def test_what_lies_in_a_folder_is_as_open_as_the_folder_itself(
+    tmp_path: Path, made: int | None, folders: int, files: int
+) -> None:
+    root = tmp_path / "kept"
+    if made is not None:
+        root.mkdir()
+        root.chmod(made)
+    former = os.umask(0o002)
+    try:
+        tier = open_persistent(PersistentSettings(uri=root.as_uri()), "job-1")
+        save_one(tier, RankSave(1, 10, 0))
+        tier.close()
+    finally:
+        os.umask(former)
+    found = list(root.rglob("*"))
+    assert {path.stat().st_mode & 0o7777 for path in (root, *found) if path.is_dir()} == {folders}
+    assert {path.stat().st_mode & 0o7777 for path in found if path.is_file()} == {files}

@@ -11,7 +11,8 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -26,6 +27,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Of a mount that offers none: Lustre without `flock`, some of FUSE."""
 _BLOCK_BYTES = 1 << 20
+_OWNERS = 0o700
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +35,15 @@ log = logging.getLogger(__name__)
 class DirectoryStore:
     """Everything below `root`, which is made if it is not there, unless it is only to be read.
 
-    Names that begin with a dot are being written.
+    Names that begin with a dot are being written. A root that is made here is its owner's alone; what lies below bears
+    the root's own bits, so that whoever shares a tier says so once: by the mode of its folder.
     """
 
     def __init__(self, root: Path, read_only: bool = False) -> None:
         self._root = root
         if not read_only:
             with self._explained("opening", "it"):
-                root.mkdir(parents=True, exist_ok=True)
+                root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
 
     @property
     def place(self) -> str:
@@ -67,8 +70,8 @@ class DirectoryStore:
     def change(self, path: str, change: Change) -> None:
         with self._explained("changing", path):
             folder = (self._root / path).parent
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / f".{Path(path).name}.lock").open("wb") as lock:
+            self._make(folder)
+            with open(folder / f".{Path(path).name}.lock", "wb", opener=self._create) as lock:
                 _lock(lock)
                 try:
                     before = (self._root / path).read_bytes()
@@ -142,14 +145,25 @@ class DirectoryStore:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{token_hex(4)}")
         try:
             try:
-                _write_all(temporary, pieces)
+                _write_all(temporary, pieces, self._create)
             except FileNotFoundError:  # the first of its folder
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _write_all(temporary, pieces)
+                self._make(target.parent)
+                _write_all(temporary, pieces, self._create)
         except OSError:
             temporary.unlink(missing_ok=True)  # half of it would only take room
             raise
         return temporary
+
+    def _make(self, folder: Path) -> None:
+        """The folder and those above it, up to the root."""
+        self._root.mkdir(mode=_OWNERS, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(self._root.stat().st_mode)
+        above = [place for place in (folder, *folder.parents) if self._root in place.parents]
+        for place in reversed(above):
+            place.mkdir(mode=mode & 0o777 | _OWNERS, exist_ok=True)
+
+    def _create(self, path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, stat.S_IMODE(self._root.stat().st_mode) & 0o666 | 0o600)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -192,8 +206,8 @@ def _lock(file: IO[bytes]) -> None:
         log.info("%s is on a file system without locks (%s): records are changed without", file.name, error.strerror)
 
 
-def _write_all(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    with path.open("wb", buffering=0) as file:
+def _write_all(path: Path, pieces: Sequence[bytes | memoryview], create: Callable[[str, int], int]) -> None:
+    with open(path, "wb", buffering=0, opener=create) as file:
         for piece in pieces:
             rest = memoryview(piece)
             while rest:

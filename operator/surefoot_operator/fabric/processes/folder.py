@@ -89,7 +89,7 @@ class RunFolder:
 
     def make(self) -> None:
         """Creates the folders; readable by their owner alone, for worker files hold credentials."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.nodes, self.workers, self.ledger, self.logs, self.metrics):
             folder.mkdir(mode=0o700, exist_ok=True)
         write_json(self.marker, {"surefoot": "run folder"}, durable=False)
@@ -157,6 +157,11 @@ def create_json(path: Path, body: dict[str, Any]) -> bool:
     finally:
         os.unlink(scratch)
     return True
+
+
+def open_private(path: str, flags: int) -> int:
+    """For `open(opener=…)`: what is made is its owner's alone."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _write(path: Path, body: dict[str, Any], flags: int, durable: bool) -> None:

@@ -53,7 +53,7 @@ class Machine:
         folder = self.folder
         if folder.is_foreign():
             raise FabricError(f"{folder.root} holds something else than a run: name an empty or a new --run-folder")
-        folder.root.mkdir(parents=True, exist_ok=True)
+        folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

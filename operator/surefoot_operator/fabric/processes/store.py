@@ -18,7 +18,7 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.errors import FabricError, OperatorError, WorldMoved
-from surefoot_operator.fabric.processes.folder import LockBusy, RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.folder import LockBusy, RunFolder, open_private, read_json, write_json
 from surefoot_operator.policy.actions import Event
 
 
@@ -85,7 +85,7 @@ class Store:
             for e in events
         ]
         try:
-            with open(self._folder.events, "a", encoding="utf-8") as file:
+            with open(self._folder.events, "a", encoding="utf-8", opener=open_private) as file:
                 file.write("".join(lines))
         except OSError as error:
             raise FabricError(f"{self._folder.events} cannot be written: {error}") from error
