@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.api.status import Condition, Incident, JobStatus, World
 from surefoot_operator.policy.telling import told
 
 
@@ -45,3 +45,14 @@ def test_a_stall_is_told_as_such_and_once() -> None:
     assert said(STALLED, STALLED) == []
     assert said(STALLED, BARE) == []
     assert [reason for reason, *_ in said(STALLED, SAFE)] == ["CheckpointProtected"]
+
+
+def test_where_ranks_stood_is_told_once_when_every_worker_could_say_so() -> None:
+    incident = Incident("hang", "no step", None, None, 1, 100.0, detail="rank 1: in load (job/train.py:28)")
+    claimed = JobStatus(world=World(2, "Claimed"), incidents=(incident,))
+    committed = replace(claimed, world=World(2, "Committed"))
+    told_it = [("RanksStood", "where the ranks of epoch 1 stood:\nrank 1: in load (job/train.py:28)", False)]
+    assert said(claimed, claimed) == []
+    assert said(claimed, committed) == told_it
+    assert said(committed, replace(committed, step=9)) == []
+    assert said(replace(claimed, phase="Running"), replace(claimed, phase="Failed")) == told_it

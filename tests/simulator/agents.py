@@ -155,6 +155,8 @@ class Agent:
                 )
             case on.StartTrainers(assign, store):
                 self._start(assign, store)
+            case on.TakeStacks(epoch):
+                self.engine.after(rng.uniform(0.01, 1.5), self.process, self.tell, on.StacksTaken(epoch, "in a test"))
             case on.KillTrainers():
                 if self.simulation.rules.reap:
                     for trainer in self.trainers:

@@ -15,6 +15,7 @@ from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.faults import Fault
 from surefoot_operator.cli.ledger import Account
 
+_MOST_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
 """A sign may be noted this much before the fault that was noted after striking; both read the same clock."""
 
@@ -97,6 +98,7 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
         "from_step": incident.parent_step,
         "world_before": incident.world_before,
         "world_after": incident.world_after,
+        "detail": incident.detail,
     }
 
 
@@ -137,6 +139,7 @@ def timeline(report: dict[str, Any]) -> list[str]:
     for found in report["incidents"]:
         title = f"{found['kind']}: {found['reason']}"
         lines.append(title if found["fault"] is None else f"{title} ({found['fault']})")
+        lines += [f"    {line}" for line in found["detail"].splitlines()[:_MOST_LINES]]
         for name, said in (
             ("detected", "noticed"),
             ("claimed", "new epoch claimed"),

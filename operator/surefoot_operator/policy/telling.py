@@ -7,10 +7,13 @@ from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.conditions import REFUSED
 
+_LONGEST_STACKS = 800
+"""Characters of an event; the incident has more of them."""
+
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """A claim, a checkpoint that came into safety or left it, saving that stalls, a spec or a worker that is refused."""
-    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new), *_unmade(old, new))
+    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new), *_unmade(old, new), *_stood(old, new))
 
 
 def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -33,6 +36,19 @@ def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if was is not None and was.status == "True" and now.status == "False":
         return (Event(names.UNPROTECTED, f"{now.message}; a failure now would cost more steps than it should", True),)
     return ()
+
+
+def _stood(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Where ranks stood, once an incident: when every worker had its time to say so."""
+    incident = new.incidents[-1] if new.incidents else None
+    if incident is None or not incident.detail or new.world is None:
+        return ()
+    answered = new.world.state == "Committed" and new.world.epoch == incident.epoch + 1 and new.world != old.world
+    over = new.phase == "Failed" and old.phase != "Failed"
+    if not over and not (answered and old.world is not None and old.world.state == "Claimed"):
+        return ()
+    where = incident.detail[:_LONGEST_STACKS]
+    return (Event(names.RANKS_STOOD, f"where the ranks of epoch {incident.epoch} stood:\n{where}"),)
 
 
 def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

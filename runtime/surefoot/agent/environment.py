@@ -30,6 +30,7 @@ class Place:
     """host:port."""
     socket: str
     error_file: str
+    stacks_file: str = ""
     restarts_allowed: int = 0
 
 
@@ -59,4 +60,5 @@ def trainer_environment(base: Mapping[str, str], place: Place) -> dict[str, str]
         "TORCHELASTIC_ERROR_FILE": place.error_file,
         "SUREFOOT_AGENT_SOCKET": place.socket,
         "SUREFOOT_EPOCH": str(assign.epoch),
+        "SUREFOOT_STACKS_FILE": place.stacks_file,
     }

@@ -164,6 +164,14 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class StacksTaken:
+    """Where the trainers of `epoch` stand, for people; or why that could not be had."""
+
+    epoch: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     at: float
 
@@ -189,6 +197,7 @@ Event = (
     | RestoreImpossible
     | Closed
     | Flushed
+    | StacksTaken
     | Ticked
 )
 
@@ -216,6 +225,13 @@ class StartTrainers:
 @dataclass(frozen=True, slots=True)
 class KillTrainers:
     """SIGKILL every trainer that still lives; each death comes back as TrainerExited."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """Ask every trainer that still lives where it stands, then say StacksTaken(epoch), within a second or two."""
 
     epoch: int
 
@@ -262,5 +278,16 @@ class Exit:
 
 
 Command = (
-    StartStore | StopStore | StartTrainers | KillTrainers | Send | Beat | TellHold | TellLevel | Retarget | Flush | Exit
+    StartStore
+    | StopStore
+    | StartTrainers
+    | KillTrainers
+    | TakeStacks
+    | Send
+    | Beat
+    | TellHold
+    | TellLevel
+    | Retarget
+    | Flush
+    | Exit
 )

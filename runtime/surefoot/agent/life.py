@@ -63,6 +63,8 @@ def _take(life: Life, event: Event) -> Step:
             return (life if life.leaving is not None else replace(_leave(life, code), parting=parting)), ()
         case on.Flushed(epoch):
             return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
+        case on.StacksTaken(epoch, detail):
+            return _told_where(life, detail) if epoch == life.started else (life, ())
         case on.StoreUp(epoch, address):
             if epoch != life.claimed:
                 return life, ()
@@ -84,7 +86,8 @@ def _proceed(life: Life) -> Step:
     if life.alive:
         overtaken = life.claimed > life.started or (life.leaving is not None and life.parting is None)
         if overtaken and not life.killing:
-            return replace(life, killing=True), (on.KillTrainers(life.started),)
+            text = "no step for long when a newer epoch came"
+            return _end(life, Exited(life.started, -1, -9, text, True, life.step, "hang") if life.stands else None)
         return life, ()
     if life.stopped < life.claimed:
         return replace(life, stopped=life.claimed), (on.StopStore(life.claimed), on.Send(Stopped(life.claimed)))
@@ -132,6 +135,8 @@ def _start(life: Life) -> Step:
         stall_seconds=None,
         reported_level=0,
         progress_at=None,
+        begun_at=None,
+        last_word=None,
     )
     return fresh, (on.StartTrainers(assign, store), on.Beat())
 
@@ -206,6 +211,7 @@ def _store_lost(life: Life, epoch: int, detail: str) -> Step:
 
 
 def _tick(life: Life, at: float) -> Step:
+    life = replace(life, ticked_at=at, begun_at=at if life.alive and life.begun_at is None else life.begun_at)
     if life.parting is not None and at >= life.parting.word_by:
         life = replace(life, parting=None)
     if life.progress_at is None or not life.alive or life.killing:
@@ -214,11 +220,26 @@ def _tick(life: Life, at: float) -> Step:
     if waiting or at - life.progress_at <= life.step_timeout_seconds:
         return life, ()
     cause = f"hang: no step for {life.step_timeout_seconds:g} s after step {life.step}"
-    after, said = _fact(
-        replace(life, killing=True),
-        Exited(life.started, _behind(life), -9, cause, secondary=False, step=life.step, kind="hang"),
-    )
-    return after, (on.KillTrainers(life.started), *said)
+    return _end(life, Exited(life.started, _behind(life), -9, cause, secondary=False, step=life.step, kind="hang"))
+
+
+def _end(life: Life, word: Exited | None) -> Step:
+    """Kills the trainers that are left; if they stand still, asks first where, since nobody can afterwards."""
+    if life.stands:
+        return replace(life, killing=True, last_word=word), (on.TakeStacks(life.started),)
+    after, said = (life, ()) if word is None else _fact(life, word)
+    # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
+    return replace(after, killing=True), ((on.KillTrainers(life.started), *said) if life.alive else said)
+
+
+def _told_where(life: Life, detail: str) -> Step:
+    word, life = life.last_word, replace(life, last_word=None)
+    kill = (on.KillTrainers(life.started),) if life.alive else ()
+    if word is None:
+        return life, kill
+    word = replace(word, detail=detail)
+    after, said = _fact(life, word) if life.started == life.claimed else (life, (on.Send(word),))
+    return after, (*said, *kill)
 
 
 def _behind(life: Life) -> int:
@@ -271,9 +292,7 @@ def _exited(life: Life, mine: Rank, event: on.TrainerExited) -> Step:
         return after, (on.Beat(),) if event.code == 0 or not after.alive else ()
     blamed = next((r for r in life.ranks if r.local == event.cause_local), mine)
     fact = Exited(life.started, blamed.rank, event.code, event.cause, event.secondary, life.step)
-    after, said = _fact(replace(after, killing=True), fact)
-    # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
-    return after, ((on.KillTrainers(life.started), *said) if after.alive else said)
+    return _end(after, fact)
 
 
 def _stepped(life: Life, mine: Rank, event: on.StepDone) -> Step:

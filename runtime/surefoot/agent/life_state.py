@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from surefoot.agent.line import HoldAt
-from surefoot.protocol.messages import Assign, FromAgent
+from surefoot.protocol.messages import Assign, Exited, FromAgent
 from surefoot.protocol.sources import joined
+
+_STAND_SECONDS, _STAND_STEPS = 5.0, 5
+"""Trainers without a step for so long, and for so many steps' time, stand still. A killed peer is known long before."""
+_START_SECONDS = 60.0
+"""The same before the first step, which may have much to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,11 @@ class Life:
     reported_level: int = 0
     progress_at: float | None = None
     """When the last step finished; None before the epoch's first."""
+    ticked_at: float = 0.0
+    begun_at: float | None = None
+    """First tick of the started epoch's trainers."""
+    last_word: Exited | None = None
+    """What is said of the trainers once their stacks are taken, and before they are killed."""
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False
@@ -94,6 +104,16 @@ class Life:
     def ended(self) -> tuple[int, ...]:
         """Ranks of the started epoch that ended with code 0."""
         return tuple(r.rank for r in self.ranks if r.code == 0)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the trainers stand still for no reason that is known here, so that where they stand is worth asking."""
+        if not self.alive or any(r.held is not None or r.closed for r in self.ranks):
+            return False
+        if self.progress_at is None:
+            return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
+        limit = max(_STAND_SECONDS, _STAND_STEPS * (self.step_seconds or 0.0))
+        return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds)
 
     @property
     def restored(self) -> bool:

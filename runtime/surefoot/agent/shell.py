@@ -127,6 +127,8 @@ class Shell:
                 self.spawn(self._trainers.start(assign, store))
             case on.KillTrainers(epoch):
                 self._trainers.kill(epoch)
+            case on.TakeStacks(epoch):
+                self.spawn(self._take_stacks(epoch))
             case on.TellHold(hold):
                 self.trainer_line.tell(self.life.started, None, hold)
             case on.TellLevel(level):
@@ -155,6 +157,9 @@ class Shell:
         code = await hosted.child.exited
         if self._store == (epoch, hosted):
             self.dispatch(on.StoreLost(epoch, f"its process ended with code {code}"))
+
+    async def _take_stacks(self, epoch: int) -> None:
+        self.dispatch(on.StacksTaken(epoch, await self._trainers.stacks()))
 
     def _stop_store(self, epoch: int) -> None:
         if self._store is not None and self._store[0] < epoch:

@@ -26,6 +26,7 @@ from surefoot.agent.framing import Unframer, framed
 from surefoot.agent.left_answers import LeftAnswers
 from surefoot.agent.line import Attached, Staged, Stepped
 from surefoot.agent.link import Left
+from surefoot.agent.stacks import install
 from surefoot.errors import ConfigurationError, ProtocolError, StagingRefused, SurefootError
 from surefoot.holder.sockets import reachable
 from surefoot.protocol.identities import Checkpoint
@@ -85,6 +86,7 @@ class AgentLink:
             raise ConfigurationError(
                 f"{error.args[0]} is not set: an agent sets it for its trainers; without one use the library mode"
             ) from error
+        install(environment.get("SUREFOOT_STACKS_FILE"))  # for a program that was not forked from the warm process
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with reachable(Path(path)) as name:

@@ -13,17 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from surefoot.agent import stacks
 from surefoot.agent.causes import Cause, Ending, ErrorReport, first_cause, read_report
 from surefoot.agent.child import Child
 from surefoot.agent.environment import Place, trainer_environment
 from surefoot.agent.events import TrainerExited
 from surefoot.agent.logs import LogForwarder
 from surefoot.agent.orphans import Orphans
+from surefoot.agent.stack_summary import main_thread, summary
 from surefoot.agent.starter import Starter
 from surefoot.protocol.messages import Assign
 
 _log = logging.getLogger(__name__)
 _NOT_STARTED = 127
+_MOST_FRAMES = 30
 _KILLED = -9
 
 
@@ -32,6 +35,7 @@ class _Running:
     rank: int
     log: Path
     error_file: Path
+    stacks_file: Path
     child: Child | None = None
     code: int | None = None
 
@@ -59,7 +63,12 @@ class Trainers:
         folder = self.folder / f"epoch-{assign.epoch}"
         folder.mkdir(parents=True, exist_ok=True)
         self._running = {
-            local: _Running(rank, folder / f"rank-{rank}.log", folder / f"rank-{rank}.error.json")
+            local: _Running(
+                rank,
+                folder / f"rank-{rank}.log",
+                folder / f"rank-{rank}.error.json",
+                folder / f"rank-{rank}.stacks.txt",
+            )
             for local, rank in enumerate(range(assign.first_rank, assign.first_rank + assign.local_ranks))
         }
         running = self._running
@@ -68,7 +77,7 @@ class Trainers:
             if self._killed >= assign.epoch:  # a newer epoch came while we were starting
                 self._ended(assign.epoch, local, running, _KILLED)
                 continue
-            place = Place(assign, local, store, self.socket, str(entry.error_file))
+            place = Place(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
             try:
                 entry.child = await self._spawn(place, entry.log)
             except OSError as error:
@@ -87,6 +96,15 @@ class Trainers:
         for entry in self._running.values():
             if entry.child is not None:
                 entry.child.kill()
+
+    async def stacks(self) -> str:
+        """Where each living trainer stands, in a few lines. The whole stays beside its log; each main thread is logged."""
+        living = [e for e in self._running.values() if e.child is not None and e.code is None]
+        taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
+        for one, entry in zip(taken, living, strict=True):
+            where = "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
+            _log.warning("rank %d stands: %s; all its threads: %s", one.rank, one.why or where, entry.stacks_file)
+        return summary(taken)
 
     async def close(self) -> None:
         self.kill(self._epoch)

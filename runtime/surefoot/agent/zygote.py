@@ -18,6 +18,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from surefoot.agent import stacks
 from surefoot.agent.command import Program
 from surefoot.agent.deathsig import die_with_parent
 from surefoot.agent.preload import preload, program_source
@@ -123,6 +124,7 @@ def _become(request: _Request) -> None:
     os.environ.clear()
     os.environ.update(body["environment"])
     _own_randomness_and_threads()
+    stacks.install(os.environ.get("SUREFOOT_STACKS_FILE"))
     program = body["program"]
     run_program(Program(tuple(program["arguments"]), program["script"], program["module"]))
 
