@@ -36,6 +36,7 @@ class Operator:
 
     async def once(self) -> None:
         await self.reconciler.once()
+        await self.reconciler.calls.settled()
 
     @property
     def status(self) -> dict[str, Any]:

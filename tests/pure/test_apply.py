@@ -29,8 +29,7 @@ class Recorder:
         self.fails: set[str] = set()
         self.hangs: set[str] = set()
         self.released = asyncio.Event()
-        self.woken = asyncio.Event()
-        self.calls = WorkerCalls(lambda: self.clock, self.woken.set)
+        self.calls = WorkerCalls(lambda: self.clock, lambda: None)
         self.parts: Any = SimpleNamespace(
             fabric=self, memory=self, conversation=self, environment=lambda job, action: None
         )
@@ -53,12 +52,6 @@ class Recorder:
 
     async def carry_out(self, *actions: Action) -> tuple[FabricError, ...]:
         return await carry_out(self.parts, self.calls, actions, running())
-
-    async def settled(self) -> None:
-        """Returns when no call is under way."""
-        while any(call.task is not None for call in self.calls._asked.values()):
-            self.woken.clear()
-            await self.woken.wait()
 
     async def _call(self, what: str) -> None:
         self.now += 1
@@ -89,7 +82,7 @@ def refused(recorder: Recorder) -> list[tuple[int, str]]:
 
 async def test_workers_are_asked_for_side_by_side_and_no_more_at_once_than_the_limit(recorder: Recorder) -> None:
     await recorder.carry_out(*creates(range(3 * AT_ONCE)))
-    await recorder.settled()
+    await recorder.calls.settled()
     assert sorted(recorder.said) == sorted(f"create {n}" for n in range(3 * AT_ONCE))
     assert recorder.most == AT_ONCE
 
@@ -101,7 +94,7 @@ async def test_nothing_waits_for_a_worker_that_the_fabric_takes_its_time_about(r
     assert [(c.index, c.attempt, c.under_way) for c in recorder.calls.seen()] == [(2, 5, True)]
     await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5))
     recorder.released.set()
-    await recorder.settled()
+    await recorder.calls.settled()
     assert sorted(recorder.said) == ["clean", "create 2", "delete a"], "what is under way is not asked for again"
 
 
@@ -110,7 +103,7 @@ async def test_a_refused_worker_keeps_no_other_from_being_made_and_is_asked_for_
 ) -> None:
     recorder.fails = {"create 1"}
     await recorder.carry_out(*creates(range(3)))
-    await recorder.settled()
+    await recorder.calls.settled()
     assert sorted(recorder.said) == ["create 0", "create 2"]
     assert refused(recorder) == [(1, "create 1 was refused: exceeded quota")]
     recorder.fails.clear()
@@ -118,7 +111,7 @@ async def test_a_refused_worker_keeps_no_other_from_being_made_and_is_asked_for_
     assert "create 1" not in recorder.said, "it is not due yet"
     recorder.clock += worker_calls.REFUSED_SECONDS[0]
     await recorder.carry_out(CreateWorker(1, 1))
-    await recorder.settled()
+    await recorder.calls.settled()
     assert "create 1" in recorder.said
     assert refused(recorder) == []
 
@@ -128,7 +121,7 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
     pauses = []
     for _ in range(9):
         await recorder.carry_out(CreateWorker(0, 1))
-        await recorder.settled()
+        await recorder.calls.settled()
         (seen,) = recorder.calls.seen()
         pauses.append(seen.until_seconds - recorder.clock)
         recorder.clock = seen.until_seconds
@@ -141,12 +134,12 @@ async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> No
 async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorder) -> None:
     recorder.fails = {"create 7"}
     await recorder.carry_out(CreateWorker(7, 1))
-    await recorder.settled()
+    await recorder.calls.settled()
     recorder.calls.shown(running().workers)
     assert refused(recorder) != [], "the fabric shows no worker 7"
     recorder.fails = {"create 0"}
     await recorder.carry_out(CreateWorker(0, 1))
-    await recorder.settled()
+    await recorder.calls.settled()
     recorder.calls.shown(running().workers)
     assert [index for index, _ in refused(recorder)] == [7]
 
@@ -154,7 +147,7 @@ async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorde
 async def test_what_cannot_be_done_to_the_job_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.fails = {"hold"}
     errors = await recorder.carry_out(HoldJob(True), CleanMemory(""), CreateWorker(0, 1))
-    await recorder.settled()
+    await recorder.calls.settled()
     assert [str(error) for error in errors] == ["hold was refused: exceeded quota"]
     assert recorder.said == ["clean", "create 0"]
 

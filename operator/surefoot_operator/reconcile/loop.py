@@ -50,7 +50,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         self._background = Background()
-        self._calls = WorkerCalls(parts.clock, self.wake)
+        self.calls = WorkerCalls(parts.clock, self.wake)
         self._complaints = Complaints()
         self._figures = Figures()
         self._pinned: Checkpoint | None = None
@@ -105,7 +105,7 @@ class Reconciler:
             await asyncio.gather(watching, return_exceptions=True)
             if self._later is not None:
                 self._later.cancel()
-            await self._calls.close()
+            await self.calls.close()
             await self._background.close()
             self._figures.forget()
 
@@ -126,10 +126,10 @@ class Reconciler:
             shown = await parts.fabric.observe()
         except JobRefused as refusal:
             return await self._refuse(refusal)
-        self._calls.shown(shown.workers)
-        parts.conversation.know(worker_ids(shown) | self._calls.under_way())
+        self.calls.shown(shown.workers)
+        parts.conversation.know(worker_ids(shown) | self.calls.under_way())
         self._stand(shown, shown.status)
-        seen = await observed(parts, shown, self._term_seconds, self._calls.seen())
+        seen = await observed(parts, shown, self._term_seconds, self.calls.seen())
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
@@ -145,7 +145,7 @@ class Reconciler:
         if HoldJob(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
             await self._tell(events)
             events = ()
-        failed = await carry_out(parts, self._calls, decided.actions, replace(seen, status=status))
+        failed = await carry_out(parts, self.calls, decided.actions, replace(seen, status=status))
         if kept is not None:
             self._upkeep(kept, replace(seen, status=status))
         await self._tell((*events, *self._notices()))

@@ -87,6 +87,11 @@ class WorkerCalls:
             if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED_SECONDS[1]):
                 del self._asked[key]
 
+    async def settled(self) -> None:
+        """Returns when no call is under way."""
+        while tasks := [asked.task for asked in self._asked.values() if asked.task is not None]:
+            await asyncio.wait(tasks)
+
     async def close(self) -> None:
         """Cancels what is under way and waits for its end."""
         tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
