@@ -88,5 +88,8 @@ class FakeLink:
     def flush(self, wait_seconds: float) -> bool:
         return not self.busy
 
+    def disown(self) -> None:
+        self.order.append("disowned")
+
     def close(self, step: int) -> None:
         self.closed = step

@@ -33,6 +33,7 @@ _TEARDOWN_SECONDS = 2.0
 
 def run_program(program: Program) -> NoReturn:
     """Runs it to its end, and the process with it."""
+    rank = os.getpid()  # what the program forks comes by here as well, and does not speak for the rank
     try:
         if program.script is not None:
             _run_script(program.script, program.arguments)
@@ -44,11 +45,12 @@ def run_program(program: Program) -> NoReturn:
         code = end.code
         if code is None or isinstance(code, int):
             _end(code or 0)
-        write_report("SystemExit", str(code), "")
+        if os.getpid() == rank:
+            write_report("SystemExit", str(code), "")
         sys.stderr.write(f"{code}\n")
         _end(1)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
-        _report(error)
+        _report(error, told=os.getpid() == rank)
         _end(130 if isinstance(error, KeyboardInterrupt) else 1)
     _end(0)
 
@@ -81,7 +83,7 @@ def _run_script(path: str, arguments: tuple[str, ...]) -> None:
     exec(code, module.__dict__)  # this is what running a script is
 
 
-def _report(error: BaseException) -> None:
+def _report(error: BaseException, told: bool) -> None:
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     trace = error.__traceback__
@@ -89,7 +91,8 @@ def _report(error: BaseException) -> None:
         trace = trace.tb_next
     error = error.with_traceback(trace)
     try:
-        write_report(name, str(error), "".join(traceback.format_exception(error)))
+        if told:
+            write_report(name, str(error), "".join(traceback.format_exception(error)))
     except OSError as problem:
         sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
     # as the interpreter does before it prints: exit handlers look here for whether the program ended by an exception

@@ -7,6 +7,7 @@ loop.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Coroutine
 from typing import Protocol
@@ -49,6 +50,8 @@ class Reception:
         self._agent = agent
         self._job = job
         self._ledger = ledger
+        self._attached: dict[tuple[int, int], int] = {}
+        """(epoch, rank) → the process that attached as it; of the present epoch."""
 
     def admit(self, attach: line.Attach) -> line.Attached | str:
         """The epoch, for a trainer of it; why not, for any other."""
@@ -59,6 +62,14 @@ class Reception:
         rank = next((r for r in life.ranks if r.rank == attach.rank and r.alive), None)
         if rank is None:
             return f"{who} is none of this worker's"
+        speaker = self._attached.get((attach.epoch, attach.rank), attach.pid)
+        if speaker != attach.pid and os.path.exists(f"/proc/{speaker}"):
+            return (
+                f"{who} is not the rank: process {speaker} is. A process that a rank starts must not build a Checkpointer"
+                " of its own; unset SUREFOOT_AGENT_SOCKET in its environment"
+            )
+        self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.epoch}
+        self._attached[attach.epoch, attach.rank] = attach.pid
         self._agent.dispatch(on.Attached(life.started, rank.local))
         job = self._job
         return line.Attached(

@@ -221,6 +221,11 @@ class AgentLink:
         self._memory = None
         self._mapping = None
 
+    def disown(self) -> None:
+        """Our copy of the socket alone is closed: a shutdown would end the parent's line."""
+        self._closing, self._broken = True, "this process was forked by the rank"
+        self._socket.close()
+
     def _ask_for_memory(self, slot_bytes: int) -> tuple[line.ArenaGiven, int]:
         with self._changed:
             before, self._refused = self._given, None

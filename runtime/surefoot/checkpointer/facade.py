@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from surefoot import metrics
 from surefoot.agent.line import Stepped
 from surefoot.agent.link import Link
-from surefoot.checkpointer import restoring
+from surefoot.checkpointer import forks, restoring
 from surefoot.checkpointer.links import Options, link_of
 from surefoot.checkpointer.peers import ShareReads
 from surefoot.checkpointer.saving import Saver
@@ -86,12 +87,15 @@ class Checkpointer:
         self._since = time.perf_counter()
         self._saved_before = False
         self._closed = False
+        self._disowned = False
         atexit.register(self._at_exit)
+        forks.watch(self)
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
     def restore(self) -> int:
         """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job."""
+        self._refuse_in_child("restore")
         self._step = restoring.restore(self._program, self._connected, self._share)
         if self._step > 0:
             self._prepare()
@@ -101,6 +105,7 @@ class Checkpointer:
 
     def step(self, loss: torch.Tensor | float | None = None) -> int:
         """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
+        self._refuse_in_child("step")
         self._step += 1
         self._standing.step_ends()
         stall = self._stall_of_last_save()
@@ -131,6 +136,7 @@ class Checkpointer:
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next
         batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved."""
+        self._refuse_in_child("save_now")
         return self._may_save() and self._save_for_certain()
 
     def latest(self) -> Checkpoint | None:
@@ -180,7 +186,22 @@ class Checkpointer:
         parent = self._link.attached.parent
         return parent.step if parent else 0
 
+    def disown(self) -> None:
+        """In a forked child, which is no rank: what the parent has is the parent's, and closing it here closes nothing."""
+        self._disowned = self._closed = True
+        atexit.unregister(self._at_exit)
+        self._link.disown()
+
+    def _refuse_in_child(self, call: str) -> None:
+        if self._disowned:
+            raise ConfigurationError(
+                f"{call}() was called in process {os.getpid()}, which a rank forked and which is no rank itself:"
+                " only the process that built the Checkpointer may use it"
+            )
+
     def _before_change(self) -> None:
+        if self._disowned:
+            return
         self._standing.optimizer_begins()
         self._saver.join()
 
@@ -233,6 +254,8 @@ class Checkpointer:
         self._since = now
 
     def _end(self, flush_seconds: float) -> None:
+        if self._disowned:
+            return
         self._closed = True
         atexit.unregister(self._at_exit)
         for hook in self._hooks:

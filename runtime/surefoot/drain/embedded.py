@@ -152,6 +152,9 @@ class EmbeddedLink(Generic[AttachedT]):
         if self._targets.keeper is not None:
             self._targets.keeper.close()
 
+    def disown(self) -> None:
+        """The drain's threads are the parent's alone, and its tiers are closed there."""
+
     def _made(self, arena: Arena) -> Drain:
         watcher = DrainWatcher(self._freed, self._saved, self.say)
         drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
