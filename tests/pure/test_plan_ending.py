@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from support.builders import BEGAN, manifest, running
+from support.builders import BEGAN, manifest, running, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
-from surefoot_operator.observed import Observed
+from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier, RunPolicy
+from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.policy.actions import DeleteWorker
-from surefoot_operator.policy.ending import LAST_PROMOTION_SECONDS, LAST_SAVE_SECONDS
+from surefoot_operator.policy.ending import LAST_SAVE_SECONDS
+from surefoot_operator.policy.errands import UploadSaves
+from surefoot_operator.policy.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.tidying import LEAVING_SECONDS
 from surefoot_operator.policy.upkeep import upkeep
@@ -49,15 +53,132 @@ def test_it_is_complete_once_that_is_there() -> None:
     assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
 
 
-def test_it_does_not_wait_for_ever() -> None:
+def after(seen: Observed, seconds: float) -> Observed:
+    """The same so much later, everybody still heard."""
+    now = seen.now + seconds
+    return replace(seen, now=now, sessions=tuple(replace(s, heard_seconds=now) for s in seen.sessions))
+
+
+def test_it_does_not_wait_for_ever_and_then_does_not_call_itself_complete() -> None:
+    made = plan(after(finished(step=47, saved=47), PROMOTION_SECONDS + 1))
+    assert made.status.phase == "Failed"
+    assert "did not reach the persistent tier" in made.status.message
+
+
+def persisted(seen: Observed, checkpoint: Checkpoint) -> Observed:
+    there = {checkpoint: frozenset(RankSave(checkpoint.epoch, checkpoint.step, r) for r in range(3))}
+    return replace(seen, status=upkeep(replace(seen, promoted=there)).status)
+
+
+def test_it_does_not_wait_for_what_was_never_saved_and_says_so() -> None:
+    seen = finished(step=47, saved=40)
+    assert plan(seen).status.phase == "Running", "but for what was"
+    made = plan(persisted(seen, Checkpoint(1, 40)))
+    assert made.status.phase == "Complete"
+    assert "step 47, which was not saved: the newest checkpoint is of step 40" in made.status.message
+    assert [e.reason for e in made.events][:2] == ["LastStepUnsaved", "JobComplete"]
+
+
+def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:
+    seen = finished(step=47, saved=40)
+    empty = tuple(replace(h, entries=()) for h in seen.holders)
+    sessions = tuple(replace(s, saved=None) for s in seen.sessions)
+    seen = replace(seen, holders=empty, sessions=sessions, status=replace(seen.status, last_complete=None))
+    made = plan(seen)
+    assert made.status.phase == "Failed"
+    assert "not one checkpoint" in made.status.message
+
+
+def restarted(saved: bool = True, **other: Any) -> Observed:
+    """Epoch 1 made step 47, saved it and was killed; epoch 2 restored that and had nothing more to do."""
     seen = finished(step=47, saved=47)
-    later = seen.now + LAST_PROMOTION_SECONDS + 1
-    heard = tuple(replace(s, heard_seconds=later) for s in seen.sessions)
-    assert plan(replace(seen, now=later, sessions=heard)).status.phase == "Complete"
+    last, world = Checkpoint(1, 47), seen.status.world
+    assert world is not None
+    world = replace(world, epoch=2, parent=last, changed_seconds=NOW - 3)
+    lineage = (*seen.status.lineage, LineageEntry(2, last, 3))
+    sessions = tuple(
+        replace(
+            s,
+            epoch=2,
+            stopped=2,
+            step=0,
+            step_at_seconds=None,
+            finished_steps=0,
+            saved=last if saved else None,
+            **other,
+        )
+        for s in seen.sessions
+    )
+    return replace(
+        seen,
+        status=replace(seen.status, world=world, lineage=lineage),
+        sessions=sessions,
+        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+    )
 
 
-def test_it_does_not_wait_for_what_was_never_saved() -> None:
-    assert plan(finished(step=47, saved=40)).status.phase == "Complete"
+@pytest.mark.parametrize("saved", [True, False], ids=["agents that lived", "agents made anew"])
+def test_a_job_that_restarted_behind_its_last_step_still_has_it_promoted(saved: bool) -> None:
+    seen = restarted(saved)
+    made = plan(seen)
+    assert made.status.phase == "Starting"
+    assert "on its way to the persistent tier" in made.reason
+    kept = upkeep(replace(seen, status=made.status))
+    assert kept.pinned == Checkpoint(1, 47)
+    assert any(isinstance(e, UploadSaves) for e in kept.errands)
+    done = plan(persisted(seen, Checkpoint(1, 47)))
+    assert (done.status.phase, done.status.message) == ("Complete", "every trainer finished after step 47")
+
+
+def test_an_epoch_without_steps_is_told_by_the_step_that_it_began_with() -> None:
+    seen = replace(restarted(), job=running(step=47).job)
+    assert plan(seen).status.message == "every trainer finished after step 47"
+
+
+def test_workers_that_all_end_before_the_upload_are_a_loss_and_not_the_end() -> None:
+    seen = finished(step=47, saved=47)
+    gone = tuple(replace(s, connected=False, since_seconds=NOW) for s in seen.sessions)
+    ended = tuple(replace(w, phase="Failed", exit_code=-9) for w in seen.workers)
+    seen = replace(seen, sessions=gone, workers=ended)
+    assert plan(seen).status.phase == "Running"
+    made = plan(replace(seen, now=NOW + 7))
+    assert made.status.world is not None
+    assert (made.status.world.epoch, made.status.world.state) == (2, "Claimed")
+    assert made.status.incidents[-1].kind == "agent-lost"
+
+
+def test_a_last_checkpoint_that_memory_lost_is_made_again() -> None:
+    seen = finished(step=47, saved=47)
+    seen = replace(seen, holders=running(step=47).holders)
+    assert "read once more" in plan(seen).reason
+    made = plan(after(seen, SAVING_SECONDS))
+    assert made.status.incidents[-1].kind == "checkpoint-lost"
+
+
+def failed_at_the_end(saved: int = 47) -> Observed:
+    """Rank 1 ended with code 3 behind the last step; another restart is not allowed."""
+    seen = finished(step=47, saved=saved)
+    sessions = tuple(replace(s, finished=None, finished_steps=0) for s in seen.sessions)
+    job = replace(seen.job, spec=replace(seen.job.spec, run_policy=RunPolicy(backoff_limit=0)))
+    seen = replace(seen, sessions=sessions, job=job)
+    return with_session(seen, 1, exit=ExitSeen(1, 1, 3, "exit code 3", False, NOW - 0.1))
+
+
+def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
+    seen = failed_at_the_end()
+    made = plan(seen)
+    assert made.status.phase == "Running"
+    assert "backoffLimit" in made.reason
+    assert "goes to the persistent tier first" in made.reason
+    assert upkeep(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+    assert plan(persisted(seen, Checkpoint(1, 47))).status.phase == "Failed"
+    assert plan(after(seen, 601)).status.phase == "Failed", "not for ever"
+
+
+def test_a_job_that_fails_has_its_holders_read_for_what_was_just_saved() -> None:
+    seen = replace(failed_at_the_end(), holders=running(step=47).holders)
+    assert "read once more" in plan(seen).reason
+    assert "goes to the persistent tier first" in plan(after(seen, SAVING_SECONDS)).reason
 
 
 def test_without_a_persistent_tier_there_is_nothing_to_wait_for() -> None:

@@ -186,11 +186,10 @@ def test_backoff_limit_ends_the_job_with_the_cause() -> None:
 
 
 def test_restarts_without_a_new_step_end_the_job() -> None:
-    row = tuple(Restart(NOW - 60 + i, True, True, False) for i in range(3))
     stuck = replace(running(), sessions=tuple(replace(s, step=0, step_at_seconds=None) for s in running().sessions))
-    seen = exited(replace(stuck, status=replace(stuck.status, recent_restarts=row)), 0)
+    seen = exited(replace(stuck, status=replace(stuck.status, no_progress_restarts=3)), 0)
     assert "maxNoProgressRestarts" in decided(seen).status.message
-    moving = exited(replace(running(), status=replace(running().status, recent_restarts=row)), 0)
+    moving = exited(replace(running(), status=replace(running().status, no_progress_restarts=3)), 0)
     assert decided(moving).status.phase == "Recovering"
 
 

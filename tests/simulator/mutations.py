@@ -19,8 +19,9 @@ from surefoot.protocol import lineage, retention
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.settled import Settled
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import plan, promotion, restore_point, upkeep
+from surefoot_operator.policy import last_checkpoint, plan, promotion, restore_point, upkeep
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.losses import Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ REFUSING = replace(ROUGH, refused=0.1)
 SELDOM = replace(ROUGH, interval=2, refused=0.4)
 PROMOTING = replace(ROUGH, persistent_interval=2)
 WITHOUT_PODS = replace(ROUGH, kinds=("node dies", "pods are refused"), steps=60, nodes=4)
+FRAGILE = replace(ROUGH, steps=12, persistent_interval=12, replicas=1, fault_span_seconds=6.0, faults=5,
+                  kinds=("holder restarts", "agent dies", "persistent tier is away"))  # fmt: skip
+ENDING = replace(ROUGH, steps=12, persistent_interval=8, fault_span_seconds=6.0, faults=10)
 
 
 @contextmanager
@@ -129,6 +133,28 @@ def _hasty_floor(facts: Any) -> Checkpoint | None:
     return lineage.newest(facts.seen.promoted) or facts.status.floor
 
 
+def _nothing_outstanding(facts: Any) -> None:
+    """The end is told as soon as every trainer has finished."""
+
+
+def _steps_of_its_own(facts: Any) -> Checkpoint | None:
+    """What a program ended with counts only where its last epoch made it."""
+    found = _final(facts)
+    return found if found is not None and found.epoch == facts.world.epoch else None
+
+
+_final = last_checkpoint.final_checkpoint
+
+
+def _never_lost(facts: Any) -> Any:
+    """What cannot be uploaded any more is not missed."""
+    found = _outstanding(facts)
+    return None if isinstance(found, Loss) else found
+
+
+_outstanding = last_checkpoint.outstanding
+
+
 def _saved_at_exit(trainer: Trainer) -> None:
     """A rank whose peer has died saves its last step, with a state that is in the middle of the next."""
     epoch, step, oracle = trainer.assign.epoch, trainer.step, trainer.simulation.oracle
@@ -165,6 +191,12 @@ MUTATIONS = (
              patches=((restore_point, "_silence", _impatient), (restore_point, "silent_holders", _never_given_up))),
     Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
     Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
+    Mutation("a job that finished does not wait for its last checkpoint",
+             patches=((last_checkpoint, "outstanding", _nothing_outstanding),), settings=ENDING),
+    Mutation("an epoch without a step of its own has no last checkpoint",
+             patches=((last_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
+    Mutation("a last checkpoint that went from memory is not made again",
+             patches=((last_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
     Mutation("what is refused ends its plan", replace(ALL, workers_alone=False), settings=WITHOUT_PODS),
     Mutation("an interrupted step is saved", patches=((Trainer, "interrupted", _saved_at_exit),), settings=SELDOM),

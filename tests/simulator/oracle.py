@@ -373,6 +373,16 @@ class Oracle(Watcher):
             return False
         return len(well) >= simulation.settings.least_workers
 
+    def kept(self) -> None:
+        """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""
+        tier, step = self.simulation.persistent, self.simulation.settings.steps
+        if tier is None:
+            return
+        found = [c for c in self.states if c.step == step and self.on_path(c, self.base)]
+        whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
+        if whole and not any(all(tier.holds(save) for save in self.saves_of(c)) for c in found):
+            self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
+
     def readable(self) -> Checkpoint | None:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
         tier = self.simulation.persistent

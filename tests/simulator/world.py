@@ -148,6 +148,7 @@ class Simulation:
         status = self.store.status
         if status.phase == "Complete":
             self.oracle.finished()
+            self.oracle.kept()
         elif status.phase == "Failed":
             newest = self.oracle.readable()
             if newest is not None or not status.recorded:

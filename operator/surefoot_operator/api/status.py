@@ -70,6 +70,8 @@ class Incident:
     """Who is to blame, where anybody is."""
     detail: str = ""
     """What workers had to say beside the reason, as where each rank stood in a hang; shortened."""
+    unexplained: bool = False
+    """Nothing was seen to die that could have caused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One restart that a budget may count."""
+    """One restart that a budget may count; `count` of them where so many lie close to each other."""
 
     at_seconds: float
     application: bool
     counted: bool
     progressed: bool
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,10 @@ class JobStatus:
     restarts: int = 0
     restarts_counted: int = 0
     recent_restarts: tuple[Restart, ...] = ()
+    no_progress_restarts: int = 0
+    """In a row, without one new step, and not because something was seen to die."""
+    reached_step: int = 0
+    """Highest step that any epoch had finished when it was lost: only what lies beyond it is new."""
     incidents: tuple[Incident, ...] = ()
     """At most ten, newest last."""
     conditions: tuple[Condition, ...] = ()

@@ -5,24 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.protocol.completeness import TierReading, complete
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import (
-    Facts,
-    audible,
-    bad_of,
-    final_step,
-    member_sessions,
-    reading_at,
-    worker_id,
-)
-
-LAST_PROMOTION_SECONDS = 600.0
-"""How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
+from surefoot_operator.policy.facts import Facts, audible, member_sessions, worker_id
+from surefoot_operator.policy.last_checkpoint import in_memory
 
 LAST_SAVE_SECONDS = 30.0
 """How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
@@ -52,25 +41,9 @@ def verdict(facts: Facts) -> Verdict | None:
     if steps and not any(steps) and world.parent is None:
         reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
         return Verdict("Failed", reason)
-    done = f" after step {max(steps)}" if steps else ""
+    begun = world.parent.step if world.parent is not None else 0
+    done = f" after step {max(*steps, begun)}" if steps and min(steps) >= 0 else ""
     return Verdict("Complete", f"every trainer finished{done}")
-
-
-def last_promotion(facts: Facts) -> float | None:
-    """Until when a finished world waits for its last checkpoint to reach the persistent tier; None: not at all.
-
-    What a training ends with is what people want of it, and the memory tier goes with the job. Only a checkpoint that
-    really was saved is waited for, and only while somebody is there to upload it.
-    """
-    final = final_step(facts)
-    floor = facts.status.floor
-    if facts.spec.checkpoint.persistent is None or final is None or (floor is not None and floor.step >= final):
-        return None
-    saved = [s for _, s in member_sessions(facts) if s is not None and s.saved is not None and s.saved.step == final]
-    if len(saved) < len(facts.world.members) or not any(audible(facts, s) for s in saved):
-        return None
-    until = max(s.step_at_seconds or s.since_seconds for s in saved) + LAST_PROMOTION_SECONDS
-    return until if facts.now < until else None
 
 
 def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
@@ -79,10 +52,7 @@ def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
     The job's last saves end after its last step, and holders are read only now and then: what status names as the last
     complete checkpoint should be the one that people find. Nothing depends on it, so the wait is short.
     """
-    epoch = facts.world.epoch
-    reading = TierReading(reading_at(facts, epoch).holders, None)
-    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
-    known = newest(c for c in (*found, facts.status.last_complete) if c is not None)
+    known = newest(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
     sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
     if not sessions or len(sessions) < len(facts.world.members):
         return known, None

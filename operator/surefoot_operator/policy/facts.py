@@ -103,12 +103,24 @@ def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]
         yield member, session if session is not None and session.incarnation == member.incarnation else None
 
 
-def final_step(facts: Facts) -> int | None:
-    """The step that the program ended with, once every member of the committed world has finished well."""
+def final_checkpoint(facts: Facts) -> Checkpoint | None:
+    """What the program ended with, saved or not, once every member of the committed world has finished well.
+
+    An epoch that made no step of its own ended where it began. None also where steps are not known (a plain torchrun).
+    """
     sessions = [s for _, s in member_sessions(facts)]
     if not sessions or any(s is None or s.epoch != facts.world.epoch or s.finished != 0 for s in sessions):
         return None
-    return max((s.finished_steps for s in sessions if s is not None and s.finished_steps > 0), default=None)
+    steps = [s.finished_steps for s in sessions if s is not None]
+    if min(steps) < 0:
+        return None
+    return Checkpoint(facts.world.epoch, max(steps)) if any(steps) else facts.world.parent
+
+
+def is_broken(facts: Facts) -> bool:
+    """Whether a trainer of the committed world has failed: it makes no further step."""
+    epoch = facts.world.epoch
+    return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
 
 
 def in_epoch(facts: Facts, epoch: int) -> list[SessionSeen]:

@@ -6,7 +6,7 @@ if most workers seem lost by that alone, the observer is the likelier fault and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen
@@ -195,8 +195,41 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
     due = first.at_seconds + RECONNECT_GRACE_SECONDS
     if facts.now < due:
         return due
-    reason = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'}), and nobody said why"
-    return Loss("trainer-failed", reason, first.at_seconds, None, None, False, first.code)
+    echo = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'})"
+    left = [
+        (member, session, rank)
+        for member, session in member_sessions(facts)
+        if session is not None and session.epoch == facts.world.epoch
+        for rank in session.ended
+    ]
+    if not left:
+        loss = Loss("trainer-failed", f"{echo}, and nobody said why", first.at_seconds, exit_code=first.code)
+        return replace(loss, unexplained=True)
+    member, session, rank = left[0]
+    more = f", and {len(left) - 1} more," if len(left) > 1 else ""
+    reason = f"rank {rank} on worker {member.index}{more} ended with code 0 after step {session.step} while others train: {echo}"
+    if len(left) > 1:
+        return Loss("trainer-failed", reason, first.at_seconds, application=True, exit_code=0)
+    return Loss("trainer-failed", reason, first.at_seconds, *_at(member), True, 0, rank=rank)
+
+
+def seen_to_die(facts: Facts) -> Loss | None:
+    """The first member of the world that ended, or was not heard any more, by what the fabric and its line say."""
+    for member, session in member_sessions(facts):
+        certain = _by_fabric(facts, member, session)
+        if certain is not None:
+            return certain
+        other = facts.sessions.get(worker_id(member))
+        if session is None and other is not None:
+            reason = f"the agent of worker {member.index} was started anew"
+            return Loss("agent-lost", reason, other.since_seconds, *_at(member))
+        if session is None:
+            continue
+        broken = not session.connected and facts.now > session.since_seconds + RECONNECT_GRACE_SECONDS
+        if broken or facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
+            reason = f"worker {member.index} is not heard any more"
+            return Loss("worker-silent", reason, session.heard_seconds, *_at(member))
+    return None
 
 
 def _at(member: Member) -> tuple[int, str]:

@@ -33,10 +33,17 @@ def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
         last_step=last_step,
         world_before=facts.world.size,
         rank=loss.rank,
+        unexplained=loss.unexplained,
         detail=_detail(facts, facts.world.epoch),
     )
     before = (replace(i, detail=i.detail[:LONGEST_OLD_DETAIL]) for i in facts.status.incidents)
     return (*before, incident)[-MOST_KEPT:]
+
+
+def ending(facts: Facts, loss: Loss, last_step: int) -> Incidents:
+    """With the failure that ends the job: nothing is claimed after it."""
+    before, last = (found := opened(facts, loss, last_step))[:-1], found[-1]
+    return (*before, replace(last, claimed_seconds=None))
 
 
 def open_incident(incidents: Incidents) -> Incident | None:
@@ -44,11 +51,11 @@ def open_incident(incidents: Incidents) -> Incident | None:
     return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
 
 
-def phased(facts: Facts, stopped: bool, sealed: bool) -> Incidents:
+def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
     """While Claimed: when everything had stopped, and when everything was read. A lost line may prove a lost node."""
-    incident = open_incident(facts.status.incidents)
+    incident = open_incident(known)
     if incident is None:
-        return facts.status.incidents
+        return known
     if stopped and incident.stopped_seconds is None:
         incident = replace(incident, stopped_seconds=facts.now)
     if sealed and incident.sealed_seconds is None:
@@ -58,7 +65,7 @@ def phased(facts: Facts, stopped: bool, sealed: bool) -> Incidents:
         incident = replace(incident, detail=detail)  # each worker says its part when it has stopped its trainers
     if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
         incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is gone: {incident.reason}")
-    return (*facts.status.incidents[:-1], incident)
+    return (*known[:-1], incident)
 
 
 def _detail(facts: Facts, epoch: int) -> str:

@@ -21,6 +21,8 @@ class Loss:
     bad: Checkpoint | None = None
     witnessed: bool = True
     """False: only a broken line or silence says so."""
+    unexplained: bool = False
+    """Nothing was seen to die that could have caused it. Where it comes again and again without a new step, it counts."""
     rank: int | None = None
     detail: str = ""
     """More lines for people."""

@@ -12,14 +12,14 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import ending, incidents, planned
+from surefoot_operator.policy import ending, incidents, last_checkpoint, planned
 from surefoot_operator.policy.actions import Action, Event, Plan
-from surefoot_operator.policy.budget import allowance, remember
+from surefoot_operator.policy.budget import allowance, pause_until, recorded
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
 from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
 from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
-from surefoot_operator.policy.failures import judge
+from surefoot_operator.policy.failures import judge, seen_to_die
 from surefoot_operator.policy.farewell import holding
 from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.offenders import excluded
@@ -84,18 +84,8 @@ def _decide(facts: Facts) -> _Decision:
 
 def _committed(facts: Facts) -> _Decision:
     end = ending.verdict(facts)
-    patience = ending.last_promotion(facts) if end is not None and end.phase == "Complete" else None
-    if patience is not None:
-        reason = "every trainer finished; the last checkpoint is on its way to the persistent tier"
-        return _Decision(reason, facts.status, wakes=(patience,))
     if end is not None:
-        saved, patience = ending.last_saved(facts)
-        if patience is not None:
-            reason = "every trainer finished; the holders are read once more for the last checkpoint"
-            return _Decision(reason, facts.status, wakes=(patience,))
-        known = replace(facts.status, last_complete=saved)
-        status = ending.ended(known, end.phase, end.reason, facts.now)
-        return _Decision(end.reason, status, events=(ending.ended_event(end.phase, end.reason),))
+        return _end(facts, end)
     found = judge(facts)
     if found.losses:
         return _lose(facts, found.losses[0])
@@ -114,6 +104,25 @@ def _committed(facts: Facts) -> _Decision:
     return _with_workers(facts, base, 0 if facts.spec.suspend else target_size(facts.spec))
 
 
+def _end(facts: Facts, end: ending.Verdict) -> _Decision:
+    """Every trainer has finished: the job is over, once what it ended with lies where people look for it."""
+    left = last_checkpoint.outstanding(facts) if end.phase == "Complete" else None
+    if isinstance(left, last_checkpoint.Pending):
+        return _Decision(left.reason, facts.status, wakes=(left.until_seconds,))
+    if isinstance(left, Loss):
+        return _lose(facts, left)
+    saved, patience = ending.last_saved(facts)
+    if patience is not None:
+        reason = "every trainer finished; the holders are read once more for the last checkpoint"
+        return _Decision(reason, facts.status, wakes=(patience,))
+    told: tuple[Event, ...] = ()
+    if left is not None:
+        end = ending.Verdict("Failed" if left.fails else "Complete", left.reason)
+        told = (Event(names.LAST_STEP_UNSAVED, left.reason, warning=True),)
+    status = ending.ended(replace(facts.status, last_complete=saved), end.phase, end.reason, facts.now)
+    return _Decision(end.reason, status, events=(*told, ending.ended_event(end.phase, end.reason)))
+
+
 def _lose(facts: Facts, loss: Loss) -> _Decision:
     """The epoch cannot go on: the next one is claimed, unless a budget says that enough is enough."""
     status = facts.status
@@ -122,17 +131,22 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
     bad = status.bad if loss.bad is None or loss.bad in status.bad else (*status.bad, loss.bad)
     lost = Event(names.TRAINER_FAILED if loss.kind in _OF_TRAINERS else names.WORKER_LOST, loss.reason, True)
     events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
+    if allowed.refusal is not None and allowed.witness_seconds is not None and facts.now < allowed.witness_seconds:
+        reason = f"{loss.reason}; waiting whether somebody is seen to have died of it"
+        return _Decision(reason, status, wakes=(allowed.witness_seconds,))
     if allowed.refusal is not None:
+        first = last_checkpoint.rescue(facts, loss.at_seconds)
+        if first is not None:
+            return _Decision(f"{allowed.refusal}; {first.reason}", status, wakes=(first.until_seconds,))
         failed = _fail(facts, allowed.refusal)
         limit = Event(names.RESTART_LIMIT, allowed.refusal, True)
-        return replace(failed, events=(*events, limit, *failed.events))
+        # people look for who ended the job where they look for all others
+        known = replace(failed.status, incidents=incidents.ending(facts, loss, last_step))
+        return replace(failed, status=known, events=(*events, limit, *failed.events))
     status = replace(
-        claimed(facts, loss.reason),
+        recorded(claimed(facts, loss.reason), allowed, last_step),
         bad=bad,
-        restarts=status.restarts + 1,
-        restarts_counted=status.restarts_counted + int(allowed.restart.counted),
         excluded_nodes=excluded(facts, loss),
-        recent_restarts=remember(status.recent_restarts, allowed.restart),
         incidents=incidents.opened(facts, loss, last_step),
     )
     return _Decision(loss.reason, status, events=events)
@@ -186,8 +200,9 @@ def _claimed(facts: Facts) -> _Decision:
     if isinstance(choice, NothingToTakeUp):
         return _fail(facts, choice.reason)
     stopped = not isinstance(choice, Waiting) or choice.stopped
-    phased = incidents.phased(facts, stopped, isinstance(choice, Chosen))
-    status = replace(facts.status, incidents=phased)
+    status = _explained(facts)
+    phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
+    status = replace(status, incidents=phased)
     if isinstance(choice, Chosen):
         return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
     worn = worn_out(facts)
@@ -200,11 +215,30 @@ def _claimed(facts: Facts) -> _Decision:
     return _with_workers(facts, base, target_size(facts.spec))
 
 
+def _explained(facts: Facts) -> JobStatus:
+    """A node that lost its power is silent at first, and all that is heard is how others lost their connections to it:
+    once it is seen, that is the cause, and no restart that the program could be blamed for."""
+    incident = incidents.open_incident(facts.status.incidents)
+    death = seen_to_die(facts) if incident is not None and incident.unexplained else None
+    if incident is None or death is None:
+        return facts.status
+    reason = f"{death.reason}: {incident.reason}"
+    known = replace(incident, kind=death.kind, reason=reason, worker=death.worker, node=death.node, unexplained=False)
+    row = max(0, facts.status.no_progress_restarts - 1)
+    return replace(facts.status, incidents=(*facts.status.incidents[:-1], known), no_progress_restarts=row)
+
+
 def _commit(facts: Facts, choice: Chosen) -> _Decision:
     if facts.spec.suspend:
         status = committed(facts, choice, ())
         reason = f"the job is suspended; it will go on from {choice.parent or 'step 0'}"
         return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+    pause = pause_until(facts)
+    if pause is not None:
+        row = facts.status.no_progress_restarts
+        reason = f"{facts.world.reason}; restart {row} in a row without a new step: pausing before the next"
+        base = _Decision(reason, facts.status, wakes=(pause,))
+        return _with_workers(facts, base, target_size(facts.spec))
     found = muster(facts)
     worn = worn_out(facts) if not found.members else None
     if worn is not None:

@@ -23,7 +23,8 @@ from surefoot_operator.policy.facts import (
     Facts,
     audible,
     bad_of,
-    final_step,
+    final_checkpoint,
+    is_broken,
     member_sessions,
     sealed_holders,
     worker_id,
@@ -54,17 +55,19 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     events: tuple[Event, ...] = ()
     if floor is not None and floor != facts.status.floor:
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
-    last = final_step(facts)
+    # nothing newer comes of a world that has ended: the newest goes first, however often its upload failed
+    over = final_checkpoint(facts) is not None or is_broken(facts)
     due = [
         c
         for c in in_memory
-        if (c.step % interval_of(facts) == 0 or c.step == last) and (floor is None or c.step > floor.step)
+        if (c.step % interval_of(facts) == 0 or (over and c == in_memory[-1]))
+        and (floor is None or c.step > floor.step)
+        and not c.imported
     ]
     if not due:
         return Promotion(floor, events=events)
-    # at the end, what the job ended with goes first, however often it failed
-    chosen = due[-1] if last is not None else _chosen(due, pinned, _hopeless(facts))
-    if pinned is not None and pinned in due and chosen != pinned and last is None:
+    chosen = due[-1] if over else _chosen(due, pinned, _hopeless(facts))
+    if pinned is not None and pinned in due and chosen != pinned and not over:
         text = (
             f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
         )

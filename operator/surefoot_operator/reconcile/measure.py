@@ -14,7 +14,17 @@ from surefoot_operator.policy.upkeep import Upkeep
 
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")
-_KINDS = ("node-lost", "agent-lost", "worker-silent", "trainer-failed", "unreadable", "startup", "hang", "planned")
+_KINDS = (
+    "node-lost",
+    "agent-lost",
+    "worker-silent",
+    "trainer-failed",
+    "checkpoint-lost",
+    "unreadable",
+    "startup",
+    "hang",
+    "planned",
+)
 _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 
