@@ -52,6 +52,8 @@ class Ending:
     local: int
     code: int | None
     report: ErrorReport | None
+    oom: str = ""
+    """What the kernel's OOM killer had to do with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,10 @@ def first_cause(endings: Sequence[Ending]) -> Cause:
     told = sorted((e for e in endings if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
     own = next((e for e in told if e.report is not None and not is_echo(e.report)), None)
     if own is not None:
-        return Cause(own.local, describe(own.code, own.report), secondary=False)
+        return Cause(own.local, describe(own.code, own.report, own.oom), secondary=False)
     silent = next((e for e in endings if e.report is None and e.code not in (None, 0)), None)
     if silent is not None:
-        return Cause(silent.local, describe(silent.code, None), secondary=False)
+        return Cause(silent.local, describe(silent.code, None, silent.oom), secondary=False)
     if told:
         return Cause(told[0].local, describe(told[0].code, told[0].report), secondary=True)
     return Cause(endings[0].local, "ended for an unknown reason", secondary=False)
@@ -83,8 +85,10 @@ def is_echo(report: ErrorReport) -> bool:
     return _ECHOES.search(report.message) is not None
 
 
-def describe(code: int | None, report: ErrorReport | None) -> str:
-    """One line for people: the exception, the signal or the exit code."""
+def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str:
+    """One line for people: the exception, the signal or the exit code; `oom` where that ended it or one of its children."""
+    if oom:
+        return f"killed by {oom}" if report is None and code == -signal.SIGKILL else f"{describe(code, report)}; {oom}"
     if report is not None:
         lines = report.message.strip().splitlines()
         first = lines[0] if lines else ""

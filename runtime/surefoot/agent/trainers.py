@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.agent import stacks
+from surefoot.agent import out_of_memory, stacks
 from surefoot.agent.causes import Cause, Ending, ErrorReport, first_cause, read_report
 from surefoot.agent.child import Child
 from surefoot.agent.environment import Place, trainer_environment
@@ -54,12 +54,15 @@ class Trainers:
     _epoch: int = 0
     _killed: int = 0
     _blamed: bool = False
+    _oom_kills: int = 0
+    """Of the kernel's OOM killer, before the epoch's trainers started."""
     _running: dict[int, _Running] = field(default_factory=dict)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, assign: Assign, store: str) -> None:
         """Every local rank of this epoch. A rank that cannot be started has exited, with the reason as its cause."""
         self._epoch, self._blamed = assign.epoch, False
+        self._oom_kills = out_of_memory.kills()
         folder = self.folder / f"epoch-{assign.epoch}"
         folder.mkdir(parents=True, exist_ok=True)
         self._running = {
@@ -148,7 +151,8 @@ class Trainers:
         self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
 
     def _cause(self, running: dict[int, _Running]) -> Cause:
-        endings = [Ending(local, entry.code, _report(entry.error_file)) for local, entry in running.items()]
+        oom = out_of_memory.blamed(self._oom_kills, out_of_memory.kills())
+        endings = [Ending(local, entry.code, _report(entry.error_file), oom) for local, entry in running.items()]
         return first_cause(endings)
 
 
