@@ -9,6 +9,7 @@ from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
 from surefoot.drain import transitions as drain
 from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.ties import OWN
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -104,7 +105,9 @@ class DrainRunner:
         if holder is None:
             self._failed(slot, target, "unavailable")
             return
-        entry = manifest(sealed.save, sealed.world, sealed.incarnation, self._contents[slot], self.agent.engine.now)
+        own = (("loader", OWN),) if self.agent.simulation.settings.tied else ()
+        content, now = self._contents[slot], self.agent.engine.now
+        entry = manifest(sealed.save, sealed.world, sealed.incarnation, content, now, own)
 
         def done(answer: Any) -> None:
             if self._sealed(slot) is not sealed:

@@ -40,6 +40,7 @@ ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, fau
 RIVALS = replace(
     ROUGH, kinds=("operator freezes, another leads", "node dies"), faults=12, fault_span_seconds=12.0, steps=60
 )
+TIED = replace(ROUGH, tied=True)
 REFUSING = replace(ROUGH, refused=0.1)
 SELDOM = replace(ROUGH, interval=2, refused=0.4)
 PROMOTING = replace(ROUGH, persistent_interval=2)
@@ -103,6 +104,10 @@ def _oldest(found: Any) -> Checkpoint | None:
 def _unread(seen: Observed) -> Observed:
     """One holder less than there are: what it has is never read."""
     return replace(seen, holders=tuple(h for h in seen.holders if h.endpoint.holder.node != "n0"))
+
+
+def _untied(facts: Any, parent: Checkpoint | None) -> None:
+    """Nobody looks at whose state a checkpoint holds."""
 
 
 def _impatient(facts: Any, limit: float) -> None:
@@ -179,6 +184,7 @@ MUTATIONS = (
     Mutation("commit does not look for the chunks", replace(ALL, whole_commit=False)),
     Mutation("status is written without testing anything", replace(ALL, compare_world=False, compare_status=False), settings=RIVALS),
     Mutation("status is written testing the world alone", replace(ALL, compare_status=False), settings=RIVALS),
+    Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", _untied),), settings=TIED),
     Mutation("trainers are not reaped", replace(ALL, reap=False)),
     Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", _one_copy),)),
     Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),

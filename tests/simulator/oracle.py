@@ -155,6 +155,8 @@ class Oracle(Watcher):
             self.fail(f"epoch {world.epoch} branches from {parent}, which is known to be bad")
         if old.floor is not None and (parent is None or parent.step < old.floor.step):
             self.fail(f"epoch {world.epoch} branches from {parent}, below the floor {old.floor}")
+        if settings.tied and parent is not None and world.size and world.size != self.sizes[parent.epoch]:
+            self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
         self._newest(parent, set(new.bad))
         entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
         if (world.epoch, parent, world.size) not in entries:
@@ -371,7 +373,8 @@ class Oracle(Watcher):
         sites = sorted({*well, "operator", "persistent"})
         if any(not network.reaches(one, other) for one in sites for other in sites if one < other):
             return False
-        return len(well) >= simulation.settings.least_workers
+        settings = simulation.settings
+        return len(well) >= (settings.workers if settings.tied else settings.least_workers)
 
     def kept(self) -> None:
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""

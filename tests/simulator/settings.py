@@ -41,6 +41,8 @@ class Settings:
     refused: float = 0.0
     """How often a rank finds no memory to stage a save in; of 0 nothing is drawn."""
     deadline_seconds: float = 400.0
+    tied: bool = False
+    """The program's loader is each rank's own: only as many ranks as saved can restore."""
 
     @property
     def allowed_workers(self) -> range:

@@ -38,6 +38,13 @@ def test_what_is_to_be_left_is_left_in_order_whatever_else_fails(kind: str, bloc
             assert outcome.violation is None, f"seed {seed} with {kinds}: {outcome.violation}"
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_a_world_tied_to_its_size_waits_for_it_whatever_fails(block: int) -> None:
+    for seed in range(block * 5, (block + 1) * 5):
+        outcome = simulate(seed, Settings(nodes=4, workers=3, least_workers=1, steps=40, tied=True))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+
+
 def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     wish = Settings(nodes=4, workers=3, least_workers=3, steps=40, faults=1, kinds=("node is to be left",))
     outcomes = [simulate(seed, wish, tracing=True) for seed in range(6)]

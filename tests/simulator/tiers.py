@@ -26,11 +26,13 @@ class Piece:
     damaged: bool = False
 
 
-def manifest(save: RankSave, world: int, incarnation: str, content: int, at: float) -> RankManifest:
+def manifest(
+    save: RankSave, world: int, incarnation: str, content: int, at: float, objects: tuple[tuple[str, str], ...] = ()
+) -> RankManifest:
     digest = f"{content & (2**64 - 1):016x}"
     return RankManifest(
         save=save, world=world, incarnation=incarnation, layout=f"{world:016x}", stream_bytes=1000, chunks=CHUNKS,
-        digests_digest=digest, digests_bytes=8, values_digest=digest, values_bytes=8, saved_at=at,
+        digests_digest=digest, digests_bytes=8, values_digest=digest, values_bytes=8, saved_at=at, objects=objects,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from surefoot.protocol.completeness import complete, complete_persistent, waterm
 from surefoot.protocol.completeness import effective_replicas as effective
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
+from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy import incidents
@@ -29,6 +30,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.failures import RECONNECT_GRACE_SECONDS
 from surefoot_operator.policy.sizing import largest_size, target_size
+from surefoot_operator.policy.ties import Tie
 
 STOPPING_SECONDS = 3.0
 """How long agents that are there are waited for until their trainers are dead and they are warm again."""
@@ -103,25 +105,42 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
     )
 
 
-def muster(facts: Facts) -> Muster:
-    """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing."""
+def muster(facts: Facts, tie: Tie | None = None) -> Muster:
+    """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing.
+
+    With a `tie` as many as it says, or nobody.
+    """
     epoch, spec = facts.world.epoch, facts.spec
+    tied = None if tie is None else tie.workers(spec)
     there = [s for s in _newest_attempts(facts) if usable(facts, s)]
     wanted = [s for s in there if not unwanted(facts, s.node)]
-    if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted)):
+    if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     if len(ready) < target_size(spec):
         until = _worth_waiting(facts, there, ready)
         if until is not None and facts.now < until:
             return Muster((), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until)
-    size = largest_size(spec, len(ready))
+    size = largest_size(spec, len(ready), tied)
+    if size == 0 and tie is not None:
+        return Muster((), _short(spec, len(ready), tie))
     if size == 0:
         return Muster((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
     former = {worker_id(m) for m in facts.world.members}
     ready.sort(key=lambda s: (worker_id(s) not in former, s.index))
     chosen = sorted(ready[:size], key=lambda s: s.index)
     return Muster(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
+
+
+def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
+    """Why the workers that are ready do not make up a world that is tied to a size."""
+    workers = tie.workers(spec)
+    if largest_size(spec, workers, workers):
+        return f"{ready} of {workers} workers are ready, and no other number will do: {tie.text}"
+    return (
+        f"no world is possible: the job asks for {spec.replicas} workers of {spec.nproc_per_node} ranks. Ask for"
+        f" {tie.ranks} ranks again. {tie.text}"
+    )
 
 
 def spares(facts: Facts) -> list[SessionSeen]:

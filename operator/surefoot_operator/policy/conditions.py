@@ -23,6 +23,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.incidents import open_incident
 from surefoot_operator.policy.refusal import INVALID
 from surefoot_operator.policy.sizing import target_size
+from surefoot_operator.policy.ties import tie_to_tell
 
 PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""
@@ -164,6 +165,9 @@ def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
     ]
     wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts)))
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
+    tie = tie_to_tell(facts, status)
+    if tie is not None:
+        wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):

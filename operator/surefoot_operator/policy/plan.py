@@ -27,6 +27,7 @@ from surefoot_operator.policy.restore_point import choose, describe
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
+from surefoot_operator.policy.ties import tie_of
 from surefoot_operator.policy.workers import Tending, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
@@ -239,7 +240,7 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         reason = f"{facts.world.reason}; restart {row} in a row without a new step: pausing before the next"
         base = _Decision(reason, facts.status, wakes=(pause,))
         return _with_workers(facts, base, target_size(facts.spec))
-    found = muster(facts)
+    found = muster(facts, tie_of(facts, choice.parent))
     worn = worn_out(facts) if not found.members else None
     if worn is not None:
         return _fail(facts, worn)

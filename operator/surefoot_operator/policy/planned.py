@@ -24,6 +24,7 @@ from surefoot_operator.policy.facts import (
     worker_id,
 )
 from surefoot_operator.policy.sizing import largest_size
+from surefoot_operator.policy.ties import present_tie
 
 AHEAD_SECONDS = 0.5
 """How far ahead a halt is named, so that word of it arrives before the first rank does."""
@@ -69,27 +70,29 @@ def wish(facts: Facts) -> Wish | None:
     ending = [m for m in facts.world.members if (w := facts.workers.get(worker_id(m))) is not None and w.deleting]
     staying = {m.index for m in facts.world.members if m not in ending}
     warm = {s.index for s in spares(facts)}
-    possible = largest_size(facts.spec, len(staying | warm))
+    tie = present_tie(facts)
+    tied = None if tie is None else tie.workers(facts.spec)
+    possible = largest_size(facts.spec, len(staying | warm), tied)
     if ending and possible:
         names = ", ".join(str(m.index) for m in ending)
         return Wish(f"workers {names} are being deleted", urgent=True)
-    move = _move(facts, [m for m in facts.world.members if m not in ending], warm)
+    move = _move(facts, [m for m in facts.world.members if m not in ending], warm, tied)
     if move is not None:
         return move
-    if possible < members and largest_size(facts.spec, members) < members:
+    if tied is None and possible < members and largest_size(facts.spec, members) < members:
         return Wish(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
     if possible > members:
         return Wish(f"grow from {members} to {possible} workers", urgent=False)
     return None
 
 
-def _move(facts: Facts, staying: list[Member], warm: set[int]) -> Wish | None:
+def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> Wish | None:
     """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
 
     Such a node still trains, so nothing is done that leaves no world at all.
     """
     moving = [m for m in staying if unwanted(facts, m.node)]
-    size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm))
+    size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm), tied)
     if not moving or size == 0:
         return None
     beside = [w for m in moving for w in facts.seen.workers if w.index == m.index and w.attempt > m.attempt]

@@ -12,10 +12,13 @@ def target_size(spec: TrainingJobSpec) -> int:
     return max((size for size in sizes if size <= spec.replicas), default=sizes[0])
 
 
-def largest_size(spec: TrainingJobSpec, available: int) -> int:
-    """The largest allowed world out of `available` workers, never beyond the target; 0 if there is none."""
+def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None) -> int:
+    """The largest allowed world out of `available` workers, never beyond the target; 0 if there is none.
+
+    `tied`: the one size that what was saved can be restored by (`ties`); None: any.
+    """
     most = min(available, target_size(spec))
-    return max((size for size in allowed_sizes(spec) if size <= most), default=0)
+    return max((size for size in allowed_sizes(spec) if size <= most and tied in (None, size)), default=0)
 
 
 def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:

@@ -12,8 +12,10 @@ _LONGEST_STACKS = 800
 
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """A claim, a checkpoint that came into safety or left it, saving that stalls, a spec or a worker that is refused."""
-    return (*_claimed(old, new), *_protected(old, new), *_refused(old, new), *_unmade(old, new), *_stood(old, new))
+    """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec or a
+    worker that is refused."""
+    parts = (_claimed, _protected, _tied, _refused, _unmade, _stood)
+    return tuple(event for part in parts for event in part(old, new))
 
 
 def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
@@ -63,6 +65,13 @@ def _unmade(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or now.reason != REFUSED or (was is not None and was.message == now.message):
         return ()
     return (Event(names.WORKER_REFUSED, f"{now.message}; it is asked for again", True),)
+
+
+def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.WORLD_SIZE_TIED), _condition(new, names.WORLD_SIZE_TIED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.WORLD_SIZE_TIED, now.message, True),)
 
 
 def _condition(status: JobStatus, kind: str) -> Condition | None:

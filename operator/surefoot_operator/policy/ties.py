@@ -1,0 +1,93 @@
+"""Whether a world must keep its size: some state can be restored only by as many ranks as saved it. Pure.
+
+Such a job (a loader that is each rank's own) waits for a replacement like one of fixed size. Shrunk or grown, every rank
+of the new world would refuse the checkpoint, again and again, until the budget for restarts is used up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.ties import tied_objects
+from surefoot_operator import names
+from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.policy.facts import Facts, reading_at
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """`text` names the objects and the ways out."""
+
+    text: str
+    ranks: int
+
+    def workers(self, spec: TrainingJobSpec) -> int:
+        """The one size that a world may have; 0 where no number of workers makes up those ranks."""
+        workers, rest = divmod(self.ranks, spec.nproc_per_node)
+        return 0 if rest else workers
+
+
+def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
+    """What ties the world that a claimed epoch is about to commit with `parent`; None: nothing does."""
+    if parent is None:
+        return None
+    older = facts.seen.older.entries or ()
+    return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
+
+
+def present_tie(facts: Facts) -> Tie | None:
+    """What ties the committed world: by what it saved, else by its parent, else as it was known before."""
+    world = facts.world
+    found: dict[Checkpoint, dict[int, RankManifest]] = defaultdict(dict)
+    for manifest in _entries(facts):
+        if manifest.save.epoch == world.epoch or manifest.save.checkpoint == world.parent:
+            found[manifest.save.checkpoint][manifest.save.rank] = manifest
+    # of some ranks alone nobody could tell that values differ
+    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values())).world]
+    if whole:
+        return _tie(found[max(whole, key=lambda c: c.step)].values())
+    known = _known(facts.status)
+    return Tie(known.message, world.size) if known is not None and world.size else None
+
+
+def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
+    """What the condition says of `status`; None where there is nothing to say, as no other size was asked for."""
+    world, known = status.world, _known(facts.status)
+    if world is None or status.phase in ("Complete", "Failed"):
+        return None
+    if world.state == "Claimed" or not world.members:
+        return known.message if known is not None else None
+    tie = tie_of(facts, world.parent) if world != facts.status.world else present_tie(facts)
+    if tie is None or allowed_sizes(facts.spec) == (tie.workers(facts.spec),):
+        return None
+    return tie.text
+
+
+def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
+    of_rank = {m.save.rank: m for m in manifests}
+    tied = tied_objects(of_rank.values())
+    if not tied:
+        return None
+    ranks = next(iter(of_rank.values())).world
+    text = (
+        f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can take up again, so the world keeps that"
+        f" size and waits for a replacement where it lost a worker. For other sizes use surefoot.ElasticLoader, give the"
+        f" object load_state_dicts, or name it in Checkpointer(anew=…)"
+    )
+    return Tie(text, ranks)
+
+
+def _entries(facts: Facts) -> Iterator[RankManifest]:
+    reading = reading_at(facts, facts.world.epoch)
+    return chain(*reading.holders.values(), reading.persistent or ())
+
+
+def _known(status: JobStatus) -> Condition | None:
+    return next((c for c in status.conditions if c.type == names.WORLD_SIZE_TIED), None)
