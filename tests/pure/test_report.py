@@ -85,6 +85,7 @@ def test_the_report_has_the_documented_keys() -> None:
         "max_loss_difference",
         "max_parameter_difference",
         "samples_lost",
+        "samples_unknown",
         "samples_repeated",
         "checkpoints",
     } <= set(body)

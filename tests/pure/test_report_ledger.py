@@ -55,6 +55,40 @@ def test_a_rank_that_never_reported_its_share_is_lost_samples() -> None:
     assert (found.lost, found.repeated) == (2, 0)
 
 
+def test_a_line_that_was_not_written_is_unknown_and_nothing_is_lost_for_it() -> None:
+    lines = [line for line in HISTORY if line.epoch != 4 or line.step != 8 or line.rank == 0]
+    kept = ledger.along(lines, LINEAGE)
+    ranks = ledger.worlds(kept, LINEAGE)
+    assert ranks == {1: 3, 2: 3, 3: 3, 4: 3, 5: 2, 6: 2, 7: 3, 8: 3, 9: 3}
+    found = ledger.account(kept, ranks=ranks)
+    assert found is not None
+    assert (found.lost, found.repeated, found.unknown) == (0, 0, 4)
+
+
+def test_a_step_of_which_nobody_wrote_a_line_is_unknown() -> None:
+    kept = ledger.along([line for line in HISTORY if line.step != 7], LINEAGE)
+    found = ledger.account(kept, ranks=ledger.worlds(kept, LINEAGE))
+    assert found is not None
+    assert (found.lost, found.unknown, found.missing_steps) == (0, BATCH, (7,))
+
+
+def test_a_share_that_was_reported_too_small_is_lost_whoever_else_wrote() -> None:
+    lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 8, 1)]
+    lines.append(Line(4, 8, 1, 1.0, ((7 * BATCH + 2, 7 * BATCH + 3),), 0.0))
+    kept = ledger.along(lines, LINEAGE)
+    found = ledger.account(kept, ranks=ledger.worlds(kept, LINEAGE))
+    assert found is not None
+    assert (found.lost, found.unknown) == (1, 0)
+
+
+def test_a_run_that_was_ended_in_the_middle_of_a_step_counts_up_to_the_last_whole_one() -> None:
+    lines = [line for line in HISTORY if line.step < 9 or line.rank == 0]
+    kept = ledger.along(lines, LINEAGE)
+    ranks = ledger.worlds(kept, LINEAGE)
+    found = ledger.account(ledger.finished(kept, ranks), ranks=ranks)
+    assert found == ledger.Account(8, BATCH, lost=0, repeated=0)
+
+
 def test_a_share_that_two_ranks_took_is_repeated_and_what_it_displaced_is_lost() -> None:
     wrong = Line(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
     lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 9, 0)] + [wrong]

@@ -312,6 +312,7 @@ def assert_whole(report: dict[str, Any], steps: int) -> None:
     """It completed, and used every sample once."""
     assert report["outcome"] == "Complete"
     assert (report["samples_lost"], report["samples_repeated"], report["steps"]) == (0, 0, steps)
+    assert report["samples_unknown"] == 0
 
 
 def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:

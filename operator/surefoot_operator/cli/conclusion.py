@@ -51,7 +51,10 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     progress = ended.progress
     lines = list(progress.all_lines())
     kept = ledger.along(lines, progress.lineage)
-    account = ledger.account(kept, first_step(progress.lineage))
+    ranks = ledger.worlds(kept, progress.lineage)
+    if ended.outcome != "Complete":
+        kept = ledger.finished(kept, ranks)
+    account = ledger.account(kept, first_step(progress.lineage), ranks)
     incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
     compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
     found = report.build(
@@ -75,7 +78,7 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     if ended.outcome not in ("Complete", "Interrupted"):
         said += explain_failure(progress)
     said += report.verdict(found)
-    whole = account is None or (account.lost == 0 and account.repeated == 0)
+    whole = account is None or (account.lost == account.repeated == account.unknown == 0)
     return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem))
 
 

@@ -8,7 +8,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """What was asked cannot be: nothing was started."""
 EXIT_DIFFERS = 3
-"""The job completed, and samples were lost or repeated, or the comparison could not be made."""
+"""The job completed, and samples were lost, repeated or not recorded, or the comparison could not be made."""
 EXIT_INTERRUPTED = 130
 
 

@@ -32,13 +32,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Samples along the lineage. `lost` and `repeated` count samples, `missing_steps` names steps nobody reported."""
+    """Samples along the lineage. `lost` and `repeated` count samples, `missing_steps` names steps nobody reported.
+
+    `unknown` counts samples of ranks that have no line of their step: what was not written down was not lost for that.
+    """
 
     steps: int
     batch: int
     lost: int
     repeated: int
     missing_steps: tuple[int, ...] = ()
+    unknown: int = 0
 
 
 def parse_line(text: str) -> Line | None:
@@ -77,21 +81,45 @@ def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
     return dict(of_step)
 
 
-def account(of_step: Mapping[int, Sequence[Line]], first: int = 1) -> Account | None:
-    """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's)."""
+def worlds(of_step: Mapping[int, Sequence[Line]], lineage: Lineage) -> dict[int, int]:
+    """step → how many ranks executed it, up to the newest that any rank has a line of."""
+    if not of_step:
+        return {}
+    sizes = {entry.epoch: entry.size for entry in lineage}
+    found = {step: epoch_at(lineage, lineage[-1].epoch, step) for step in range(1, max(of_step) + 1)}
+    return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
+
+
+def finished(of_step: dict[int, list[Line]], ranks: Mapping[int, int]) -> dict[int, list[Line]]:
+    """Without the newest steps that not every rank has a line of: a run that was ended was in the middle of them."""
+    left = dict(of_step)
+    while left and len({line.rank for line in left[max(left)]}) < ranks.get(max(left), 0):
+        del left[max(left)]
+    return left
+
+
+def account(
+    of_step: Mapping[int, Sequence[Line]], first: int = 1, ranks: Mapping[int, int] | None = None
+) -> Account | None:
+    """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's).
+
+    `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost.
+    """
     told = {step: [span for line in lines for span in line.samples or ()] for step, lines in of_step.items()}
     if not any(told.values()):
         return None
     last = max(of_step)
     batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
     begin = _begin(told.get(first, []), first, batch)
-    lost = repeated = 0
+    lost = repeated = unknown = 0
     for step in range(first, last + 1):
         start = begin + (step - first) * batch
         missing, twice = _compare(told.get(step, []), start, start + batch)
-        lost += missing
+        unwritten = len({line.rank for line in of_step.get(step, ())}) < (ranks or {}).get(step, 0)
+        unknown, lost = (unknown + missing, lost) if unwritten else (unknown, lost + missing)
         repeated += twice
-    return Account(last, batch, lost, repeated, tuple(s for s in range(first, last + 1) if s not in of_step))
+    nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
+    return Account(last, batch, lost, repeated, nobody, unknown)
 
 
 def _begin(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:

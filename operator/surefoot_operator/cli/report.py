@@ -123,6 +123,7 @@ def build(run: Run) -> dict[str, Any]:
         "parameters_compared_at_step": compared.step if compared else None,
         "samples_lost": run.account.lost if run.account else None,
         "samples_repeated": run.account.repeated if run.account else None,
+        "samples_unknown": run.account.unknown if run.account else None,
         "steps": run.account.steps if run.account else None,
         "checkpoints": {
             "complete": run.checkpoints.complete,
@@ -169,7 +170,11 @@ def verdict(report: dict[str, Any]) -> list[str]:
     worlds = " -> ".join(str(epoch["world"]) for epoch in report["epochs"]) or "none"
     said = [f"{report['outcome']}: {report['steps'] or 0} steps, worlds {worlds}"]
     if report["samples_lost"] is not None:
-        said.append(f"samples lost {report['samples_lost']}, repeated {report['samples_repeated']}")
+        unknown = report["samples_unknown"]
+        rest = (
+            f", unknown {unknown}: their steps were not written into the ledger (was the disk full?)" if unknown else ""
+        )
+        said.append(f"samples lost {report['samples_lost']}, repeated {report['samples_repeated']}{rest}")
     if report["max_loss_difference"] is not None:
         said.append(f"largest loss difference to the undisturbed run {report['max_loss_difference']:.3g}")
     if report["max_parameter_difference"] is not None:

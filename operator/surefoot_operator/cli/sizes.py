@@ -36,7 +36,7 @@ def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
             return client.index().manifests
         finally:
             client.close()
-    except SurefootError:
-        return ()  # just killed, or not provisioned yet: a figure for people is not worth waiting for
+    except (SurefootError, ValueError):
+        return ()  # damaged, just killed, or not provisioned yet: a figure for people is not worth waiting for
     finally:
         admin.close()

@@ -5,9 +5,12 @@ Touches the machine and the run folder; called by `local`. Whatever happens, `Su
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.errors import RunError
@@ -24,6 +27,9 @@ _NODES_UP_SECONDS = 60.0
 _LEAVING_SECONDS = 10.0
 _OPERATOR_RESTARTS = 3
 _MEASURE_SECONDS = 3.0
+_ROOM_SECONDS = 1.0
+_LEAST_FREE_BYTES = 256 << 10
+"""A status and a round of ledger lines take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,15 @@ class Scene:
     machine: Machine
     nodes: tuple[str, ...]
     job: TrainingJob
+
+
+def free_bytes(folder: Path) -> int:
+    """What is left to this user on the folder's file system; endless where it cannot be asked, as of one that is gone."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return sys.maxsize
+    return found.f_bavail * found.f_frsize
 
 
 @dataclass(slots=True)
@@ -65,7 +80,8 @@ class Supervisor:
         self._port = free_port()
         self._operator_away = False
         self._operator_restarts = 0
-        self._measure_at = 0.0
+        self._measure_at = self._room_at = 0.0
+        self._full = False
 
     def run(self) -> None:
         """Until the job is over. Raises RunError if it cannot go on, KeyboardInterrupt if it is told to stop."""
@@ -94,6 +110,7 @@ class Supervisor:
         self._strike_what_is_due()
         self._return_what_is_due()
         self._check_operator()
+        self._check_room()
         self._measure()
         self._show(self._scene)
 
@@ -108,6 +125,23 @@ class Supervisor:
         nodes = [record for name in names if (record := self._machine.node_record(name)) is not None]
         size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
         self._progress.checkpoint_bytes = size or self._progress.checkpoint_bytes
+
+    def _check_room(self) -> None:
+        """Says it where people look: what runs cannot write it into its logs."""
+        if time.monotonic() < self._room_at:
+            return
+        self._room_at = time.monotonic() + _ROOM_SECONDS
+        root = self._machine.folder.root
+        full = free_bytes(root) < _LEAST_FREE_BYTES
+        if full and not self._full:
+            self._tell(
+                f"the disk of {root} is full: trainers go on, but no failure can be answered until the operator can write"
+                " its status there, and logs and ledgers wait: make room",
+                True,
+            )
+        elif self._full and not full:
+            self._tell(f"the disk of {root} has room again", False)
+        self._full = full
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + _NODES_UP_SECONDS

@@ -11,7 +11,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from surefoot.agent import events as on
@@ -39,10 +39,15 @@ from surefoot.settings import AgentSettings
 _TICK_SECONDS = 0.5
 _TURNED_AWAY = 1
 _WORD_SECONDS = 5.0
+_AGAIN_SECONDS = 1.0
 """How long trainers of a worker that is asked to end go on without a halt being named."""
 _PART_SHARE = 1 / 2
 """Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
 _log = logging.getLogger(__name__)
+
+
+def _later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(_AGAIN_SECONDS, call)
 
 
 class Shell:
@@ -67,7 +72,7 @@ class Shell:
         self._line = CoordinatorLine(
             settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
         )
-        self._reception = Reception(self, settings.job, Ledger(scratch / "ledger" / f"{worker}.jsonl"))
+        self._reception = Reception(self, settings.job, Ledger(scratch / "ledger" / f"{worker}.jsonl", _later))
         watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
         self.staging = Staging(self.incarnation, settings.job, watcher)
         self._starter = Starter(
