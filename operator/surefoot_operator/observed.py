@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from surefoot.protocol.completeness import Covers
+from surefoot.protocol.completeness import Covers, LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
@@ -194,6 +194,16 @@ class PersistentSeen:
     error: str | None = None
     older_job: OlderJob | None = None
     """Whose folder was listed, if not this job's: the saves among `entries` have their epochs negated."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Records that the listing could not read."""
+    unjudged: frozenset[Checkpoint] = frozenset()
+    """Checkpoints that may be complete for all that could be read: never deleted, never taken for absent."""
+    asked_of: frozenset[int] = frozenset()
+    """Workers whose agents were asked and have not answered yet."""
+
+    @property
+    def lost_layouts(self) -> frozenset[str]:
+        return frozenset(one.digest for one in self.left_out if one.digest is not None)
 
 
 @dataclass(frozen=True, slots=True)

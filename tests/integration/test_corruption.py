@@ -86,11 +86,11 @@ class Stored:
     def flip(self, place: str, part: str) -> None:
         """`place`: node-0, node-1 or persistent."""
         if place == "persistent":
-            path = self._path(part)
-            data = bytearray(path.read_bytes())
-            first, length = self._chunk(part) or (0, len(data))
-            data[first + length // 2] ^= 1
-            path.write_bytes(data)
+            for path in self._paths(part):
+                data = bytearray(path.read_bytes())
+                first, length = self._chunk(part) or (0, len(data))
+                data[first + length // 2] ^= 1
+                path.write_bytes(data)
             return
         endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
         wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
@@ -123,18 +123,19 @@ class Stored:
                 return keys.values(self.job, SAVE)
         return keys.digests(self.job, SAVE)
 
-    def _path(self, part: str) -> Path:
+    def _paths(self, part: str) -> list[Path]:
+        """Every file that has it: a layout is there twice."""
         folder = self.folder / self.job / "10-1" / "rank-0"
         match part.split():
             case ["chunk", _]:
-                return folder / "p0000"
+                return [folder / "p0000"]
             case ["layout"]:
-                return self.folder / self.job / "layouts" / f"{self.stream.digest}.json"
+                return [self.folder / self.job / "layouts" / f"{self.stream.digest}.json", folder / "layout"]
             case ["index", _]:
-                return folder.with_name("rank-0.json")
+                return [folder.with_name("rank-0.json")]
             case ["values"]:
-                return folder / "values"
-        return folder / "digests"
+                return [folder / "values"]
+        return [folder / "digests"]
 
 
 @pytest.fixture

@@ -156,6 +156,10 @@ def test_a_damaged_folder_is_gone_on_from_and_what_was_passed_over_is_named(
         newest = training.checkpointer.latest()
         assert start == wanted
     assert torch.equal(training.weights(), saved[1][wanted])
+    (layout,) = (saved[0] / "default" / "layouts").iterdir()
+    assert (folder / "default" / "layouts" / layout.name).read_bytes() == layout.read_bytes(), (
+        "mended where it was struck"
+    )
     told = [record.getMessage() for record in caplog.records]
     assert any(named in text for text in told) or not named, told
     assert newest is not None

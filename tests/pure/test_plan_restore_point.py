@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, with_holder, with_session
+from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.api.status import Incident, World
@@ -209,3 +210,68 @@ def test_the_token_is_the_same_for_every_leader() -> None:
     assert first is not None
     assert second is not None
     assert first.token == second.token != ""
+
+
+def unreadable(*left_out: LeftOut, step: int = 50, **changes: object) -> PersistentSeen:
+    """A listing that lacks what of `step` could not be read."""
+    unjudged = frozenset({Checkpoint(1, step)})
+    return replace(PersistentSeen(2, (), NOW - 0.1, left_out=left_out, unjudged=unjudged), **changes)  # type: ignore[arg-type]
+
+
+DAMAGED = LeftOut("50-1/rank-0.json does not match its checksum", False, checkpoint=Checkpoint(1, 50))
+SILENT = LeftOut("50-1/rank-0.json: SlowDown", True, checkpoint=Checkpoint(1, 50))
+
+
+def without_memory(seen: Observed) -> Observed:
+    return replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders))
+
+
+def test_what_a_listing_could_not_read_keeps_nobody_from_an_older_checkpoint() -> None:
+    seen = replace(claimed(checkpoint=PERSISTENT), persistent=unreadable(DAMAGED))
+    assert parent(seen) == Checkpoint(1, 40), "what memory has"
+    older = tuple(manifest(1, 30, r, 3) for r in range(3))
+    listed = unreadable(DAMAGED, entries=older)
+    floored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 50)), persistent=listed)
+    assert parent(without_memory(floored)) == Checkpoint(1, 30), "a floor that cannot be read binds nobody"
+
+
+def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
+    newer = tuple(replace(manifest(1, 50, r, 3), layout="lost") for r in range(3))
+    listed = unreadable(LeftOut("layouts/lost.json is damaged", False, digest="lost"), entries=newer)
+    assert parent(replace(claimed(checkpoint=PERSISTENT), persistent=listed)) == Checkpoint(1, 40)
+
+
+def test_where_only_what_cannot_be_read_is_left_the_job_fails_with_its_name() -> None:
+    seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=unreadable(DAMAGED)))
+    made = decided(seen)
+    assert made.status.phase == "Failed"
+    assert "50-1/rank-0.json does not match its checksum" in made.reason
+    nothing_known = replace(seen, status=replace(seen.status, recorded=False, last_complete=None))
+    assert parent(nothing_known) is not None, "what is there and cannot be read is not absent: never step 0"
+
+
+def test_a_record_that_the_tier_did_not_give_is_asked_for_again_and_named() -> None:
+    seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=unreadable(SILENT)))
+    made = decided(seen)
+    assert made.status.phase == "Recovering"
+    assert "SlowDown" in made.reason
+    later = replace(seen, persistent=unreadable(SILENT, asked_seconds=NOW - 6))
+    assert ListPersistentTier(2, 0) in decided(later).actions
+
+
+@pytest.mark.parametrize("ago", [0.5, 30.0])
+def test_with_a_complete_checkpoint_in_memory_a_slow_listing_is_waited_for_a_little_while(ago: float) -> None:
+    seen = replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=PersistentSeen(asked_seconds=NOW - ago))
+    found = parent(seen)
+    if ago < 2:
+        assert "listing" in str(found)
+    else:
+        assert found == Checkpoint(1, 40)
+
+
+def test_a_listing_that_takes_long_is_asked_of_another_agent_only() -> None:
+    slow = PersistentSeen(asked_seconds=NOW - 30, asked_of=frozenset({0}))
+    seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=slow))
+    assert decided(seen).actions == ()
+    longer = replace(seen, persistent=replace(slow, asked_seconds=NOW - 61))
+    assert ListPersistentTier(2, 1) in decided(longer).actions

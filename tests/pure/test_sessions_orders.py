@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from support.fake_agent import hello
 from support.talk import CLAIMED, COMMITTED, NODES, A, B, C, talking, words
+from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -221,3 +222,46 @@ def test_retiring_means_this_attempt_and_not_the_next() -> None:
     sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
     assert Retire("job complete", 0) in words(sessions, A)
     assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))
+
+
+def test_a_listing_in_pages_counts_once_the_last_has_come_and_begins_anew_with_its_first() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    first = Listing(number, (manifest(20).to_json(),), {"layout": "{}"}, page=0, more=True)
+    last = Listing(number, (manifest(40).to_json(),), page=1)
+    for message in (first, first):  # said again on a new line
+        sessions = heard(sessions, A, message, 1002.0)
+        assert sessions.orders.persistent.entries is None
+    sessions = heard(sessions, A, last, 1002.0)
+    assert sessions.orders.persistent.entries == (manifest(20), manifest(40))
+    assert sessions.orders.layouts == {"layout": "{}"}
+
+
+def test_a_page_that_did_not_come_makes_the_listing_fail() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest(40).to_json(),), page=2), 1002.0)
+    assert "page 1 of 3" in str(sessions.orders.persistent.error)
+
+
+def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembered() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, B, 3, 1061.0))
+    assert sessions.orders.persistent.asked_of == {A.index, B.index}
+    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
+    assert sessions.orders.persistent.entries == (manifest(),)
+    assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1070.0))
+    assert words(sessions, A, CLAIMED)[-1] == ListPersistent(request_of(sessions), None, ("layout",))
+
+
+def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    left_out = (
+        LeftOut("rank-0.json is damaged", False, checkpoint=Checkpoint(1, 20)),
+        LeftOut("layouts/layout.json is damaged", False, digest="layout"),
+    )
+    listing = Listing(request_of(sessions), (manifest(40).to_json(),), left_out=left_out)
+    sessions = heard(sessions, A, listing, 1002.0)
+    assert sessions.orders.persistent.unjudged == {Checkpoint(1, 20), Checkpoint(1, 40)}
+    assert [any(str(one) in told for told in sessions.orders.failures) for one in left_out] == [True, True]

@@ -28,6 +28,12 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.observed import HoldSeen, PersistentSeen
 
+MOST_TOLD = 5
+"""Records that a listing left out and that are told by name."""
+
+MOST_LISTINGS = 3
+"""Of one kind that may be under way at once, each through another agent."""
+
 MOST_PROMOTED = 8
 """Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
 
@@ -40,6 +46,8 @@ class Order:
     message: ListPersistent | RepairSave | DropPersistent
     epoch: int
     asked_seconds: float
+    pages: tuple[Listing, ...] = ()
+    """Of a listing, until the last has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +108,22 @@ def propose_hold(
 
 
 def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float, older: OlderJob | None = None) -> Orders:
-    """Asks one agent; an earlier listing of the same kind, ours or an older job's, counts no more."""
-    others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older is not None)}
+    """Asks one agent. Whoever was asked before, in the same epoch and since the same reading, may still answer first:
+    a listing that takes longer than the patience with it would otherwise never end."""
+    same = {
+        n: o
+        for n, o in orders.outstanding.items()
+        if _lists(o, older is not None) and o.epoch == epoch and o.message.older_job == older  # type: ignore[union-attr]
+    }
+    oldest = sorted(same)[:-MOST_LISTINGS]
+    others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older is not None) or n in same}
+    kept = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
-    order = Order(worker, ListPersistent(number, older), epoch, now)
-    orders = replace(orders, next_request=number + 1, outstanding={**others, number: order})
-    seen = PersistentSeen(asked_seconds=now, older_job=older)
+    known = tuple(sorted(orders.layouts if older is None else orders.older_layouts))
+    order = Order(worker, ListPersistent(number, older, known), epoch, now)
+    orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
+    asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
+    seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of)
     return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
 
 
@@ -169,7 +187,13 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent) -> Orders:
     order = orders.outstanding.get(message.request)
     if order is None or order.worker != worker:
         return orders
+    if isinstance(message, Listing) and message.more:
+        return _paged(orders, order, message)
     rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
+    if isinstance(message, Listing):
+        message = _whole(order, message)
+        # what others were asked for the same is answered with this
+        rest = {n: o for n, o in rest.items() if message.error is not None or not _same_listing(o, order)}
     orders = replace(orders, outstanding=rest)
     if message.error is not None:
         orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
@@ -198,6 +222,8 @@ def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orde
 def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
     older = order.message.older_job if isinstance(order.message, ListPersistent) else None
     seen = PersistentSeen(asked_seconds=order.asked_seconds, error=listing.error, older_job=older)
+    known = orders.layouts if older is None else orders.older_layouts
+    layouts = known
     if listing.error is None:
         entries: list[RankManifest] = []
         for text in listing.manifests:
@@ -209,11 +235,51 @@ def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
                 )
         if older is not None:
             entries = [replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries]
-        seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries))
-    layouts = dict(listing.layouts) if listing.error is None else None
+        seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries), left_out=listing.left_out)
+        seen = replace(seen, unjudged=_unjudged(seen, older is not None))
+        named = {m.layout for m in entries}
+        layouts = {digest: text for digest, text in {**known, **listing.layouts}.items() if digest in named}
+        for one in listing.left_out[:MOST_TOLD]:
+            orders = _failed(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
+        if len(listing.left_out) > MOST_TOLD:
+            orders = _failed(orders, f"{len(listing.left_out) - MOST_TOLD} more records could not be read")
     if older is not None:
-        return replace(orders, older=seen, older_layouts=orders.older_layouts if layouts is None else layouts)
-    return replace(orders, persistent=seen, layouts=orders.layouts if layouts is None else layouts)
+        return replace(orders, older=seen, older_layouts=layouts)
+    return replace(orders, persistent=seen, layouts=layouts)
+
+
+def _unjudged(seen: PersistentSeen, negated: bool) -> frozenset[Checkpoint]:
+    """Those with a manifest that could not be read, and those that need a layout record which could not."""
+    told = {one.checkpoint for one in seen.left_out if one.checkpoint is not None}
+    told = {c.negated() for c in told} if negated else told
+    return frozenset(told | {m.save.checkpoint for m in seen.entries or () if m.layout in seen.lost_layouts})
+
+
+def _paged(orders: Orders, order: Order, page: Listing) -> Orders:
+    """Keeps a page until the last has come. One that does not follow belongs to an answer that was begun anew."""
+    before = order.pages if page.page == len(order.pages) else order.pages[: page.page] if page.page else ()
+    if page.page > len(before):
+        return orders
+    pages = replace(order, pages=(*before, page))
+    return replace(orders, outstanding={**orders.outstanding, page.request: pages})
+
+
+def _whole(order: Order, last: Listing) -> Listing:
+    """All pages as one answer; an error where some did not come."""
+    if last.error is not None or last.page == 0:
+        return last
+    if len(order.pages) < last.page:
+        return Listing(
+            last.request, error=f"page {len(order.pages) + 1} of {last.page + 1} of the listing did not come"
+        )
+    pages = (*order.pages[: last.page], last)
+    layouts = {digest: text for page in pages for digest, text in page.layouts.items()}
+    return replace(last, manifests=tuple(text for page in pages for text in page.manifests), layouts=layouts)
+
+
+def _same_listing(order: Order, other: Order) -> bool:
+    one, two = order.message, other.message
+    return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.older_job == two.older_job
 
 
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
@@ -293,6 +359,7 @@ def left(orders: Orders, worker: WorkerId) -> Orders:
     if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):
         return orders
     lost_listing = any(_lists(o, older=False) for n, o in orders.outstanding.items() if n not in kept)
+    lost_listing = lost_listing and not any(_lists(o, older=False) for o in kept.values())
     persistent = replace(orders.persistent, asked_seconds=None) if lost_listing else orders.persistent
     older = _older_without(orders, kept)
     return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent, older=older)

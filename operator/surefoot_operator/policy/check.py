@@ -93,7 +93,8 @@ def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
     if parent not in readable:
         _break(f"parent {parent} was not read to be complete")
     floor = seen.status.floor
-    if floor is not None and floor not in seen.status.bad and parent.step < floor.step:
+    unreadable = seen.persistent.read_epoch == world.epoch and floor in seen.persistent.unjudged
+    if floor is not None and floor not in seen.status.bad and not unreadable and parent.step < floor.step:
         _break(f"parent {parent} lies below the floor, {floor}")
 
 
@@ -118,7 +119,8 @@ def _check_floor(old: JobStatus, new: JobStatus, seen: Observed) -> None:
     if new.floor is not None and not on_lineage(new.lineage, new.floor, world.epoch):
         _break(f"floor {new.floor} does not lie on the lineage of epoch {world.epoch}")
     fell = old.floor is not None and (new.floor is None or new.floor.step < old.floor.step)
-    excused = old.floor in seen.status.bad or world.parent is None or world.parent.imported
+    gone = old.floor in seen.status.bad or old.floor in seen.persistent.unjudged
+    excused = gone or world.parent is None or world.parent.imported
     if fell and not excused:
         _break(f"the floor would fall from {old.floor} to {new.floor}")
 

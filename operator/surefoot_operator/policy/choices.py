@@ -9,8 +9,8 @@ from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy.actions import Action, ListPersistentTier
 from surefoot_operator.policy.facts import Facts, audible
 
-LISTING_SECONDS = 10.0
-"""How long one listing of the persistent tier may take before it counts as failed."""
+LISTING_SECONDS = 60.0
+"""How long one agent may be at a listing before another one is asked too; the first may still answer."""
 
 LIST_AGAIN_SECONDS = 1.0
 
@@ -59,7 +59,8 @@ def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -
     if facts.now < again:
         trouble = f" (last answer: {seen.error})" if failed else ""
         return Waiting(f"waiting for the listing of {what}{trouble}", until_seconds=again)
-    asked_of = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    there = {s.index for s in facts.sessions.values() if audible(facts, s)}
+    asked_of = min(there - seen.asked_of or there, default=None)
     if asked_of is None:
         return Waiting(f"no agent is connected that could list {what}")
     action = ListPersistentTier(facts.world.epoch, asked_of, older)

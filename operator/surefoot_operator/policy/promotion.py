@@ -124,7 +124,8 @@ def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> t
     )
     there = {m.save.checkpoint for m in entries}
     also = _kept_longer(facts, spec, {*kept, floor})
-    gone = retention.persistent_drops({*kept, floor}, there, standing, spec.keep, also)
+    unjudged = facts.seen.persistent.unjudged
+    gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)
     return (DropPersisted(worker, facts.world.epoch, tuple(gone)),) if gone else ()
 
 
@@ -144,7 +145,7 @@ def listing_due(facts: Facts) -> float | None:
     if facts.spec.checkpoint.persistent is None or floor is None:
         return None
     listed = persistent.read_epoch == facts.world.epoch and persistent.entries is not None
-    if listed and any(m.save.checkpoint == floor for m in persistent.entries or ()):
+    if listed and (floor in persistent.unjudged or any(m.save.checkpoint == floor for m in persistent.entries or ())):
         return None
     if persistent.asked_seconds is None:
         return facts.now

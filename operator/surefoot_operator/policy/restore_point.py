@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.protocol.completeness import complete, is_complete, layouts_to_check
+from surefoot.protocol.completeness import LeftOut, complete, is_complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot_operator.api.status import World
-from surefoot_operator.policy.actions import SealHolder
+from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.beginning import beginning, origin_of
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
 from surefoot_operator.policy.facts import (
@@ -24,6 +24,12 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.incidents import open_incident
+
+LISTING_PATIENCE_SECONDS = 2.0
+"""How long a listing is waited for at least where memory has a complete checkpoint."""
+
+UNANSWERED_AGAIN_SECONDS = 5.0
+"""How soon a listing that lacks a decisive record is asked for again."""
 
 FIRST_ANSWER_SECONDS = 1.5
 """How long an operator that has just come waits at least for a first answer: one call takes up to a second."""
@@ -50,9 +56,10 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
-    """The floor that binds: one that turned out to be damaged binds nobody."""
+    """The floor that binds: one that turned out to be damaged, or cannot be read any more, binds nobody."""
     floor = facts.status.floor
-    return None if floor in facts.status.bad else floor
+    listed = facts.seen.persistent.read_epoch == facts.world.epoch
+    return None if floor in facts.status.bad or (listed and floor in facts.seen.persistent.unjudged) else floor
 
 
 def silent_holders(facts: Facts) -> list[HolderEndpoint]:
@@ -130,16 +137,21 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
         if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
             return None
         return listing(facts, replace(persistent, asked_seconds=None))
-    failed = persistent.error is not None
-    if best is not None and failed and facts.now >= limit:
+    if best is None or persistent.asked_seconds is None:
+        return listing(facts, persistent)
+    # what memory has is good: however long the listing takes, or whatever it fails of, it is not waited for any longer
+    until = limit if persistent.error is not None else max(limit, persistent.asked_seconds + LISTING_PATIENCE_SECONDS)
+    if facts.now >= until:
         return None
-    return listing(facts, persistent)
+    waiting = listing(facts, persistent)
+    return replace(waiting, until_seconds=min(until, waiting.until_seconds or until))
 
 
 def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     """A newer checkpoint has all its ranks, and whether they cover every tensor is not known yet."""
     reading = reading_at(facts, facts.world.epoch)
-    unknown = layouts_to_check(reading) - set(facts.seen.covers)
+    lost = facts.seen.persistent.lost_layouts  # nobody will bring these
+    unknown = {s for s in layouts_to_check(reading) - set(facts.seen.covers) if not s & lost}
     if not unknown or not facts.running_epoch:
         return None
     assumed = {**facts.seen.covers, **dict.fromkeys(unknown, True)}
@@ -182,13 +194,36 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
         return Waiting(
             "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
         )
-    nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None)
+    left_out = facts.seen.persistent.left_out if persistent else ()
+    if any(one.silent for one in left_out):
+        return _once_more(facts, left_out)
+    nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
     if nothing_to_lose or facts.spec.checkpoint.on_total_loss == "Restart":
         return beginning(facts, silent)
     return TotalLoss(
-        f"every copy of every checkpoint is lost (the last known was {status.last_complete or status.floor}); "
+        f"{_loss(facts, left_out)}; "
         f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
     )
+
+
+def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+    """Some record was not given: what it says decides, so the tier is listed again until it is."""
+    persistent, named = facts.seen.persistent, next(one for one in left_out if one.silent)
+    again = (persistent.asked_seconds or facts.now) + UNANSWERED_AGAIN_SECONDS
+    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    reason = f"nothing else is left, and the persistent tier does not give a record that decides: {named}"
+    return Waiting(f"{reason}. It is asked again; make the tier answer, or remove that record", actions, again)
+
+
+def _loss(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+    status = facts.status
+    if left_out:
+        return (
+            f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy"
+            " and start the job again)"
+        )
+    return f"every copy of every checkpoint is lost (the last known was {status.last_complete or status.floor})"
 
 
 def describe(world: World, parent: Checkpoint | None) -> str:

@@ -9,11 +9,12 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot import metrics
 from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
+from surefoot.drain.survey import layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.protocol.identities import HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
@@ -32,6 +33,9 @@ from surefoot.tiers import PersistentTier, Tier, open_persistent
 
 Request = ListPersistent | RepairSave | DropPersistent
 _QUEUE = 256
+PAGE_BYTES = 4 << 20
+"""Of the texts in one page of a listing: far below what a message may be, with room for JSON's escapes."""
+_MOST_LEFT_OUT = 1000
 _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 _log = logging.getLogger(__name__)
 
@@ -74,7 +78,9 @@ class Chores:
     async def run(self) -> None:
         while True:
             request = await self._asked.get()
-            self._answer(await asyncio.to_thread(self._carry_out, request))
+            for answer in await asyncio.to_thread(self._carry_out, request):
+                self._answer(answer)
+                await asyncio.sleep(0)  # pages are large: the line gets its turn between them
 
     async def close(self) -> None:
         """Calls off the promotion that runs; it can be done again elsewhere."""
@@ -83,18 +89,18 @@ class Chores:
 
     # ---- in threads ---------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: Request) -> FromAgent:
+    def _carry_out(self, request: Request) -> Sequence[FromAgent]:
         try:
             match request:
-                case ListPersistent(number, older):
-                    return _list(self._persistent() if older is None else self._older(older), number)
+                case ListPersistent(number, older, known):
+                    return _list(self._persistent() if older is None else self._older(older), number, frozenset(known))
                 case RepairSave(number, epoch, save, source, target):
                     memory = self._places.memory
-                    return Repaired(number, repair(save, memory(source), memory(target), epoch))
+                    return (Repaired(number, repair(save, memory(source), memory(target), epoch)),)
                 case DropPersistent(number, checkpoints):
-                    return PersistentDropped(number, drop_persistent(self._persistent(), checkpoints))
+                    return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
         except SurefootError as error:
-            return _failed(request, str(error))
+            return (_failed(request, str(error)),)
 
     def _persistent(self) -> PersistentTier:
         if self._job.persistent is None:
@@ -118,13 +124,29 @@ class Chores:
             pass  # the agent has ended; whoever asked asks another one
 
 
-def _list(tier: PersistentTier, number: int) -> Listing:
+def _list(tier: PersistentTier, number: int, known: frozenset[str]) -> list[Listing]:
+    """Everything that can be read, in pages; what cannot is named, and takes nothing else along."""
     try:
-        manifests = tier.manifests()
-        layouts = {digest: tier.read_layout(digest) for digest in sorted({m.layout for m in manifests})}
+        found = survey(tier)
+        texts, lost = layout_texts(tier, {m.layout for m in found.manifests} - known)
     finally:
         tier.close()
-    return Listing(number, tuple(m.to_json() for m in manifests), layouts)
+    pages: list[tuple[list[str], dict[str, str]]] = [([], {})]
+    room = PAGE_BYTES
+    for digest, text in [*(("", m.to_json()) for m in found.manifests), *texts.items()]:
+        if len(text) > room and any(pages[-1]):
+            pages.append(([], {}))
+            room = PAGE_BYTES
+        room -= len(text)
+        if digest:
+            pages[-1][1][digest] = text
+        else:
+            pages[-1][0].append(text)
+    answers = [
+        Listing(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
+        for place, (manifests, layouts) in enumerate(pages)
+    ]
+    return [*answers[:-1], replace(answers[-1], left_out=(*found.left_out, *lost)[:_MOST_LEFT_OUT])]
 
 
 def _failed(request: Request, error: str) -> FromAgent:

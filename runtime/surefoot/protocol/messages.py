@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec, since
+from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.plain import plain
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
@@ -158,12 +159,18 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Answer to ListPersistent: every manifest found (JSON of `RankManifest`), and layout records by digest."""
+    """A page of the answer to ListPersistent: manifests (JSON of `RankManifest`), and layout records by digest.
+
+    Pages of one request come in their order; the last has `more` false, and alone says what was left out.
+    """
 
     request: int
     manifests: tuple[str, ...] = ()
     layouts: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+    left_out: tuple[LeftOut, ...] = since(2, ())
+    page: int = since(2, 0)
+    more: bool = since(2, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +309,8 @@ class ListPersistent:
 
     request: int
     older_job: OlderJob | None = None
+    known: tuple[str, ...] = since(2, ())
+    """Digests of layout records that need not be sent again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from surefoot.errors import ChunkMissing, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.copies import Copies, Damage
-from surefoot.tiers import Tier
+from surefoot.tiers import LayoutCopies, Tier
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ def _rewrite(copies: Copies, stream: Stream, damage: Damage, writer_epoch: int) 
     match damage.part.split():
         case ["layout"]:
             target.put_layout(manifest.layout, stream.text)
+            if isinstance(target, LayoutCopies):
+                target.commit(manifest, writer_epoch, stream.layout.chunk_lengths())  # which writes the save's own
         case ["values"]:
             values, _ = copies.first_good(rank, damage.part, verified.values_from)
             target.put_values(save, values)

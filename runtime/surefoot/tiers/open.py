@@ -18,11 +18,11 @@ def open_persistent(settings: PersistentSettings, job: str, read_only: bool = Fa
     """
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return PersistentTier(DirectoryStore(Path(unquote(parts.path)), read_only), job)
+        return PersistentTier(DirectoryStore(Path(unquote(parts.path)), read_only), job, read_only)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
 
-        return PersistentTier(S3Store(settings, parts.netloc, unquote(parts.path)), job)
+        return PersistentTier(S3Store(settings, parts.netloc, unquote(parts.path)), job, read_only)
     raise ConfigurationError(
         f"checkpoint.persistent.uri is {settings.uri!r}: file:///folder (absolute) and s3://bucket/prefix are allowed"
     )

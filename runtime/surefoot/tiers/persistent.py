@@ -51,8 +51,9 @@ class PersistentTier:
     """Parts on their way at once, so at most 64 MiB of them in memory. One stream to a bucket is a fraction of several."""
     together = PART_CHUNKS
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, job: str, read_only: bool = False) -> None:
         self._store = store
+        self._read_only = read_only
         self._job = job
         self._damaged: tuple[str, ...] = ()
         self._gathered = Gathered()
@@ -135,7 +136,8 @@ class PersistentTier:
             other, trouble = self._layout_at(self._named(save, "layout"), digest)
             if trouble is None:
                 metrics.fallbacks.labels("layout_copy").inc()
-                log.warning("%s; the copy beside %s is read, and the next save writes the record again", problem, save)
+                log.warning("%s; the copy beside %s is good, and is read", problem, save)
+                self._put_again(digest, other)
                 return other
         if isinstance(problem, TierError):
             raise problem
@@ -144,6 +146,15 @@ class PersistentTier:
     def read_layout_of(self, manifest: RankManifest) -> str:
         self._layout_of[manifest.save] = manifest.layout
         return self.read_layout(manifest.layout)
+
+    def _put_again(self, digest: str, text: str) -> None:
+        """Mends the record that all share."""
+        if self._read_only:
+            return
+        try:
+            self._store.put(self._layout(digest), text.encode())
+        except TierError as problem:
+            log.warning("layout %s could not be written again: %s; the next save does it", digest, problem)
 
     def _that_may_have(self, digest: str) -> list[RankSave]:
         """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
