@@ -3,7 +3,7 @@
 #   docker build --file docker/operator.Dockerfile --tag surefoot/operator:0.1.0 .
 FROM python:3.12.13-slim-bookworm AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 COPY operator ./operator
 COPY runtime ./runtime
 COPY docker/operator.txt ./docker/operator.txt

@@ -8,7 +8,7 @@ ARG BASE=python:3.12.13-slim-bookworm
 
 FROM python:3.12.13-slim-bookworm AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 COPY operator ./operator
 COPY runtime ./runtime
 RUN pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /wheels .

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from surefoot.checkpointer import Checkpointer as Checkpointer
     from surefoot.data import Batch as Batch
     from surefoot.data import ElasticLoader as ElasticLoader
@@ -42,13 +43,36 @@ __all__ = [
 ]
 
 
+_RUNTIME = ("torch", "numpy", "boto3", "botocore", "safetensors")
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     room = _ROOM_OF.get(name)
     if room is None:
         raise AttributeError(f"surefoot has no {name!r}; it offers {', '.join(__all__)}")
-    value = getattr(import_module(room), name)
+    try:
+        value = getattr(import_module(room), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _RUNTIME:
+            raise
+        sentence = (
+            f"surefoot.{name} needs {error.name}, which is not installed: pip install 'surefoot[runtime]' brings it"
+        )
+        raise ModuleNotFoundError(sentence, name=error.name) from None
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """What is installed says it: no second place has to be kept."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("surefoot")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # a source tree on the path alone
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from surefoot_operator.api.spec import PersistentTier, TrainingJob
 from surefoot_operator.cli.saying import say
+from surefoot_operator.extras import lacking
 
 _TOOL_SECONDS = 600.0
 
@@ -54,6 +55,8 @@ def run_tool(
     name: str, tier: PersistentTier, arguments: Sequence[str], seconds: float = _TOOL_SECONDS
 ) -> dict[str, Any]:
     """Runs `surefoot.tools.NAME` on the persistent tier; its last line of output is JSON."""
+    if (missing := lacking("runtime")) is not None:
+        return {"problem": missing}
     environment = {
         **os.environ,
         "SUREFOOT_PERSISTENT_URI": tier.uri,

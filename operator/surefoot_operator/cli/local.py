@@ -33,6 +33,7 @@ from surefoot_operator.cli.supervise import Scene, Supervisor
 from surefoot_operator.cli.trying import try_file, try_folder
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.view import view_for
+from surefoot_operator.extras import lacking
 from surefoot_operator.fabric.processes.folder import RunFolder
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.store import Store
@@ -115,6 +116,8 @@ def check(given: argparse.Namespace) -> Request:
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
     nodes = tuple(f"node-{number}" for number in range(count))
+    if (missing := lacking("runtime")) is not None:
+        raise UsageError(f"trainers and agents run here: {missing}")
     try:
         faults = parse_faults(given.fault, nodes)
         find_program()

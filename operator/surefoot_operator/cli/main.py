@@ -8,23 +8,22 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from surefoot_operator.cli import checkpoints, local, validate
-from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, RunError, UsageError
-from surefoot_operator.cli.saying import warn
+from surefoot import __version__
+from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RunError, UsageError
+from surefoot_operator.cli.saying import say, warn
 from surefoot_operator.errors import OperatorError
-
-_COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
-    "validate": (validate, "check a TrainingJob without running it"),
-    "checkpoints": (checkpoints, "list, verify, export or import what a job has in its persistent tier"),
-}
+from surefoot_operator.extras import needing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 1 failed, 2 cannot be, 3 samples or comparison wrong, 130 interrupted."""
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        say(f"surefoot {__version__}")  # also where nothing else of it can run
+        return EXIT_OK
     parser = argparse.ArgumentParser(prog="surefoot", description="Training that goes on when nodes die.")
+    parser.add_argument("--version", action="store_true", help="say which version this is")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, said) in _COMMANDS.items():
+    for name, (module, said) in _commands().items():
         command = commands.add_parser(name, help=said, description=said)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
@@ -44,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"{error}; everything that was started has been ended", EXIT_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted; everything that was started has been ended", EXIT_INTERRUPTED)
+
+
+def _commands() -> dict[str, tuple[ModuleType, str]]:
+    with needing("surefoot", "cli"):
+        from surefoot_operator.cli import checkpoints, local, validate
+    return {
+        "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
+        "validate": (validate, "check a TrainingJob without running it"),
+        "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
+    }
 
 
 def _say(message: str, code: int) -> int:
