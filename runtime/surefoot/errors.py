@@ -59,5 +59,9 @@ class StateMismatch(SurefootError):
     """The checkpoint and the program disagree about a name, a shape or a dtype: an application failure, not a fallback."""
 
 
+class StateNotRestorable(SurefootError):
+    """The program holds state that no restore could bring back: names the object, the key and what to do about it."""
+
+
 class ConfigurationError(SurefootError):
     """A setting that cannot be: names the setting, its value and what is allowed."""

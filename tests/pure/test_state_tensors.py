@@ -13,7 +13,7 @@ from torch import nn
 
 from support.reads import reads
 from support.saved_streams import merged, restored, saved
-from surefoot.errors import ConfigurationError
+from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.format.dtypes import ITEMSIZE
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream, TensorParts, build_layout
@@ -88,7 +88,7 @@ def test_strided_tensors_are_saved_by_value_and_filled_where_they_lie() -> None:
 
 @pytest.mark.parametrize("tensor", [torch.zeros(3).to_sparse(), torch.empty(3, device="meta")])
 def test_what_has_no_dense_memory_is_refused_by_name(tensor: torch.Tensor) -> None:
-    with pytest.raises(ConfigurationError, match="model/odd is a torch"):
+    with pytest.raises(StateNotRestorable, match="model/odd is a torch"):
         Program({"model": Holder({"odd": tensor})}, (0, 1)).entries()
 
 
@@ -156,7 +156,7 @@ def test_a_flat_tensor_without_a_model_is_saved_by_what_it_says_it_holds() -> No
 
     streams = [saved(Program(built(rank, 1.0), (rank, 2)), rank, 1) for rank in range(2)]
     tensors = merged(streams)
-    assert tensors["optimizer/model/weight/master"].flatten().tolist() == [1.0] * 10 + [2.0] * 5
+    assert tensors["optimizer/model/weight/~own"].flatten().tolist() == [1.0] * 10 + [2.0] * 5
     assert tensors["optimizer/model/bias/momentum_buffer"].tolist() == [106.0, 107.0, 108.0, 109.0, 110.0]
     new = built(1, 9.0)
     restored(Program(new, (1, 2)), streams, 1, 2, 1)
@@ -195,7 +195,7 @@ def test_what_replicas_says_of_modules_is_not_said_of_what_all_ranks_share() -> 
         stage = [rank // 2 * 2, rank // 2 * 2 + 1]
         assert found == {
             f"model/stage{rank // 2}": stage,
-            "optimizer/groups/0/lr": [0, 1, 2, 3],
+            "optimizer/~groups/0/lr": [0, 1, 2, 3],
             "average/mean": [0, 1, 2, 3],
         }
 

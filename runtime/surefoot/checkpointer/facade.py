@@ -21,9 +21,9 @@ from surefoot.agent.link import Link
 from surefoot.checkpointer import forks, restoring
 from surefoot.checkpointer.links import Options, link_of
 from surefoot.checkpointer.peers import ShareReads
-from surefoot.checkpointer.saving import Saver
+from surefoot.checkpointer.saving import Saver, described, reason_of
 from surefoot.checkpointer.standing import Standing
-from surefoot.errors import ConfigurationError
+from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.protocol.identities import Checkpoint
 from surefoot.schedule import Backoff, Schedule
 from surefoot.state import Program
@@ -86,6 +86,7 @@ class Checkpointer:
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
+        self._stepped = False
         self._closed = False
         self._disowned = False
         atexit.register(self._at_exit)
@@ -109,7 +110,9 @@ class Checkpointer:
         self._step += 1
         self._standing.step_ends()
         stall = self._stall_of_last_save()
-        if self._step == 1:
+        if not self._stepped:
+            self._stepped = True
+            self._program.prove()
             self._prepare()
         held = self._link.held_at(self._step)
         skipped = False
@@ -218,9 +221,11 @@ class Checkpointer:
     def _prepare(self) -> None:
         try:
             self._saver.prepare()
-        except Exception as error:  # noqa: BLE001  # no memory to stage in: the training goes on, unprotected
-            _log.warning("no staging memory: %s", error)
-            metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
+        except StateNotRestorable:
+            raise
+        except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
+            _log.warning("the first save could not be prepared: %s", described(error))
+            metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _stall_of_last_save(self) -> float | None:
         """What the save of the step before cost: inside the call, and before the optimizer step that followed."""

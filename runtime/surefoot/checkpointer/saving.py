@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from errno import ENOMEM, ENOSPC
 from operator import is_
 from typing import Literal, Protocol
 
@@ -18,7 +19,7 @@ import torch
 from surefoot import metrics
 from surefoot.agent.line import Staged
 from surefoot.agent.link import Link
-from surefoot.errors import StagingRefused
+from surefoot.errors import StagingRefused, StateNotRestorable
 from surefoot.staging import Arena, Outcome, Source, Stager
 from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
 
@@ -76,6 +77,8 @@ class Saver:
         begun = time.perf_counter()
         try:
             return self._save(step, wait_seconds, begun)
+        except StateNotRestorable:
+            raise  # the program's own mistake, which every save would meet: the one thing that ends the training here
         except StagingRefused as refusal:
             self._unstaged(refusal)  # the agent has told people already, once
             return "failed"
@@ -121,9 +124,9 @@ class Saver:
                     self._stager.prepare(arena.slot(index), sources)
         except StagingRefused as refusal:
             self._unstaged(refusal)
-        except Exception as error:  # noqa: BLE001  # no memory to stage in: the training goes on, unprotected
-            _log.warning("no staging memory: %s", error)
-            metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
+        except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
+            _log.warning("the first save could not be prepared: %s", described(error))
+            metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _prepared(self) -> None:
         """Waits for what `prepare` began."""
@@ -235,6 +238,18 @@ class Saver:
 
     def _stalled(self, begun: float) -> None:
         self.stall_seconds += time.perf_counter() - begun
+
+
+def described(error: Exception) -> str:
+    """What went wrong, in words of its own: only memory that is not there is called so."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC)):
+        return f"no staging memory: {error}"
+    return f"{type(error).__name__}: {error}"
+
+
+def reason_of(error: Exception) -> str:
+    memory = described(error).startswith("no staging memory")
+    return "memory" if memory else metrics.reason_of(error)
 
 
 def _source(entry: Entry, portion: Portion) -> Source:

@@ -1,7 +1,7 @@
 """Plain values (param groups, schedules, positions, RNG states) as tagged JSON and back, exactly.
 
-What JSON says stays as it is; everything else is an object with the key `~` that names its kind. What is none of
-these goes through the caller's hook (torch's own format), so that this room needs no torch. A value that cannot be
+What JSON says stays as it is; everything else is an object with the key `~` that names its kind. What `kinds` does not
+know goes through the caller's hook (torch's own small types), so that this room needs no torch. A value that cannot be
 said, or read back, is an error that names its key.
 """
 
@@ -9,100 +9,170 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
+import sys
 from base64 import b64decode, b64encode
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from datetime import datetime, time
+from enum import Enum, Flag
 from typing import Any
 
-from surefoot.errors import StateMismatch
+from surefoot.errors import StateMismatch, StateNotRestorable
+from surefoot.format import kinds
+from surefoot.format.kinds import Named
 
-VALUES_FORMAT = 1
+VALUES_FORMAT = 2
 TAG = "~"
 DEEPEST = 200
 """Nesting beyond this is taken for a value that contains itself."""
 
-Encoder = Callable[[Any], bytes]
-Decoder = Callable[[bytes], Any]
+Inner = Callable[[Any], Any]
+"""Writes, or reads, a value that lies in another."""
+Encoder = Callable[[Any, Inner], Mapping[str, Any] | None]
+Decoder = Callable[[str, Mapping[str, Any], Inner], Any]
+"""Gets the kind and all of the object; raises KeyError for a kind that it does not know."""
 
-_HOOK_ERRORS = (pickle.PickleError, TypeError, ValueError, AttributeError, RuntimeError, EOFError)
-_ARRAY_KINDS = "biufc"
+_WRONG = (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError)
+_ARRAY_KINDS = "biufcmMUS"
 _WIDE_BITS = 1024
 """Whole numbers beyond this are written in hexadecimal, because Python limits decimal ones."""
+_WAY_OUT = "leave it out of state_dict, or give it as numbers, text, tensors, enums or dataclasses"
 
 
 def encode_values(values: Mapping[str, Any], other: Encoder | None = None) -> bytes:
-    """The values blob. `other` gets what has no tag of its own and returns bytes, or raises."""
+    """The values blob. `other` gets what has no kind here and returns its object, with `~`, or None."""
     body = {name: _encode(value, name, other, 0) for name, value in values.items()}
     return json.dumps({"format": VALUES_FORMAT, "values": body}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode_values(data: bytes, other: Decoder | None = None) -> dict[str, Any]:
-    """The inverse. `other` gets the bytes that the encoder's hook gave."""
+    """The inverse. `other` gets the objects that the encoder's hook gave."""
     try:
         body = json.loads(data)
         if body["format"] != VALUES_FORMAT:
-            raise StateMismatch(f"the values are of format {body['format']!r}, this version reads {VALUES_FORMAT}")
+            raise StateMismatch(
+                f"the values are of format {body['format']!r}, this version reads {VALUES_FORMAT}: restore with the"
+                " surefoot that wrote them"
+            )
         return {name: _decode(value, name, other) for name, value in body["values"].items()}
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, *_WRONG) as error:
         raise StateMismatch(f"the values of a checkpoint are not what this version writes: {error!r}") from error
 
 
 def _encode(value: Any, path: str, other: Encoder | None, depth: int) -> Any:
     if depth > DEEPEST:
-        raise StateMismatch(f"{path[:200]}… is nested more than {DEEPEST} deep: does it contain itself?")
+        raise StateNotRestorable(f"{path[:200]}… is nested more than {DEEPEST} deep: does it contain itself?")
     kind = type(value)
-    if kind is int and value.bit_length() > _WIDE_BITS:
-        return {TAG: "int", "of": hex(value)}
-    if value is None or kind in (bool, int, str):
-        return _checked_text(value, path) if kind is str else value
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if value.bit_length() <= _WIDE_BITS else {TAG: "int", "of": hex(value)}
+    if kind is str:
+        return _checked_text(value, path)
     if kind is float:
         return value if math.isfinite(value) else {TAG: "float", "of": repr(value)}
+    if kind is list:
+        return [_encode(item, f"{path}[{i}]", other, depth + 1) for i, item in enumerate(value)]
+    if kind is dict and TAG not in value and all(type(key) is str for key in value):
+        return {_checked_text(key, path): _encode(v, f"{path}.{key}", other, depth + 1) for key, v in value.items()}
+    return _encode_tagged(value, kind, path, other, depth)
+
+
+def _encode_tagged(value: Any, kind: type, path: str, other: Encoder | None, depth: int) -> dict[str, Any]:
+    def each(item: Any, where: str) -> Any:
+        return _encode(item, f"{path}{where}", other, depth + 1)
+
+    if kind in (dict, OrderedDict, defaultdict, Counter):
+        pairs = [
+            [_encode(key, f"a key of {path}", other, depth + 1), each(v, f"[{key!r}]")] for key, v in value.items()
+        ]
+        body = {TAG: kind.__name__, "of": pairs}
+        return body if kind is not defaultdict else body | {"factory": _factory(value, path)}
     if kind is complex:
-        return {TAG: "complex", "of": [_encode(part, path, other, depth) for part in (value.real, value.imag)]}
+        return {TAG: "complex", "of": [each(value.real, ".real"), each(value.imag, ".imag")]}
     if kind in (bytes, bytearray):
         return {TAG: kind.__name__, "of": b64encode(value).decode()}
-    if kind in (list, tuple, set, frozenset):
-        items = [_encode(item, f"{path}[{i}]", other, depth + 1) for i, item in enumerate(value)]
-        if kind is list:
-            return items
-        return {TAG: kind.__name__, "of": items if kind is tuple else sorted(items, key=json.dumps)}
-    if kind in (dict, OrderedDict):
-        return _encode_mapping(value, path, other, depth)
-    if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in _ARRAY_KINDS:
-        raw = b64encode(value.tobytes()).decode()
+    if kind in (tuple, deque):
+        items = [each(item, f"[{i}]") for i, item in enumerate(value)]
+        return {TAG: kind.__name__, "of": items} | ({"most": value.maxlen} if kind is deque else {})
+    if kind in (set, frozenset):
+        return {TAG: kind.__name__, "of": sorted((each(item, " (a member)") for item in value), key=json.dumps)}
+    if kind is slice:
+        return {TAG: "slice", "of": [each(part, "") for part in (value.start, value.stop, value.step)]}
+    if kind in kinds.SPELT and (not isinstance(value, datetime | time) or kinds.timezone_is_plain(value)):
+        return {TAG: kind.__name__, "of": kinds.SPELT[kind][0](value)}
+    if _is_numpy(value, kind):
         shape = list(value.shape) if kind.__name__ == "ndarray" else None  # a scalar is not a 0-d array
-        return {TAG: "numpy", "dtype": value.dtype.str, "shape": shape, "of": raw}
-    return {TAG: "other", "of": b64encode(_through(other, value, path)).decode()}
+        return {TAG: "numpy", "dtype": value.dtype.str, "shape": shape, "of": b64encode(value.tobytes()).decode()}
+    said = None if other is None else other(value, lambda item: each(item, ""))
+    found = _encode_classed(value, kind, path, each) if said is None else dict(said)
+    if found is None:
+        raise StateNotRestorable(f"{path} is {_article(kind)}, which cannot be saved as a plain value: {_WAY_OUT}")
+    return found
 
 
-def _encode_mapping(value: Mapping[Any, Any], path: str, other: Encoder | None, depth: int) -> Any:
-    if type(value) is dict and TAG not in value and all(type(key) is str for key in value):
-        return {_checked_text(key, path): _encode(v, f"{path}.{key}", other, depth + 1) for key, v in value.items()}
-    pairs = [
-        [_encode(key, f"a key of {path}", other, depth + 1), _encode(v, f"{path}[{key!r}]", other, depth + 1)]
-        for key, v in value.items()
-    ]
-    return {TAG: type(value).__name__, "of": pairs}
+def _encode_classed(value: Any, kind: type, path: str, each: Callable[[Any, str], Any]) -> dict[str, Any] | None:
+    """Values of classes that are named, and named things themselves."""
+    if kind is Named:
+        return {TAG: "name", "of": str(value)}
+    if kinds.is_nameable(value):
+        return {TAG: "name", "of": str(_name(value, path))}
+    if isinstance(value, Enum):
+        member = {"value": each(value.value, ".value")} if isinstance(value, Flag) else {"name": value.name}
+        return {TAG: "enum", "of": str(_name(kind, path)), **member}
+    match kinds.container_of(value):
+        case "namedtuple":
+            items = [each(item, f".{name}") for name, item in zip(value._fields, value, strict=True)]
+            return {TAG: "namedtuple", "of": str(_name(kind, path)), "items": items}
+        case "dataclass":
+            if beyond := kinds.beyond_fields(value):
+                raise StateNotRestorable(
+                    f"{path} is {_article(kind)} with {beyond[0]!r}, which is no field: {_WAY_OUT}"
+                )
+            held = {name: each(v, f".{name}") for name, v in kinds.fields_of(value).items()}
+            return {TAG: "dataclass", "of": str(_name(kind, path)), "fields": held}
+        case "Namespace" | "SimpleNamespace" as tag:
+            return {TAG: tag, "of": {name: each(v, f".{name}") for name, v in vars(value).items()}}
+    return None
 
 
-def _through(other: Encoder | None, value: Any, path: str) -> bytes:
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
-    if other is None:
-        raise StateMismatch(
-            f"{path} is a {name}, which cannot be saved as a plain value: give numbers, text or tensors"
+def _name(what: Any, path: str) -> Named:
+    found = kinds.name_of(what)
+    if found is None:
+        raise StateNotRestorable(
+            f"{path} is of {getattr(what, '__qualname__', what)!r}, which no module has under that name (it was made"
+            f" inside a function?): define it at the top of a module, or {_WAY_OUT}"
         )
-    try:
-        return other(value)
-    except _HOOK_ERRORS as error:
-        raise StateMismatch(f"{path} is a {name}, which cannot be saved: {error}") from error
+    return found
+
+
+def _factory(value: defaultdict[Any, Any], path: str) -> str | None:
+    if value.default_factory is None:
+        return None
+    named = kinds.name_of(value.default_factory)
+    if named is None or kinds.plain_type(named) is None:
+        raise StateNotRestorable(
+            f"{path} is a defaultdict of {value.default_factory!r}, which is none of Python's own types: {_WAY_OUT}"
+        )
+    return str(named)
+
+
+def _is_numpy(value: Any, kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not (kind is numpy.ndarray or isinstance(value, numpy.generic)):
+        return False
+    return value.dtype.kind in _ARRAY_KINDS
+
+
+def _article(kind: type) -> str:
+    return f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _checked_text(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise StateMismatch(f"{path} is text that has no UTF-8 form: {error}") from error
+        raise StateNotRestorable(f"{path} is text that has no UTF-8 form: {error}") from error
     return text
 
 
@@ -113,29 +183,79 @@ def _decode(value: Any, path: str, other: Decoder | None) -> Any:
         return value
     if TAG not in value:
         return {key: _decode(item, f"{path}.{key}", other) for key, item in value.items()}
-    tag, of = value[TAG], value["of"]
+    return _decode_tagged(value[TAG], value, path, other)
+
+
+def _decode_tagged(tag: str, value: dict[str, Any], path: str, other: Decoder | None) -> Any:
+    of = value.get("of")
     match tag:
         case "float":
-            return float(of)
+            return float(str(of))
         case "int":
-            return int(of, 16)
+            return int(str(of), 16)
         case "complex":
             return complex(*_decode(of, path, other))
         case "bytes" | "bytearray":
-            return b64decode(of) if tag == "bytes" else bytearray(b64decode(of))
+            return b64decode(str(of)) if tag == "bytes" else bytearray(b64decode(str(of)))
         case "tuple" | "set" | "frozenset":
             return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](_decode(of, path, other))
-        case "dict" | "OrderedDict":
-            pairs = ((_decode(k, path, other), _decode(v, f"{path}[{k!r}]", other)) for k, v in of)
-            return dict(pairs) if tag == "dict" else OrderedDict(pairs)
+        case "slice":
+            return slice(*_decode(of, path, other))
+        case "deque":
+            return deque(_decode(of, path, other), value["most"])
+        case "dict" | "OrderedDict" | "defaultdict" | "Counter":
+            pairs = {_decode(k, path, other): _decode(v, f"{path}[{k!r}]", other) for k, v in of or ()}
+            if tag == "defaultdict":
+                return defaultdict(None if value["factory"] is None else _plain_type(value["factory"], path), pairs)
+            return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[tag](pairs)
         case "numpy":
             return _numpy(value, path)
-        case "other" if other is not None:
-            try:
-                return other(b64decode(of))
-            except _HOOK_ERRORS as error:
-                raise StateMismatch(f"{path} cannot be read back: {error}") from error
+        case "name":
+            named = Named(*str(of).split(":", 1))
+            return kinds.plain_type(named) or named
+        case "enum" | "namedtuple" | "dataclass":
+            return _decode_classed(tag, value, path, other)
+    if tag in kinds.BY_TAG:
+        return kinds.SPELT[kinds.BY_TAG[tag]][1](of)
+    if (namespace := kinds.namespace(tag)) is not None:
+        return kinds.made_of(namespace, {str(k): _decode(v, f"{path}.{k}", other) for k, v in (of or {}).items()})
+    if other is not None:
+        try:
+            return other(tag, value, lambda item: _decode(item, path, other))
+        except KeyError:
+            pass  # a kind that the hook does not know either
     raise StateMismatch(f"{path} is of kind {tag!r}, which this reader does not know: use the surefoot that wrote it")
+
+
+def _decode_classed(tag: str, value: dict[str, Any], path: str, other: Decoder | None) -> Any:
+    named = Named(*str(value["of"]).split(":", 1))
+    kind: Any = kinds.class_named(named, tag)
+    if kind is None:
+        raise StateMismatch(
+            f"{path} is of the {tag} {named} in the checkpoint, and this program has loaded none of that name: import"
+            f" {named.module} before restoring, or keep its name"
+        )
+    try:
+        if tag == "enum":
+            return kind[value["name"]] if "name" in value else kind(_decode(value["value"], path, other))
+    except (KeyError, ValueError) as error:
+        raise StateMismatch(f"{path} is {error} of {named} in the checkpoint, which that enum no longer has") from error
+    if tag == "namedtuple":
+        items = _decode(value["items"], path, other)
+        if len(items) != len(kind._fields):
+            raise StateMismatch(f"{path} has {len(items)} fields in the checkpoint and {named} has {len(kind._fields)}")
+        return tuple.__new__(kind, items)
+    held = {name: _decode(v, f"{path}.{name}", other) for name, v in value["fields"].items()}
+    if odd := sorted(set(held) - kinds.field_names(kind)):
+        raise StateMismatch(f"{path} has the field {odd[0]!r} in the checkpoint, which {named} no longer has")
+    return kinds.made_of(kind, held)
+
+
+def _plain_type(text: str, path: str) -> type:
+    kind = kinds.plain_type(Named(*text.split(":", 1)))
+    if kind is None:
+        raise StateMismatch(f"{path} is a defaultdict of {text}, which is never saved")
+    return kind
 
 
 def _numpy(value: dict[str, Any], path: str) -> Any:

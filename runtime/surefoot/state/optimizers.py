@@ -1,28 +1,47 @@
 """An optimizer's state by the names of its parameters, never by their index.
 
-Its tensors are shards or replicas like the parameters they belong to; `step` counters and param groups follow. Used by
-`program`.
+Its tensors are shards or replicas like the parameters they belong to; `step` counters and param groups follow. What is
+built for a restore is a function of what stands here and what was saved, so that it can be tried before it is needed.
+Used by `program`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 import torch
 
-from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
 from surefoot.geometry.grids import Grid
+from surefoot.state.building import Home, build, build_beside, facts_of
 from surefoot.state.entries import Entry, Saved, dtype_named, is_dtensor, local_part
 from surefoot.state.flat import described
 from surefoot.state.modules import Held
+from surefoot.state.names import escaped, is_plain, joined, unescaped
 from surefoot.state.places import Places, grid_of_dtensor, says_itself
 from surefoot.state.replicas import Replicas
-from surefoot.state.trees import put_together, taken_apart
+from surefoot.state.trees import first_difference, marks, put_together, taken_apart
 
-MASTER = "master"
-"""Key of a flat tensor that belongs to no model: the optimizer's own weights of the ranges in it."""
+OWN = "~own"
+"""Leaf of a flat tensor that belongs to no model: the optimizer's own weights of the ranges in it."""
+GROUPS, LOOSE = "~groups", "~state"
+"""Where names of param groups' tensors stand, and of state that belongs to no parameter."""
+
+_SIMPLE = (type(None), bool, int, float, str)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What a restore fills, and then puts into the optimizer: state by the id of its parameter, state of no parameter,
+    and tensors of param groups by name."""
+
+    state: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    loose: dict[Any, Any] = field(default_factory=dict)
+    groups: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class OptimizerPart:
@@ -37,50 +56,239 @@ class OptimizerPart:
         replicas: Replicas,
     ) -> None:
         rank, world = where
-        self.name, self._optimizer = name, optimizer
+        self.name, self._optimizer, self._where, self._replicas = name, optimizer, where, replicas
         self._inner, mine = _partitioned(optimizer)
+        default = Grid.world(world) if mine is None else Grid.alone(rank)
+        self._partitioned = mine is not None
+        self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
+        self._groups_places = Places(rank, Grid.world(world), replicas.of_objects())
+        self._incoming = Incoming()
+        self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
+        self.refresh(held)
+
+    def refresh(self, held: Mapping[int, Held]) -> None:
+        """Takes its parameters as they are now."""
+        rank, _ = self._where
+        _, mine = _partitioned(self._optimizer)
         self._own_flat: list[Held] = []
+        self._seen = self._present()
         self._held = [self._known(place, p, held, rank) for place, p in self._parameters()]
         if mine is not None:
             self._held = [h for h in self._held if id(h.parameter) in mine]
-        default = Grid.world(world) if mine is None else Grid.alone(rank)
-        self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
-        self._groups_places = Places(rank, Grid.world(world), replicas.of_objects())
-        self.everywhere = mine is None and all(_everywhere(h, replicas, where) for h in self._held)
+        self._found: dict[int, dict[Any, tuple[Any, list[Entry]]]] = {id(h.parameter): {} for h in self._held}
+        self.everywhere = mine is None and all(_everywhere(h, self._replicas, self._where) for h in self._held)
+
+    def is_stale(self) -> bool:
+        """Whether it has other parameters than when it was looked at last."""
+        return self._present() != self._seen
 
     def entries(self) -> Iterator[Entry]:
         """Live state tensors; empty before the first step."""
-        for held in self._own_flat:
-            assert held.flat is not None, "only described tensors are the optimizer's own"
-            yield from self._places.of_flat(f"{self.name}/", f"/{MASTER}", held.parameter, held.flat, lazy=True)
-        for held in self._held:
-            for key, value in self._inner.state.get(held.parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    yield from self._state_entries(held, key, value)
-        for name, value in self._group_tensors().items():
-            yield from self._groups_places.of(name, value, "lowest")
+        state = self._inner.state
+        live = ((held, state[held.parameter]) for held in self._held if held.parameter in state)
+        return iter(self._entries(live, self._loose(), self._group_tensors()))
 
     def values(self) -> Any:
-        """Param groups without their parameters, and what is plain in each parameter's state.
+        """What names and types of tensors do not say: param groups without their parameters, what is plain or nested in
+        each parameter's state or in none's, which parameters have no state, and what else `state_dict` has.
 
         `members` says which parameter is in which group, as runs over their sorted names; nothing if there is one.
         """
-        plain = {}
+        plain: dict[str, Any] = {}
+        bare: list[str] = []
+        away: set[Any] = set()
+        on_device = any(held.parameter.device.type != "cpu" for held in self._held[:1])
+        state_of = self._inner.state
         for held in self._held:
-            state = self._inner.state.get(held.parameter, {})
-            kept = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-            if kept:
-                plain[held.name] = kept
+            parameter = held.parameter
+            state = state_of.get(parameter)
+            if not state:
+                bare += _names(held)
+                continue
+            odd = [k for k, v in state.items() if type(v) not in _TENSORS or type(k) is not str]
+            if held.spread:
+                odd = [k for k, v in state.items() if not self._is_direct(held, k, v)]
+            if odd:
+                kept = {k: self._apart(held, k, state[k]) for k in odd if not self._is_direct(held, k, state[k])}
+                plain |= {held.name: kept} if kept else {}
+            if on_device:
+                away |= {k for k, v in state.items() if isinstance(v, torch.Tensor) and v.device.type == "cpu"}
         ignored: dict[str, torch.Tensor] = {}
         groups = [self._group(i, group, ignored) for i, group in self._groups()]
-        return {"groups": groups, "plain": plain, "members": self._members() if len(groups) > 1 else []}
+        loose = {
+            k: taken_apart(v, self._loose_name(k), ignored, self._facts_alone(k)) for k, v in self._loose().items()
+        }
+        return {
+            "groups": groups,
+            "plain": plain,
+            "members": self._members() if len(groups) > 1 else [],
+            "bare": bare,
+            "host": sorted(k for k in away if isinstance(k, str)),
+            "loose": loose,
+            "more": self._more(),
+        }
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Makes a state tensor for each that the checkpoint has, without a step that could change anything.
+        """Makes a state tensor for each that the checkpoint has, without a step that could change anything; nothing of
+        the optimizer changes before `apply`."""
+        self._incoming = self._built(values, saved, scratch=False)
 
-        What has the parameter's shape is sharded as the parameter is; counters are plain, and lie where the
-        optimizer's own options want them.
-        """
+    def targets(self) -> Iterator[Entry]:
+        """What a restore fills, after `prepare`."""
+        built = self._incoming
+        live = ((held, built.state[id(held.parameter)]) for held in self._held if id(held.parameter) in built.state)
+        return iter(self._entries(live, built.loose, built.groups))
+
+    def apply(self, values: Any) -> None:
+        """Tensors are filled: sets state and param groups, and what else the optimizer says of itself."""
+        built, self._incoming = self._incoming, Incoming()
+        here = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
+        if values.get("more"):
+            packed = self._optimizer.state_dict()
+            self._optimizer.load_state_dict({**packed, "state": {}, **values["more"]})
+        for (_, group), live, saved_group in zip(self._groups(), here, values["groups"], strict=True):
+            again = put_together(saved_group, built.groups.__getitem__, live, f"{self.name}/groups")
+            group.update(live | again)  # what `load_state_dict` made of them is not what was saved
+        state = self._inner.state
+        for held in self._held:
+            if id(held.parameter) in built.state:
+                state[held.parameter] = built.state[id(held.parameter)]
+            else:
+                state.pop(held.parameter, None)
+        for key in self._loose():
+            del state[key]
+        state.update(built.loose)
+
+    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+        """Builds all of what was saved as a program that has no state yet would, and compares it with what is here."""
+        scratch = self._built(values, saved, scratch=True)
+        for held in self._held:
+            live = self._inner.state.get(held.parameter) or {}
+            path = f"{self.name}/{held.name}"
+            if difference := first_difference(scratch.state.get(id(held.parameter), {}), dict(live), path):
+                raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+        if difference := first_difference(scratch.loose, self._loose(), f"{self.name}/{LOOSE}"):
+            raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+        for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
+            live = {key: value for key, value in group.items() if key != "params"}
+            again = put_together(saved_group, scratch.groups.__getitem__, live, f"{self.name}/groups")
+            if difference := first_difference(again, live, f"{self.name}/groups"):
+                raise StateNotRestorable(f"{difference} by a restore: {_WAY_OUT}")
+
+    # ---- what is saved ---------------------------------------------------------------------------------------------
+
+    def _entries(
+        self,
+        state: Iterable[tuple[Held, Mapping[Any, Any]]],
+        loose: Mapping[Any, Any],
+        groups: Mapping[str, torch.Tensor],
+    ) -> list[Entry]:
+        found: list[Entry] = []
+        for held in self._own_flat:
+            assert held.flat is not None, "only described tensors are the optimizer's own"
+            found += self._places.of_flat(f"{self.name}/", f"/{OWN}", held.parameter, held.flat, lazy=True)
+        for held, keys in state:
+            known = self._found[id(held.parameter)]
+            for key, value in keys.items():
+                if type(value) in _SIMPLE:
+                    continue
+                before = known.get(key)
+                if before is None or before[0] is not value or type(value) in (dict, list):
+                    before = known[key] = (value, self._entries_under(held, key, value))
+                found += before[1]
+        deeper: dict[str, torch.Tensor] = {}
+        for key, value in loose.items():
+            taken_apart(value, self._loose_name(key), deeper)
+        for name, value in (*deeper.items(), *groups.items()):
+            found += self._groups_places.of(name, value, "lowest")
+        return found
+
+    def _entries_under(self, held: Held, key: Any, value: Any) -> list[Entry]:
+        """Of one key of a parameter's state."""
+        if type(key) is str and isinstance(value, torch.Tensor):
+            return list(self._state_entries(held, escaped(key), value))
+        tensors: dict[str, torch.Tensor] = {}
+        taken_apart(value, self._state_name(held, key), tensors, join=joined)
+        if tensors:
+            self._refuse_flat(held, key)
+        named = tensors.items()
+        return [e for name, t in named for e in self._places.of(name, t, "split", True, held.owner)]
+
+    def _state_entries(self, held: Held, leaf: str, value: torch.Tensor) -> Iterator[Entry]:
+        if held.flat is None:
+            yield from self._places.of(f"{self.name}/{held.name}/{leaf}", value, "split", True, held.owner)
+        elif value.shape == local_part(held.parameter).shape and value.dim() == 1:
+            yield from self._places.of_flat(f"{self.name}/", f"/{leaf}", value, held.flat, lazy=True)
+        else:
+            yield from self._places.of_flat_scalar(f"{self.name}/", f"/{leaf}", value, held.flat)
+
+    def _is_direct(self, held: Held, key: Any, value: Any) -> bool:
+        """Whether a tensor's name, type and shape say all of it."""
+        if type(key) is not str or not isinstance(value, torch.Tensor):
+            return False
+        if held.flat is not None or (type(value) in _TENSORS and not is_dtensor(held.parameter)):
+            return True
+        return self._facts_beside(self._state_name(held, key), value, held.parameter) is None
+
+    def _apart(self, held: Held, key: Any, value: Any) -> Any:
+        if type(value) in _SIMPLE:
+            return value
+        name, parameter = self._state_name(held, key), held.parameter
+        if isinstance(value, torch.Tensor):
+            return taken_apart(value, name, {}, lambda tensor: self._facts_beside(name, tensor, parameter))
+        return taken_apart(value, name, {}, lambda tensor: facts_of(name, tensor, parameter), joined)
+
+    def _facts_alone(self, key: Any) -> Any:
+        return lambda tensor: facts_of(f"{self.name}/{key}", tensor)
+
+    def _facts_beside(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Any:
+        """Remembered: a subclass is the same at each save."""
+        known = self._facts.get(name)
+        if known is None or known[0] is not tensor:
+            known = self._facts[name] = (tensor, facts_of(name, tensor, parameter))
+        return known[1]
+
+    def _state_name(self, held: Held, key: Any) -> str:
+        return f"{self.name}/{held.name}/{escaped(key)}"
+
+    def _loose_name(self, key: Any) -> str:
+        return f"{self.name}/{LOOSE}/{escaped(key)}"
+
+    def _refuse_flat(self, held: Held, key: Any) -> None:
+        if held.flat is not None:
+            raise StateNotRestorable(
+                f"{self.name}/{held.name}/{key} holds tensors within a value, beside a flat parameter of several ranges:"
+                " only tensors of its own size, and counters, can be parted by those ranges"
+            )
+
+    def _loose(self) -> dict[Any, Any]:
+        """State under keys that are no parameters."""
+        state = self._inner.state
+        if len(state) <= len(self._held) and all(isinstance(key, torch.Tensor) for key in state):
+            return {}
+        return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
+
+    def _more(self) -> dict[str, Any]:
+        """What the optimizer's own `state_dict` has beside state and groups; asked of those alone that say more."""
+        optimizer: Any = self._optimizer
+        says_more = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        if self._partitioned or not (says_more or getattr(optimizer, "_optimizer_state_dict_post_hooks", None)):
+            return {}
+        ignored: dict[str, torch.Tensor] = {}
+        more = {k: v for k, v in optimizer.state_dict().items() if k not in ("state", "param_groups")}
+        tree = {k: taken_apart(v, f"{self.name}/~more/{escaped(k)}", ignored) for k, v in more.items()}
+        if ignored:
+            raise StateNotRestorable(
+                f"{next(iter(ignored))} is a tensor that {type(optimizer).__name__}.state_dict() has beside state and"
+                " param_groups: keep it in optimizer.state, under a name"
+            )
+        return tree
+
+    # ---- what is restored ------------------------------------------------------------------------------------------
+
+    def _built(self, values: Any, saved: Mapping[str, Saved], scratch: bool) -> Incoming:
+        """All that the checkpoint has, unfilled; tensors that are here already are taken as they are, unless this is
+        `scratch`. Changes nothing."""
         if len(values["groups"]) != len(self._optimizer.param_groups):
             raise StateMismatch(
                 f"{self.name} has {len(self._optimizer.param_groups)} param groups and had {len(values['groups'])} in"
@@ -89,32 +297,104 @@ class OptimizerPart:
         wanted: dict[str, dict[str, Saved]] = {}
         for name, what in saved.items():
             if name.startswith(f"{self.name}/"):
-                full_name, _, key = name.removeprefix(f"{self.name}/").rpartition("/")
-                if key != MASTER:
-                    wanted.setdefault(full_name, {})[key] = what
+                full_name, _, leaf = name.removeprefix(f"{self.name}/").rpartition("/")
+                if is_plain(leaf):
+                    wanted.setdefault(full_name, {})[leaf] = what
         group_of = {id(p): group for _, group in self._groups() for p in group["params"]}
+        found = Incoming()
+        host = frozenset(values.get("host", ()))
         for held in self._held:
-            home = _home(held.parameter, group_of[id(held.parameter)])
+            live = {} if scratch else self._inner.state.get(held.parameter) or {}
+            home = Home(self._where[0], held.parameter, scratch)
+            on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
             if held.flat is None:
-                self._prepare_one(held, home, wanted.get(held.name, {}))
+                state = self._built_one(held, home, wanted.get(held.name, {}), (live, on_host))
             else:
-                self._prepare_flat(held, home, wanted)
-
-    def targets(self) -> Iterator[Entry]:
-        """What a restore fills, after `prepare`."""
-        return self.entries()
-
-    def apply(self, values: Any) -> None:
-        """Tensors were filled in place; sets param groups and plain state."""
-        tensors = self._group_tensors()
-        for (_, group), saved_group in zip(self._groups(), values["groups"], strict=True):
-            group.update(put_together(saved_group, tensors.__getitem__))
-        for held in self._held:
+                state = self._built_flat(held, home, wanted, (live, on_host))
             kept = values["plain"].get(held.name)
             if kept:
-                self._inner.state[held.parameter].update(kept)
+                state |= self._put(kept, saved, home, live)
+            if state or live:
+                found.state[id(held.parameter)] = state
+        found.loose = self._put(values.get("loose", {}), saved, Home(self._where[0], None, scratch), {})
+        live_tensors = {} if scratch else self._group_tensors()
+        for number, group in enumerate(values["groups"]):
+            first = next(iter(self._optimizer.param_groups[number]["params"]), None)
+            home = Home(self._where[0], first, scratch)
+            for mark in marks(group):
+                found.groups[mark.name] = self._reused(live_tensors.get(mark.name), mark, saved, home)
+        self._refuse_bare(values, found, saved)
+        return found
+
+    def _put(self, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]) -> Any:
+        made = {mark.name: self._reused(None, mark, saved, home) for mark in marks(tree)}
+        return put_together(dict(tree), made.__getitem__, dict(live), self.name)
+
+    def _reused(self, live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], home: Home) -> torch.Tensor:
+        what = saved.get(mark.name)
+        if live is not None and what is not None and (tuple(live.shape), mark.facts) == (what.shape, None):
+            return live
+        made = build(mark.name, mark.facts, saved, home)
+        if made is None:
+            raise StateMismatch(f"the checkpoint names {mark.name} in its values, and no rank saved that tensor")
+        return made
+
+    def _built_one(
+        self, held: Held, home: Home, wanted: Mapping[str, Saved], here: tuple[Mapping[Any, Any], frozenset[str]]
+    ) -> dict[Any, Any]:
+        live, on_host = here
+        built: dict[Any, Any] = {}
+        for leaf, what in wanted.items():
+            key = unescaped(leaf)
+            value = live.get(key)
+            if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
+                built[key] = value
+            else:
+                name = f"{self.name}/{held.name}/{leaf}"
+                built[key] = build_beside(key, name, what, home, dtype_named(what.dtype), key in on_host)
+        return built
+
+    def _built_flat(
+        self,
+        held: Held,
+        home: Home,
+        wanted: Mapping[str, Mapping[str, Saved]],
+        here: tuple[Mapping[Any, Any], frozenset[str]],
+    ) -> dict[Any, Any]:
+        """One tensor for all ranges of a flat parameter, and one counter."""
+        assert held.flat is not None, "the caller looked"
+        live, on_host = here
+        memory = local_part(held.parameter)
+        built: dict[Any, Any] = {}
+        for r in held.flat.ranges:
+            for leaf, what in wanted.get(r.name, {}).items():
+                key = unescaped(leaf)
+                shape = tuple(memory.shape) if what.shape == r.shape else what.shape
+                value = built.get(key, live.get(key))
+                if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
+                    device = torch.device("cpu") if what.shape != r.shape and key in on_host else memory.device
+                    device = torch.device("meta") if home.scratch else device
+                    value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
+                built[key] = value
+        return built
+
+    def _refuse_bare(self, values: Any, built: Incoming, saved: Mapping[str, Saved]) -> None:
+        """A parameter without state among others that have some was not in the optimizer when it was saved."""
+        had = frozenset(values["bare"]) if "bare" in values else None
+        if had is None or not self.everywhere or not built.state:
+            return
+        for held in self._held:
+            if not built.state.get(id(held.parameter)) and held.name not in had:
+                raise StateMismatch(
+                    f"{self.name} has {held.name} among its parameters, and no state of it is in the checkpoint, where"
+                    " others have theirs: it was not given to that optimizer when it was saved"
+                )
 
     # ---- how -------------------------------------------------------------------------------------------------------
+
+    def _present(self) -> list[int]:
+        groups = self._optimizer.param_groups
+        return [len(groups), *map(id, chain.from_iterable(group["params"] for group in groups))]
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for index, group in enumerate(self._optimizer.param_groups):
@@ -128,60 +408,12 @@ class OptimizerPart:
         if flat is None:
             raise ConfigurationError(
                 f"{place} of {self.name} belongs to no model given to Checkpointer: give that model too, and build the"
-                " optimizer after sharding it; of an optimizer's own flat tensors, surefoot.describe_flat says what"
-                " they hold"
+                " optimizer after sharding it, and again after a model's parameters were replaced; of an optimizer's own"
+                " flat tensors, surefoot.describe_flat says what they hold"
             )
         own = Held(f"flat {len(self._own_flat)}", parameter, flat)
         self._own_flat.append(own)
         return own
-
-    def _state_entries(self, held: Held, key: str, value: torch.Tensor) -> Iterator[Entry]:
-        if held.flat is None:
-            yield from self._places.of(f"{self.name}/{held.name}/{key}", value, "split", True, held.owner)
-        elif value.shape == local_part(held.parameter).shape and value.dim() == 1:
-            yield from self._places.of_flat(f"{self.name}/", f"/{key}", value, held.flat, lazy=True)
-        else:
-            yield from self._places.of_flat_scalar(f"{self.name}/", f"/{key}", value, held.flat)
-
-    def _prepare_one(self, held: Held, home: torch.device, wanted: Mapping[str, Saved]) -> None:
-        parameter, prefix = held.parameter, f"{self.name}/{held.name}/"
-        live = self._inner.state.get(parameter, {})
-        built = {}
-        for key, what in wanted.items():
-            value = live.get(key)
-            dtype = dtype_named(what.dtype)
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
-                built[key] = value
-            elif what.shape == tuple(parameter.shape):
-                built[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            elif says_itself(parameter) and what.shape == tuple(parameter.global_shape):  # type: ignore[attr-defined]
-                built[key] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-            elif is_dtensor(parameter) and what.shape:
-                raise StateMismatch(
-                    f"{prefix}{key} has shape {what.shape} and its sharded parameter {tuple(parameter.shape)}: take one"
-                    " optimizer step before restoring, so that its place is known"
-                )
-            else:
-                built[key] = torch.zeros(what.shape, dtype=dtype, device=home)
-        if built or live:
-            self._inner.state[parameter] = built
-
-    def _prepare_flat(self, held: Held, home: torch.device, wanted: Mapping[str, Mapping[str, Saved]]) -> None:
-        """One tensor for all ranges of a flat parameter, and one counter."""
-        assert held.flat is not None, "the caller looked"
-        memory = local_part(held.parameter)
-        live = self._inner.state.get(held.parameter, {})
-        built: dict[str, torch.Tensor] = {}
-        for r in held.flat.ranges:
-            for key, what in wanted.get(r.name, {}).items():
-                shape = tuple(memory.shape) if what.shape == r.shape else what.shape
-                value = built.get(key, live.get(key))
-                if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-                    device = memory.device if what.shape == r.shape else home
-                    value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
-                built[key] = value
-        if built or live:
-            self._inner.state[held.parameter] = built
 
     def _members(self) -> list[list[int]]:
         index = {id(p): i for i, group in self._groups() for p in group["params"]}
@@ -193,14 +425,19 @@ class OptimizerPart:
 
     def _group(self, index: int, group: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         plain = {key: value for key, value in group.items() if key != "params"}
-        tree: dict[str, Any] = taken_apart(plain, f"{self.name}/groups/{index}", tensors)
+        path = f"{self.name}/{GROUPS}/{index}"
+        tree: dict[str, Any] = taken_apart(plain, path, tensors, self._facts_alone(f"groups/{index}"))
         return tree
 
     def _group_tensors(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         for index, group in self._groups():
-            self._group(index, group, tensors)
+            if not all(type(value) in _SIMPLE for key, value in group.items() if key != "params"):
+                self._group(index, group, tensors)
         return tensors
+
+
+_WAY_OUT = "keep it as tensors, numbers and text under text keys, or leave it out of the optimizer's state"
 
 
 def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, frozenset[int] | None]:
@@ -229,6 +466,6 @@ def _names(held: Held) -> list[str]:
     return [held.name] if held.flat is None else [r.name for r in held.flat.ranges]
 
 
-def _home(parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.device:
-    """Where torch's optimizers keep what has not the parameter's shape: on the host unless a kernel needs it."""
-    return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+def _keeps_counters_on_host(group: Mapping[str, Any]) -> bool:
+    """torch's optimizers keep `step` on the host unless a kernel needs it."""
+    return not (group.get("capturable") or group.get("fused"))

@@ -39,6 +39,24 @@ def grid_of_mesh(mesh: DeviceMesh) -> Grid:
     return Grid.of([int(rank) for rank in mesh.mesh.flatten().tolist()], tuple(mesh.mesh.shape))
 
 
+def rule_of(tensor: torch.Tensor, rank: int, placements: tuple[Any, ...] | None = None) -> Rule:
+    """How a DTensor is spread, or how one of other `placements` on its mesh would be."""
+    spread: Any = tensor
+    return _rule(spread.device_mesh, tuple(spread.placements if placements is None else placements), rank)
+
+
+def laid(local: torch.Tensor, attribute: str, part: torch.Tensor) -> str:
+    """How what a subclass wraps follows its elements when those are cut by rows: `cut` as they are, so many for each of
+    their `rows`, or the `whole` of it with each part.
+    """
+    if part.shape == local.shape:
+        return "cut"
+    blocks = bool(getattr(local, "block_size", None)) and attribute in ("codes", "scale")  # torchao's optimizer states
+    if blocks and part.dim() == 1 and local.dim() and local.shape[0] and part.numel() % local.shape[0] == 0:
+        return "rows"
+    return "whole" if attribute == "qmap" else "cut"
+
+
 def grid_of_dtensor(tensor: torch.Tensor, rank: int) -> Grid:
     """All ranks that hold part of a DTensor, those of the other dimensions of its mesh too."""
     spread: Any = tensor
@@ -55,6 +73,10 @@ class Places:
         self._default, self._replicas = default, replicas
         self._known: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
 
+    def forget(self) -> None:
+        """Works all of them out anew."""
+        self._known.clear()
+
     def of(
         self, name: str, tensor: torch.Tensor, sharing: Sharing, lazy: bool = False, owner: Owner | None = None
     ) -> tuple[Entry, ...]:
@@ -64,8 +86,8 @@ class Places:
             return known[1]
         found = tuple(
             Entry(called, tensor, dtype_name(part.dtype), place, sharing, lazy, window, inner)
-            for called, part, inner in _inner_parts(name, tensor)
-            for place, window in self._places(called, tensor, part, owner or (name, tensor))
+            for called, part, inner in inner_parts(name, tensor)
+            for place, window in self._places(called, tensor, part, owner or (name, tensor), inner)
         )
         self._known[name] = (tensor, found)
         return found
@@ -103,10 +125,10 @@ class Places:
         )
 
     def _places(
-        self, name: str, tensor: torch.Tensor, part: torch.Tensor, owner: Owner
+        self, name: str, tensor: torch.Tensor, part: torch.Tensor, owner: Owner, attribute: str | None
     ) -> Iterator[tuple[Place, Window | None]]:
         if is_dtensor(tensor):
-            yield from self._of_dtensor(name, tensor, part)  # type: ignore[arg-type]  # is_dtensor has just said so
+            yield from self._of_dtensor(name, tensor, part, attribute)  # type: ignore[arg-type]  # is_dtensor has just said so
             return
         if part.layout != torch.strided or part.is_quantized or part.device.type == "meta":
             raise ConfigurationError(
@@ -127,7 +149,9 @@ class Places:
         rule = Rule.replicated((told or self._default).only({}))
         yield Place(shape, Box.whole(shape), rule.grid, rule), None
 
-    def _of_dtensor(self, name: str, tensor: DTensor, part: torch.Tensor) -> Iterator[tuple[Place, Window | None]]:
+    def _of_dtensor(
+        self, name: str, tensor: DTensor, part: torch.Tensor, attribute: str | None
+    ) -> Iterator[tuple[Place, Window | None]]:
         if any(p.is_partial() for p in tensor.placements):
             raise ConfigurationError(f"{name} is a partial sum over {tensor.device_mesh}: reduce it before saving it")
         rule = _rule(tensor.device_mesh, tuple(tensor.placements), self.rank)
@@ -137,6 +161,14 @@ class Places:
             )
         shape = tuple(tensor.shape)
         local = rule.local_shape(shape, self.rank)
+        how = laid(tensor._local_tensor, attribute, part) if attribute else "cut"
+        if how == "whole":
+            everywhere = Rule.replicated(rule.grid.only({}))
+            yield Place(tuple(part.shape), Box.whole(tuple(part.shape)), everywhere.grid, everywhere), None
+            return
+        if how == "rows":
+            yield from self._rows(name, tensor, part, rule)
+            return
         if tuple(part.shape) != local:
             shape = _shape_of_inner(name, tensor, part, rule)
             local = rule.local_shape(shape, self.rank)
@@ -147,6 +179,20 @@ class Places:
         for one in parts:
             window = None if one.box.lengths == local else Window(one.local)
             yield Place(shape, one.box, same, rule), window
+
+    def _rows(
+        self, name: str, tensor: DTensor, part: torch.Tensor, rule: Rule
+    ) -> Iterator[tuple[Place, Window | None]]:
+        """Blocks that lie within rows, as so many for each row; cut as the rows are."""
+        rows = int(tensor._local_tensor.shape[0])
+        shape = (int(tensor.shape[0]), part.numel() // rows)
+        parts = rule.parts(shape, self.rank)
+        if any(c is not None and c[0] != 0 for c in rule.cuts) or len(parts) != 1 or parts[0].box.lengths[0] != rows:
+            raise ConfigurationError(
+                f"{name} are blocks of a tensor that is placed as {tensor.placements}: only rows that are cut once can be"
+                " put together at another world size"
+            )
+        yield Place(shape, parts[0].box, rule.same(self.rank), rule), Window((0,), flat=True)
 
 
 @lru_cache(maxsize=1024)
@@ -183,7 +229,7 @@ def _other_dimensions(mesh: DeviceMesh, grid: Grid, rank: int) -> list[tuple[int
     return found
 
 
-def _inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str | None]]:
+def inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str | None]]:
     """(name, memory, attribute) of what has the elements: the tensor itself, or the tensors that a subclass wraps.
 
     A subclass that wraps a tensor of its own shape and type (Float8 training keeps the weight in full precision so)
@@ -196,7 +242,7 @@ def _inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.T
         return
     inner = [(attribute, getattr(local, attribute)) for attribute in flatten()[0]]
     alike = [(a, t) for a, t in inner if t.shape == local.shape and t.dtype == local.dtype]
-    if alike:
+    if alike and sum(t.numel() for _, t in inner) <= alike[0][1].numel() + 1:  # nothing beside it but a scale
         yield name, alike[0][1], alike[0][0]
         return
     for attribute, part in inner:

@@ -5,22 +5,22 @@ Built by `checkpointer` from what the user named; knows nothing of slots, steps'
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import is_
 from typing import Any, Protocol
 
 import torch
 
-from surefoot.errors import ConfigurationError, StateMismatch
-from surefoot.format.values import decode_values, encode_values
+from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
 from surefoot.protocol.ties import OWN
 from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, local_name
-from surefoot.state.modules import ModulePart
+from surefoot.state.modules import Held, ModulePart
 from surefoot.state.objects import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
 from surefoot.state.ownership import Inlined, value_digest, whose_state
+from surefoot.state.plain import encoded, read_values, values_blob
 from surefoot.state.replicas import Replicas
 
 
@@ -54,6 +54,13 @@ class Part(Protocol):
         """Takes over what was filled, and the plain values."""
         ...
 
+    def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
+        """Builds what would be restored, aside, and compares it with what is here; changes nothing.
+
+        Raises StateNotRestorable that names the first key which would not come back as it is.
+        """
+        ...
+
 
 class Program:
     """Everything named to Checkpointer, on one rank of a world."""
@@ -79,26 +86,52 @@ class Program:
                 f"{'anew' if unknown[0] in anew else 'local'} names {unknown[0]!r}, but there is only {', '.join(objects) or 'nothing'}"
             )
         self.optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
-        lazy = frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
+        lazy = self._optimized()
         same = Replicas(replicas, rank)
-        modules = [
+        self._modules = [
             ModulePart(name, o, where, lazy, same) for name, o in objects.items() if isinstance(o, torch.nn.Module)
         ]
-        self._tied = {other: own for m in modules for other, own in m.other_names.items()}
-        held = {id(h.parameter): h for m in reversed(modules) for h in m.held()}
         self._random_before: tuple[int, dict[str, Any]] = (-2, {})
         self._anew, self._inlined = anew, dict[str, Inlined]()
-        self._parts: list[Part] = [*modules]
+        self._optimizer_parts = [
+            OptimizerPart(name, o, where, self._held(), same)
+            for name, o in objects.items()
+            if isinstance(o, torch.optim.Optimizer)
+        ]
+        others = []
         for name, subject in objects.items():
-            if isinstance(subject, torch.optim.Optimizer):
-                self._parts.append(OptimizerPart(name, subject, where, held, same))
-            elif subject is not None and not isinstance(subject, torch.nn.Module):
+            if subject is not None and not isinstance(subject, torch.nn.Module | torch.optim.Optimizer):
                 self._inlined[name] = Inlined(subject, whose_state(name, subject))
-                self._parts.append(ObjectPart(name, subject, where, same, self._inlined[name]))
+                others.append(ObjectPart(name, subject, where, same, self._inlined[name]))
+        order = {name: number for number, name in enumerate(objects)}
+        rest: list[Part] = [*self._optimizer_parts, *others]
+        self._parts: list[Part] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
+        self._proved: Sequence[Entry] | None = None
 
     def entries(self) -> list[Entry]:
-        """Every live tensor, under the name it is saved by."""
-        return [self._own(entry) for part in self._parts for entry in part.entries()]
+        """Every live tensor, under the name it is saved by: of the objects as they are now.
+
+        What is here for the first time is restored aside first. Raises StateNotRestorable for what would not come back.
+        """
+        try:
+            self._look_again()
+            found = [self._own(entry) for part in self._parts for entry in part.entries()]
+        except ConfigurationError as error:
+            raise StateNotRestorable(str(error)) from error
+        known = self._proved
+        if known is None or len(found) != len(known) or not all(map(is_, found, known)):
+            if known is None or _outlines(found) != _outlines(known):
+                self._prove(found)
+            self._proved = found
+        return found
+
+    def prove(self) -> None:
+        """Puts the program's state through a restore that touches none of it, whether it was proved before or not.
+
+        Raises StateNotRestorable that names the object, the key, and what to do.
+        """
+        self._proved = None
+        self.entries()
 
     def standing(self) -> list[Entry]:
         """Parameters and buffers of its modules alone: what weights are."""
@@ -106,14 +139,14 @@ class Program:
 
     def values(self, step: int) -> bytes:
         """The blob of plain values of this rank at `step`."""
-        parts = {part.name: part.values() for part in self._parts}
+        parts = self._plain()
         body = {
             "objects": self._told(parts),  # first: manifests are made from it without reading the rest
             "step": step,
             "world": self._world,
             "seed": self._seed,
             "parts": parts,
-            "tied": self._tied,
+            "tied": self._tied(),
         }
         drawn_at, before = self._random_before
         return values_blob({**body, "random": before} if drawn_at == step - 1 else body)
@@ -169,7 +202,8 @@ class Program:
         if gone:
             raise StateMismatch(f"the checkpoint has {gone[0]!r}, which was not given to Checkpointer: give it too")
         targets = {entry.name: entry for entry in self.targets()}
-        shared_by_all = {n: what for n, what in saved.items() if n not in self._tied}
+        tied = self._tied()
+        shared_by_all = {n: what for n, what in saved.items() if n not in tied}
         _check(targets, shared_by_all, complete=all(part.everywhere for part in self._parts))
 
     def targets(self) -> list[Entry]:
@@ -198,8 +232,44 @@ class Program:
             if inlined.whose == "own":
                 told[name] = OWN
             elif not self._is_named_local(name):
-                told[name] = value_digest(encode_values({"": parts[name]}, _torch_bytes))
+                told[name] = value_digest(encoded({"": parts[name]}))
         return told
+
+    def _optimized(self) -> frozenset[int]:
+        return frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
+
+    def _held(self) -> dict[int, Held]:
+        return {id(h.parameter): h for m in reversed(self._modules) for h in m.held()}
+
+    def _tied(self) -> dict[str, str]:
+        return {other: own for m in self._modules for other, own in m.other_names.items()}
+
+    def _plain(self) -> dict[str, Any]:
+        return {part.name: part.values() for part in self._parts}
+
+    def _look_again(self) -> None:
+        """Takes groups and parameters that were added or replaced since the last save."""
+        stale = [part for part in self._modules if part.is_stale()]
+        if stale or any(part.is_stale() for part in self._optimizer_parts):
+            lazy = self._optimized()
+            for module in self._modules:
+                module.refresh(lazy)
+            held = self._held()
+            for optimizer in self._optimizer_parts:
+                optimizer.refresh(held)
+
+    def _prove(self, entries: Sequence[Entry]) -> None:
+        text = encoded({"parts": self._plain()})
+        back = read_values(text)
+        if encoded(back) != text:
+            raise StateNotRestorable("plain values of the program come back as others: that is a fault of surefoot")
+        prefix = local_name(self._rank, "")
+        saved = {e.name.removeprefix(prefix): Saved(e.dtype, e.place.shape) for e in entries}
+        for part in self._parts:
+            try:
+                part.prove(back["parts"][part.name], saved)
+            except StateMismatch as problem:
+                raise StateNotRestorable(f"what {part.name} holds could not be restored: {problem}") from problem
 
     def _values_for(self, part: Part, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
         if part.name in self._inlined and own is not None and self._same_world:
@@ -234,14 +304,9 @@ class Program:
 _ABSENT = object()
 
 
-def values_blob(body: Mapping[str, Any]) -> bytes:
-    """A rank's values, with the state of this process' generators unless `body` says another."""
-    return encode_values({**body, "random": body.get("random") or rng.captured()}, _torch_bytes)
-
-
-def read_values(blob: bytes) -> dict[str, Any]:
-    """What `Program.values` wrote."""
-    return decode_values(blob, _torch_value)
+def _outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
+    """What building them again depends on."""
+    return [(e.name, e.dtype, e.place.shape) for e in entries]
 
 
 def _check(targets: Mapping[str, Entry], saved: Mapping[str, Saved], complete: bool) -> None:
@@ -257,15 +322,3 @@ def _check(targets: Mapping[str, Entry], saved: Mapping[str, Saved], complete: b
         for name in saved:
             if name not in targets and not name.startswith("local/"):
                 raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")
-
-
-def _torch_bytes(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    found = buffer.getvalue()
-    _torch_value(found)  # what cannot come back must not be saved
-    return found
-
-
-def _torch_value(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True)

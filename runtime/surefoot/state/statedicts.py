@@ -8,7 +8,7 @@ the DCP adapter and by export and import.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from surefoot.errors import StateMismatch
+from surefoot.format import kinds
 from surefoot.state.entries import Saved, dtype_named
-from surefoot.state.trees import put_together, taken_apart
+from surefoot.state.names import escaped, is_plain, joined, unescaped
+from surefoot.state.trees import Mark, marked, taken_apart
 
 OWN_KEY = "surefoot"
 """Where a state dict keeps what belongs to no object: the step, and the seed."""
@@ -51,16 +53,16 @@ def state_dict_of(tensors: Mapping[str, Saved], values: Mapping[str, Any]) -> St
         prefix = f"{part}/"
         leaves = {n.removeprefix(prefix): n for n in tensors if n.startswith(prefix)}
         if _is_module(kept, leaves):
-            found.tree[part] = {leaf: stand_in(name) for leaf, name in leaves.items() if "/" not in leaf}
+            found.tree[part] = _with_parts({leaf: stand_in(name) for leaf, name in leaves.items() if "/" not in leaf})
             for owner, tree in kept.items():
-                key = f"{owner}._extra_state" if owner else "_extra_state"
-                found.tree[part][key] = put_together(tree, stand_in)
+                key = f"{unescaped(owner)}._extra_state" if owner else "_extra_state"
+                found.tree[part][key] = _together(tree, stand_in, tensors)
         else:
-            found.tree[part] = put_together(kept, stand_in)
+            found.tree[part] = _together(kept, stand_in, tensors)
     for other, own in values.get("tied", {}).items():
         part, _, leaf = other.partition("/")
         if part in found.tree and own in tensors:
-            found.tree[part][leaf] = stand_in(own)
+            found.tree[part][unescaped(leaf)] = stand_in(own)
     found.tree[OWN_KEY] = {"step": values["step"], "seed": values["seed"]}
     return found
 
@@ -73,38 +75,52 @@ def _is_module(kept: Any, leaves: Mapping[str, str]) -> bool:
     """A module has tensors under plain names and, of values, extra state at most; an object's markers name its own."""
     if not isinstance(kept, dict):
         return False
-    marked: dict[str, torch.Tensor] = {}
+    own = set(marked(kept))
+    return any(name not in own and "/" not in leaf for leaf, name in leaves.items())
 
-    def note(name: str) -> torch.Tensor:
-        return marked.setdefault(name, torch.empty(0))
 
-    put_together(kept, note)
-    return any(name not in marked and "/" not in leaf for leaf, name in leaves.items())
+def _with_parts(leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Tensors by their own names; what a subclass is made of keeps its `:` before the part."""
+    named = ((leaf.rpartition(":") if ":" in leaf else (leaf, "", ""), tensor) for leaf, tensor in leaves.items())
+    return {f"{unescaped(leaf)}:{part}" if colon else unescaped(leaf or part): t for (leaf, colon, part), t in named}
+
+
+def _together(tree: Any, stand_in: Callable[[str], torch.Tensor], tensors: Mapping[str, Saved]) -> Any:
+    """Put together with stand-ins; a subclass as the dictionary of what it is made of, classes by their names."""
+    if isinstance(tree, Mark):
+        if tree.name in tensors or not (tree.facts or {}).get("class"):
+            return stand_in(tree.name)
+        inner = [attribute for attribute, _ in tree.facts["class"]["inner"]] if tree.facts else []
+        return {attribute: stand_in(f"{tree.name}:{attribute}") for attribute in inner}
+    if isinstance(tree, kinds.Named):
+        return str(tree)
+    return kinds.mapped(tree, lambda _, value: _together(value, stand_in, tensors))
 
 
 def _optimizer(part: str, kept: Any, tensors: Mapping[str, Saved], stand_in: Any) -> dict[str, Any]:
-    state: dict[str, dict[str, Any]] = {}
-    full_names = set()
+    state: dict[str, dict[Any, Any]] = {}
+    full_names = set(kept.get("bare", ()))
     for name in tensors:
-        if not name.startswith(f"{part}/") or name.startswith(f"{part}/groups/"):
-            continue
-        full_name, _, key = name.removeprefix(f"{part}/").rpartition("/")
-        full_names.add(full_name)
-        state.setdefault(_leaf(full_name), {})[key] = stand_in(name)
+        full_name, _, leaf = name.removeprefix(f"{part}/").rpartition("/")
+        if name.startswith(f"{part}/") and full_name[:1] != "~" and is_plain(leaf):
+            full_names.add(full_name)
+            state.setdefault(_leaf(full_name), {})[unescaped(leaf)] = stand_in(name)
     for full_name, plain in kept["plain"].items():
         full_names.add(full_name)
-        state.setdefault(_leaf(full_name), {}).update(plain)
-    groups = [put_together(group, stand_in) for group in kept["groups"]]
+        state.setdefault(_leaf(full_name), {}).update(_together(plain, stand_in, tensors))
+    state |= _together(kept.get("loose", {}), stand_in, tensors)
+    groups = [_together(group, stand_in, tensors) for group in kept["groups"]]
     runs = kept.get("members") or [[0, len(full_names)]]
     order = [number for number, count in runs for _ in range(count)]
     members = list(zip(sorted(full_names), order, strict=False)) if len(order) == len(full_names) else []
     for number, group in enumerate(groups):
         group["params"] = [_leaf(name) for name, mine in members if mine == number]
-    return {"state": state, "param_groups": groups}
+    more: dict[str, Any] = _together(kept.get("more", {}), stand_in, tensors)
+    return {"state": state, "param_groups": groups} | more
 
 
 def _leaf(full_name: str) -> str:
-    return full_name.partition("/")[2] or full_name
+    return unescaped(full_name.partition("/")[2] or full_name)
 
 
 @dataclass(slots=True)
@@ -132,7 +148,7 @@ def parts_of(tree: Mapping[str, Any], model: str = "model") -> Parts:
         if name == OWN_KEY:
             continue
         if name in modules:
-            found.tensors |= {f"{name}/{leaf}": tensor for leaf, tensor in sub.items()}
+            found.tensors |= {f"{name}/{escaped(leaf)}": tensor for leaf, tensor in sub.items()}
             found.values[name] = {}
         elif (nested := _nested_optimizer(sub)) is not None:
             found.values[name] = _optimizer_values(name, nested, modules, found.tensors)
@@ -176,18 +192,19 @@ def _optimizer_values(
 ) -> dict[str, Any]:
     plain: dict[str, dict[str, Any]] = {}
     for name, keys in nested["state"].items():
-        full_name = f"{_module_of(name, modules)}/{name}"
+        full_name = f"{_module_of(name, modules)}/{escaped(name)}"
         for key, value in keys.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{part}/{full_name}/{key}"] = value
+            path = f"{part}/{full_name}/{escaped(key)}"
+            if isinstance(value, torch.Tensor) and type(key) is str:
+                tensors[path] = value
             else:
-                plain.setdefault(full_name, {})[key] = value
+                plain.setdefault(full_name, {})[key] = taken_apart(value, path, tensors, join=joined)
     groups = []
     members: list[tuple[str, int]] = []
     for number, group in enumerate(nested["param_groups"]):
-        members += [(f"{_module_of(name, modules)}/{name}", number) for name in group.get("params", ())]
+        members += [(f"{_module_of(name, modules)}/{escaped(name)}", number) for name in group.get("params", ())]
         kept = {key: value for key, value in group.items() if key != "params"}
-        groups.append(taken_apart(kept, f"{part}/groups/{number}", tensors))
+        groups.append(taken_apart(kept, f"{part}/~groups/{number}", tensors))
     return {"groups": groups, "plain": plain, "members": _runs(members) if len(groups) > 1 else []}
 
 

@@ -20,7 +20,8 @@ from surefoot.format.layouts import TensorParts
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.state import Saved
-from surefoot.state.program import values_blob
+from surefoot.state.names import escaped, unescaped
+from surefoot.state.plain import values_blob
 from surefoot.tiers.persistent import PersistentTier
 from surefoot.tools.dcp_folders import Folder
 from surefoot.tools.passing import ReadBox, bands_of, write_save
@@ -43,8 +44,8 @@ def from_safetensors(path: Path, name: str) -> tuple[list[TensorParts], dict[str
     """Parts in bands, values of a program that has nothing but this model, and how to read a part."""
     weights = Weights(path)
     prefix = f"{name}/"
-    parts = [_in_bands(prefix + leaf, what) for leaf, what in weights.saved().items()]
-    return parts, {"parts": {name: {}}}, lambda tensor, box: weights.read(tensor.removeprefix(prefix), box)
+    parts = [_in_bands(prefix + escaped(leaf), what) for leaf, what in weights.saved().items()]
+    return parts, {"parts": {name: {}}}, lambda tensor, box: weights.read(unescaped(tensor.removeprefix(prefix)), box)
 
 
 def _in_bands(name: str, what: Saved) -> TensorParts:

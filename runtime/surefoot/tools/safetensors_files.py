@@ -19,6 +19,7 @@ from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
 from surefoot.staging import elements
 from surefoot.state import Saved, dtype_name
+from surefoot.state.names import unescaped
 from surefoot.tools.passing import BandReader, bands_of
 
 FILE_BYTES = 5_000_000_000
@@ -56,7 +57,7 @@ def write(folder: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix:
         one = len(files) == 1
         file = "model.safetensors" if one else f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
         _write_file(folder / file, {n: tensors[n] for n in names}, bands, prefix)
-        places |= dict.fromkeys((n.removeprefix(prefix) for n in names), file)
+        places |= dict.fromkeys((_own_name(n, prefix) for n in names), file)
     total = sum(_size(what) for what in tensors.values())
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
@@ -82,7 +83,7 @@ def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, pre
     for name, what in tensors.items():
         end = position + _size(what)
         kind = {"dtype": _TYPES[what.dtype], "shape": list(what.shape), "data_offsets": [position, end]}
-        header[name.removeprefix(prefix)] = kind
+        header[_own_name(name, prefix)] = kind
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -98,6 +99,11 @@ def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, pre
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _own_name(name: str, prefix: str) -> str:
+    """As the model calls it."""
+    return unescaped(name.removeprefix(prefix))
 
 
 def _size(what: Saved) -> int:

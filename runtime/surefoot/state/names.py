@@ -1,0 +1,41 @@
+"""How keys of any kind become parts of a tensor's name, so that two keys never share one and names can be taken apart.
+
+`/` parts a name into object, parameter and key; `:` an element of a tensor subclass from it; `~` begins what lies deeper
+in a key, and a key that is no text. Used by the parts of a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_ESCAPES = {"%": "%25", "/": "%2F", ":": "%3A", "~": "%7E"}
+_TABLE = str.maketrans(_ESCAPES)
+
+
+def escaped(key: Any) -> str:
+    """A key as part of a name: text with its own separators replaced; of another kind, `~` and how Python writes it."""
+    return key.translate(_TABLE) if type(key) is str else f"~{escaped(repr(key))}"
+
+
+def unescaped(part: str) -> str:
+    """The text that was a key."""
+    for character, escape in reversed(_ESCAPES.items()):
+        part = part.replace(escape, character)
+    return part
+
+
+def is_plain(part: str) -> bool:
+    """Whether a part is a text key by itself, with nothing deeper in it."""
+    return "~" not in part and ":" not in part
+
+
+def joined(path: str, key: Any) -> str:
+    """The name of what lies under `key` of the value named `path`."""
+    part = escaped(key)
+    return f"{path}{part}" if part.startswith("~") else f"{path}~{part}"
+
+
+def dotted(names: Iterable[str]) -> str:
+    """A module's path of names, as it stands in a tensor's."""
+    return ".".join(escaped(name) for name in names)
