@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from surefoot.data import ElasticSampler as ElasticSampler
     from surefoot.data import sample_generator as sample_generator
     from surefoot.errors import StateMismatch as StateMismatch
+    from surefoot.errors import StateNotRestorable as StateNotRestorable
     from surefoot.errors import SurefootError as SurefootError
     from surefoot.state import describe_flat as describe_flat
 
@@ -28,6 +29,7 @@ _ROOM_OF = {
     "describe_flat": "surefoot.state",
     "sample_generator": "surefoot.data",
     "StateMismatch": "surefoot.errors",
+    "StateNotRestorable": "surefoot.errors",
     "SurefootError": "surefoot.errors",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "ElasticLoader",
     "ElasticSampler",
     "StateMismatch",
+    "StateNotRestorable",
     "SurefootError",
     "describe_flat",
     "sample_generator",

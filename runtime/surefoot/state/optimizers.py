@@ -8,22 +8,22 @@ Used by `program`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any
 
 import torch
 
-from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
+from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.geometry.grids import Grid
-from surefoot.state.building import Home, build, build_beside, facts_of
-from surefoot.state.entries import Entry, Saved, dtype_named, is_dtensor, local_part
+from surefoot.state.building import facts_of
+from surefoot.state.entries import Entry, Saved, is_dtensor, local_part
 from surefoot.state.flat import described
+from surefoot.state.incoming import Incoming, Standing, built
 from surefoot.state.modules import Held
-from surefoot.state.names import escaped, is_plain, joined, unescaped
+from surefoot.state.names import escaped, joined
 from surefoot.state.places import Places, grid_of_dtensor, says_itself
 from surefoot.state.replicas import Replicas
-from surefoot.state.trees import first_difference, marks, put_together, taken_apart
+from surefoot.state.trees import first_difference, put_together, taken_apart
 
 OWN = "~own"
 """Leaf of a flat tensor that belongs to no model: the optimizer's own weights of the ranges in it."""
@@ -32,16 +32,6 @@ GROUPS, LOOSE = "~groups", "~state"
 
 _SIMPLE = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-@dataclass(slots=True)
-class Incoming:
-    """What a restore fills, and then puts into the optimizer: state by the id of its parameter, state of no parameter,
-    and tensors of param groups by name."""
-
-    state: dict[int, dict[Any, Any]] = field(default_factory=dict)
-    loose: dict[Any, Any] = field(default_factory=dict)
-    groups: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class OptimizerPart:
@@ -131,37 +121,37 @@ class OptimizerPart:
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
         """Makes a state tensor for each that the checkpoint has, without a step that could change anything; nothing of
         the optimizer changes before `apply`."""
-        self._incoming = self._built(values, saved, scratch=False)
+        self._incoming = built(self._standing(), values, saved)
 
     def targets(self) -> Iterator[Entry]:
         """What a restore fills, after `prepare`."""
-        built = self._incoming
-        live = ((held, built.state[id(held.parameter)]) for held in self._held if id(held.parameter) in built.state)
-        return iter(self._entries(live, built.loose, built.groups))
+        coming = self._incoming
+        live = ((held, coming.state[id(held.parameter)]) for held in self._held if id(held.parameter) in coming.state)
+        return iter(self._entries(live, coming.loose, coming.groups))
 
     def apply(self, values: Any) -> None:
         """Tensors are filled: sets state and param groups, and what else the optimizer says of itself."""
-        built, self._incoming = self._incoming, Incoming()
+        coming, self._incoming = self._incoming, Incoming()
         here = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
         if values.get("more"):
             packed = self._optimizer.state_dict()
             self._optimizer.load_state_dict({**packed, "state": {}, **values["more"]})
         for (_, group), live, saved_group in zip(self._groups(), here, values["groups"], strict=True):
-            again = put_together(saved_group, built.groups.__getitem__, live, f"{self.name}/groups")
+            again = put_together(saved_group, coming.groups.__getitem__, live, f"{self.name}/groups")
             group.update(live | again)  # what `load_state_dict` made of them is not what was saved
         state = self._inner.state
         for held in self._held:
-            if id(held.parameter) in built.state:
-                state[held.parameter] = built.state[id(held.parameter)]
+            if id(held.parameter) in coming.state:
+                state[held.parameter] = coming.state[id(held.parameter)]
             else:
                 state.pop(held.parameter, None)
         for key in self._loose():
             del state[key]
-        state.update(built.loose)
+        state.update(coming.loose)
 
     def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
         """Builds all of what was saved as a program that has no state yet would, and compares it with what is here."""
-        scratch = self._built(values, saved, scratch=True)
+        scratch = built(self._standing(scratch=True), values, saved)
         for held in self._held:
             live = self._inner.state.get(held.parameter) or {}
             path = f"{self.name}/{held.name}"
@@ -284,111 +274,12 @@ class OptimizerPart:
             )
         return tree
 
-    # ---- what is restored ------------------------------------------------------------------------------------------
-
-    def _built(self, values: Any, saved: Mapping[str, Saved], scratch: bool) -> Incoming:
-        """All that the checkpoint has, unfilled; tensors that are here already are taken as they are, unless this is
-        `scratch`. Changes nothing."""
-        if len(values["groups"]) != len(self._optimizer.param_groups):
-            raise StateMismatch(
-                f"{self.name} has {len(self._optimizer.param_groups)} param groups and had {len(values['groups'])} in"
-                " the checkpoint: build it as before"
-            )
-        wanted: dict[str, dict[str, Saved]] = {}
-        for name, what in saved.items():
-            if name.startswith(f"{self.name}/"):
-                full_name, _, leaf = name.removeprefix(f"{self.name}/").rpartition("/")
-                if is_plain(leaf):
-                    wanted.setdefault(full_name, {})[leaf] = what
-        group_of = {id(p): group for _, group in self._groups() for p in group["params"]}
-        found = Incoming()
-        host = frozenset(values.get("host", ()))
-        for held in self._held:
-            live = {} if scratch else self._inner.state.get(held.parameter) or {}
-            home = Home(self._where[0], held.parameter, scratch)
-            on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
-            if held.flat is None:
-                state = self._built_one(held, home, wanted.get(held.name, {}), (live, on_host))
-            else:
-                state = self._built_flat(held, home, wanted, (live, on_host))
-            kept = values["plain"].get(held.name)
-            if kept:
-                state |= self._put(kept, saved, home, live)
-            if state or live:
-                found.state[id(held.parameter)] = state
-        found.loose = self._put(values.get("loose", {}), saved, Home(self._where[0], None, scratch), {})
-        live_tensors = {} if scratch else self._group_tensors()
-        for number, group in enumerate(values["groups"]):
-            first = next(iter(self._optimizer.param_groups[number]["params"]), None)
-            home = Home(self._where[0], first, scratch)
-            for mark in marks(group):
-                found.groups[mark.name] = self._reused(live_tensors.get(mark.name), mark, saved, home)
-        self._refuse_bare(values, found, saved)
-        return found
-
-    def _put(self, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]) -> Any:
-        made = {mark.name: self._reused(None, mark, saved, home) for mark in marks(tree)}
-        return put_together(dict(tree), made.__getitem__, dict(live), self.name)
-
-    def _reused(self, live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], home: Home) -> torch.Tensor:
-        what = saved.get(mark.name)
-        if live is not None and what is not None and (tuple(live.shape), mark.facts) == (what.shape, None):
-            return live
-        made = build(mark.name, mark.facts, saved, home)
-        if made is None:
-            raise StateMismatch(f"the checkpoint names {mark.name} in its values, and no rank saved that tensor")
-        return made
-
-    def _built_one(
-        self, held: Held, home: Home, wanted: Mapping[str, Saved], here: tuple[Mapping[Any, Any], frozenset[str]]
-    ) -> dict[Any, Any]:
-        live, on_host = here
-        built: dict[Any, Any] = {}
-        for leaf, what in wanted.items():
-            key = unescaped(leaf)
-            value = live.get(key)
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
-                built[key] = value
-            else:
-                name = f"{self.name}/{held.name}/{leaf}"
-                built[key] = build_beside(key, name, what, home, dtype_named(what.dtype), key in on_host)
-        return built
-
-    def _built_flat(
-        self,
-        held: Held,
-        home: Home,
-        wanted: Mapping[str, Mapping[str, Saved]],
-        here: tuple[Mapping[Any, Any], frozenset[str]],
-    ) -> dict[Any, Any]:
-        """One tensor for all ranges of a flat parameter, and one counter."""
-        assert held.flat is not None, "the caller looked"
-        live, on_host = here
-        memory = local_part(held.parameter)
-        built: dict[Any, Any] = {}
-        for r in held.flat.ranges:
-            for leaf, what in wanted.get(r.name, {}).items():
-                key = unescaped(leaf)
-                shape = tuple(memory.shape) if what.shape == r.shape else what.shape
-                value = built.get(key, live.get(key))
-                if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-                    device = torch.device("cpu") if what.shape != r.shape and key in on_host else memory.device
-                    device = torch.device("meta") if home.scratch else device
-                    value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
-                built[key] = value
-        return built
-
-    def _refuse_bare(self, values: Any, built: Incoming, saved: Mapping[str, Saved]) -> None:
-        """A parameter without state among others that have some was not in the optimizer when it was saved."""
-        had = frozenset(values["bare"]) if "bare" in values else None
-        if had is None or not self.everywhere or not built.state:
-            return
-        for held in self._held:
-            if not built.state.get(id(held.parameter)) and held.name not in had:
-                raise StateMismatch(
-                    f"{self.name} has {held.name} among its parameters, and no state of it is in the checkpoint, where"
-                    " others have theirs: it was not given to that optimizer when it was saved"
-                )
+    def _standing(self, scratch: bool = False) -> Standing:
+        groups = self._optimizer.param_groups
+        if scratch:
+            return Standing(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
+        state, tensors = self._inner.state, self._group_tensors()
+        return Standing(self.name, self._where[0], self._held, groups, self.everywhere, state, tensors)
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
@@ -464,8 +355,3 @@ def _everywhere(held: Held, replicas: Replicas, where: tuple[int, int]) -> bool:
 
 def _names(held: Held) -> list[str]:
     return [held.name] if held.flat is None else [r.name for r in held.flat.ranges]
-
-
-def _keeps_counters_on_host(group: Mapping[str, Any]) -> bool:
-    """torch's optimizers keep `step` on the host unless a kernel needs it."""
-    return not (group.get("capturable") or group.get("fused"))

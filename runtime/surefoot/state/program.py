@@ -232,7 +232,7 @@ class Program:
             if inlined.whose == "own":
                 told[name] = OWN
             elif not self._is_named_local(name):
-                told[name] = value_digest(encoded({"": parts[name]}))
+                told[name] = value_digest(encoded({f"parts.{name}": parts[name]}))
         return told
 
     def _optimized(self) -> frozenset[int]:

@@ -1,0 +1,162 @@
+"""What a restore fills of an optimizer: a function of what stands in the program and of what was saved, and of no more.
+
+The same call makes what is filled when a job goes on, and at the first step a scratch copy without memory, so that what
+could not be restored is known before it is needed. Called by `optimizers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from surefoot.errors import StateMismatch
+from surefoot.state.building import Home, build, build_beside
+from surefoot.state.entries import Saved, dtype_named, local_part
+from surefoot.state.modules import Held
+from surefoot.state.names import is_plain, unescaped
+from surefoot.state.trees import marks, put_together
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What a restore fills, and then puts into the optimizer: state by the id of its parameter, state of no parameter,
+    and tensors of param groups by name."""
+
+    state: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    loose: dict[Any, Any] = field(default_factory=dict)
+    groups: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An optimizer as it stands: its parameters, groups, state, and tensors of groups by name. `everywhere`: every rank
+    has all of it. `scratch`: what is built is to be looked at and thrown away."""
+
+    name: str
+    rank: int
+    held: Sequence[Held]
+    groups: Sequence[Mapping[str, Any]]
+    everywhere: bool
+    state: Mapping[Any, Any] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    scratch: bool = False
+
+    def home(self, parameter: torch.Tensor | None = None) -> Home:
+        return Home(self.rank, parameter, self.scratch)
+
+
+def built(here: Standing, values: Any, saved: Mapping[str, Saved]) -> Incoming:
+    """All that the checkpoint has, unfilled; tensors that are here already are taken as they are. Changes nothing."""
+    if len(values["groups"]) != len(here.groups):
+        raise StateMismatch(
+            f"{here.name} has {len(here.groups)} param groups and had {len(values['groups'])} in"
+            " the checkpoint: build it as before"
+        )
+    wanted: dict[str, dict[str, Saved]] = {}
+    for name, what in saved.items():
+        if name.startswith(f"{here.name}/"):
+            full_name, _, leaf = name.removeprefix(f"{here.name}/").rpartition("/")
+            if is_plain(leaf):
+                wanted.setdefault(full_name, {})[leaf] = what
+    group_of = {id(p): group for group in here.groups for p in group["params"]}
+    found = Incoming()
+    host = frozenset(values.get("host", ()))
+    for held in here.held:
+        live = here.state.get(held.parameter) or {}
+        home = here.home(held.parameter)
+        on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
+        if held.flat is None:
+            state = _built_one(here.name, held, home, wanted.get(held.name, {}), (live, on_host))
+        else:
+            state = _built_flat(held, home, wanted, (live, on_host))
+        kept = values["plain"].get(held.name)
+        if kept:
+            state |= _put(here, kept, saved, home, live)
+        if state or live:
+            found.state[id(held.parameter)] = state
+    found.loose = _put(here, values.get("loose", {}), saved, here.home(), {})
+    for number, group in enumerate(values["groups"]):
+        first = next(iter(here.groups[number]["params"]), None)
+        home = here.home(first)
+        for mark in marks(group):
+            found.groups[mark.name] = _reused(here.tensors.get(mark.name), mark, saved, home)
+    _refuse_bare(here, values, found)
+    return found
+
+
+def _put(
+    here: Standing, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
+) -> Any:
+    made = {mark.name: _reused(None, mark, saved, home) for mark in marks(tree)}
+    return put_together(dict(tree), made.__getitem__, dict(live), here.name)
+
+
+def _reused(live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], home: Home) -> torch.Tensor:
+    what = saved.get(mark.name)
+    if live is not None and what is not None and (tuple(live.shape), mark.facts) == (what.shape, None):
+        return live
+    made = build(mark.name, mark.facts, saved, home)
+    if made is None:
+        raise StateMismatch(f"the checkpoint names {mark.name} in its values, and no rank saved that tensor")
+    return made
+
+
+def _built_one(
+    part: str, held: Held, home: Home, wanted: Mapping[str, Saved], counters: tuple[Mapping[Any, Any], frozenset[str]]
+) -> dict[Any, Any]:
+    live, on_host = counters
+    built: dict[Any, Any] = {}
+    for leaf, what in wanted.items():
+        key = unescaped(leaf)
+        value = live.get(key)
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == what.shape:
+            built[key] = value
+        else:
+            name = f"{part}/{held.name}/{leaf}"
+            built[key] = build_beside(key, name, what, home, dtype_named(what.dtype), key in on_host)
+    return built
+
+
+def _built_flat(
+    held: Held,
+    home: Home,
+    wanted: Mapping[str, Mapping[str, Saved]],
+    counters: tuple[Mapping[Any, Any], frozenset[str]],
+) -> dict[Any, Any]:
+    """One tensor for all ranges of a flat parameter, and one counter."""
+    assert held.flat is not None, "the caller looked"
+    live, on_host = counters
+    memory = local_part(held.parameter)
+    built: dict[Any, Any] = {}
+    for r in held.flat.ranges:
+        for leaf, what in wanted.get(r.name, {}).items():
+            key = unescaped(leaf)
+            shape = tuple(memory.shape) if what.shape == r.shape else what.shape
+            value = built.get(key, live.get(key))
+            if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
+                device = torch.device("cpu") if what.shape != r.shape and key in on_host else memory.device
+                device = torch.device("meta") if home.scratch else device
+                value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
+            built[key] = value
+    return built
+
+
+def _refuse_bare(here: Standing, values: Any, found: Incoming) -> None:
+    """A parameter without state among others that have some was not in the optimizer when it was saved."""
+    had = frozenset(values["bare"]) if "bare" in values else None
+    if had is None or not here.everywhere or not found.state:
+        return
+    for held in here.held:
+        if not found.state.get(id(held.parameter)) and held.name not in had:
+            raise StateMismatch(
+                f"{here.name} has {held.name} among its parameters, and no state of it is in the checkpoint, where"
+                " others have theirs: it was not given to that optimizer when it was saved"
+            )
+
+
+def _keeps_counters_on_host(group: Mapping[str, Any]) -> bool:
+    """torch's optimizers keep `step` on the host unless a kernel needs it."""
+    return not (group.get("capturable") or group.get("fused"))
