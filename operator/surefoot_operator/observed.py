@@ -38,6 +38,8 @@ class WorkerSeen:
     deleting: bool = False
     lingering: bool = False
     """Its trainer ended, and something beside it still runs: a sidecar."""
+    unstarted: str = ""
+    """Why its agent cannot be started, in its fabric's own words; empty: nothing is known to be in the way."""
 
 
 @dataclass(frozen=True, slots=True)

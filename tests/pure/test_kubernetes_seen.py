@@ -67,6 +67,36 @@ def test_a_worker_that_waits_says_for_what() -> None:
     assert seen.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
 
 
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (pod("Pending", container("trainer", waiting={"reason": "ImagePullBackOff", "message": "no"})), "ImagePull"),
+        (pod("Pending", container("trainer", waiting={"reason": "InvalidImageName"})), "InvalidImageName"),
+        (pod("Pending", container("trainer", waiting={"reason": "CreateContainerConfigError"})), "CreateContainer"),
+        (
+            pod("Pending", container("side", waiting={"reason": "ErrImagePull"}), container("trainer", waiting={})),
+            "Err",
+        ),
+        (
+            pod(
+                "Failed",
+                container("trainer", waiting={"reason": "PodInitializing"}),
+                initContainerStatuses=[container("fetch", terminated={"exitCode": 1, "message": "no\nsuch key"})],
+            ),
+            "init container fetch ended with exit code 1: such key",
+        ),
+        (pod("Pending", container("trainer", waiting={"reason": "ContainerCreating"})), ""),
+        (pod("Pending", container("trainer", waiting={"reason": "PodInitializing"})), ""),
+        (pod("Failed", reason="Evicted"), ""),
+        (pod("Failed", container("trainer", terminated={"exitCode": 42})), ""),
+        (pod("Running", container("trainer", running={})), ""),
+    ],
+)
+def test_why_a_worker_cannot_be_started_is_its_kubelets_word(found: dict[str, Any], why: str) -> None:
+    assert seen.worker(found).unstarted.startswith(why)
+    assert bool(seen.worker(found).unstarted) == bool(why)
+
+
 def test_foreign_labels_are_an_error_and_no_worker() -> None:
     found = pod("Running")
     found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"

@@ -10,6 +10,7 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Plan
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.workers import UNSTARTED_SECONDS
 
 NOW = BEGAN + 1000
 
@@ -97,3 +98,59 @@ def test_a_replacement_that_cannot_start_never_ends_a_world_that_trains() -> Non
     assert made.status.phase == "Running"
     assert made.status.world == seen.status.world
     assert made.status.failed_starts == 51
+
+
+NO_FOLDER = "the agent could not be started: [Errno 2] No such file or directory: '/no/such/folder'"
+
+
+def unstarted(failed_starts: int = 0, age: float = 1000.0, phase: str = "Failed") -> Observed:
+    """No process of worker 0 ever ran: it has no exit code."""
+    return beginning(failed_starts, age, phase=phase, exit_code=None, message=NO_FOLDER, unstarted=NO_FOLDER)
+
+
+def test_a_worker_that_cannot_be_started_is_waited_after_said_and_given_up_like_one_that_ends() -> None:
+    early = plan(unstarted(age=4.0))
+    assert not creates(early)
+    assert "worker 0 could not be started" in early.reason
+    assert "/no/such/folder" in early.status.message
+    made = plan(unstarted(age=5.0))
+    assert [c.index for c in creates(made)] == [0]
+    assert made.status.failed_starts == 1
+    (said,) = [e.message for e in made.events if e.reason == "WorkerLost"]
+    assert said == f"worker 0 could not be started: {NO_FOLDER}"
+    assert not creates(plan(unstarted(failed_starts=2, age=19.0)))
+    over = plan(unstarted(failed_starts=6))
+    assert over.status.phase == "Failed"
+    assert "/no/such/folder" in over.status.message
+    assert "backoffLimit (6)" in over.status.message
+
+
+def test_the_last_replacement_has_its_chance() -> None:
+    seen = unstarted(failed_starts=6)
+    new = worker(0, 2, phase="Pending", created_seconds=NOW)
+    seen = replace(seen, workers=(*seen.workers, new), status=replace(seen.status, next_attempt=3))
+    assert plan(seen).status.phase != "Failed"
+
+
+def test_a_pod_that_its_kubelet_cannot_start_has_a_minute_and_then_counts_as_failed() -> None:
+    early = plan(unstarted(age=UNSTARTED_SECONDS - 1, phase="Pending"))
+    assert not early.actions
+    assert "worker 0 could not be started" in early.reason
+    assert early.wake_after_seconds is not None
+    assert early.wake_after_seconds <= 1.0
+    waiting = plan(unstarted(age=UNSTARTED_SECONDS + 4, phase="Pending"))
+    assert not creates(waiting), "and the pause of one that failed"
+    made = plan(unstarted(age=UNSTARTED_SECONDS + 5, phase="Pending"))
+    assert [c.index for c in creates(made)] == [0]
+    assert [a.reason for a in made.actions if isinstance(a, DeleteWorker)] == ["it could not be started"]
+    assert made.status.failed_starts == 1
+    assert plan(unstarted(6, age=UNSTARTED_SECONDS + 5, phase="Pending")).status.phase == "Failed"
+
+
+def test_a_pod_that_cannot_be_started_never_ends_a_world_that_trains() -> None:
+    seen = running(workers=2, least=1)
+    extra = replace(worker(2, 5), phase="Pending", unstarted="ImagePullBackOff: no", created_seconds=seen.now - 500)
+    seen = replace(seen, job=job(3, least=1), workers=(*seen.workers, extra))
+    seen = replace(seen, status=replace(seen.status, failed_starts=50, next_attempt=6), free_nodes=1)
+    made = plan(seen)
+    assert (made.status.phase, made.status.world) == ("Running", seen.status.world)

@@ -111,13 +111,22 @@ def _sources(progress: Progress, incidents: tuple[Incident, ...]) -> dict[int, s
 
 def explain_failure(progress: Progress) -> list[str]:
     """Why the job failed: the operator's sentence, the log's last lines, and where that log is."""
-    log = newest_log(progress.folder.logs)
+    log = blamed_log(progress.folder.logs, progress.status.incidents) or newest_log(progress.folder.logs)
     lines = [f"the job failed: {progress.status.message}"]
     if log is not None:
         text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         lines += [f"    {line}" for line in text[-_LOG_LINES:]]
         lines.append(f"log: {log}")
     return lines
+
+
+def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
+    """The log of the rank that ended the job: its peers write last, and only of how they lost it. None: nobody is blamed."""
+    last = incidents[-1] if incidents else None
+    if last is None or last.rank is None or last.first_step_seconds is not None:
+        return None
+    found = [path for path in logs.glob(f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log") if path.stat().st_size > 0]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def newest_log(logs: Path) -> Path | None:

@@ -28,7 +28,7 @@ from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
 from surefoot_operator.policy.ties import tie_of
-from surefoot_operator.policy.workers import Tending, tend, worn_out
+from surefoot_operator.policy.workers import Tending, hindrance, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
 
@@ -245,7 +245,10 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
     if worn is not None:
         return _fail(facts, worn)
     if not found.members:
-        base = _Decision(found.waiting or "waiting for workers", facts.status, wakes=(found.until_seconds,))
+        why = hindrance(facts)
+        reason = found.waiting or "waiting for workers"
+        reason = f"{reason}; {why}" if why is not None else reason
+        base = _Decision(reason, facts.status, wakes=(found.until_seconds,))
         return _with_workers(facts, base, target_size(facts.spec))
     status = committed(facts, choice, found.members)
     world = status.world or facts.world

@@ -26,6 +26,10 @@ FAILING_SECONDS = 5.0
 """A worker that failed sooner after its creation is not replaced before that, so that nothing spins; doubled each round."""
 
 LONGEST_FAILING_SECONDS = 160.0
+
+UNSTARTED_SECONDS = 60.0
+"""A worker that its fabric cannot start, and tries to by itself, counts as failed after so long: a registry may come back."""
+
 _MOST_NAMED = 4
 _LONGEST_DETAIL = 300
 
@@ -97,9 +101,11 @@ def worn_out(facts: Facts) -> str | None:
         if never is not None:
             return f"worker {never.index} can never be made as the job asks for it: {never.refusal}"
     rounds, limit = facts.status.failed_starts, facts.spec.run_policy.backoff_limit
-    failed = [w for w in facts.seen.workers if ended_by_itself(facts, w)]
+    known = [(w.index, w.attempt) for w in facts.seen.workers] + [(c.index, c.attempt) for c in facts.seen.creates]
+    newest = dict(sorted(known))
+    failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and ended_by_itself(facts, w)]
     if rounds < limit or not failed:
-        return None
+        return None  # or the last replacement has not had its chance
     return f"{_failed(max(failed, key=lambda w: w.attempt))}; {rounds} replacements used up backoffLimit ({limit})"
 
 
@@ -107,11 +113,33 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
     """It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too."""
     world = facts.status.world
     member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
-    own = bool(worker.exit_code) and not worker.deleting and not node_lost(facts, worker.node)
-    return worker.phase == "Failed" and own and not member
+    if worker.deleting or member or node_lost(facts, worker.node):
+        return False
+    ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
+    return ended or _stuck(facts, worker)
+
+
+def hindrance(facts: Facts) -> str | None:
+    """Why workers that are waited for do not come, where their fabric says so; None: it does not."""
+    found = [w for w in facts.seen.workers if w.unstarted and not w.deleting]
+    return _failed(max(found, key=lambda w: w.attempt)) if found else None
+
+
+def _stuck(facts: Facts, worker: WorkerSeen) -> bool:
+    due = _stuck_at(worker)
+    return due is not None and facts.now >= due
+
+
+def _stuck_at(worker: WorkerSeen) -> float | None:
+    """When a worker that its fabric cannot start is given up; None: nothing is known to be in its way."""
+    waits = worker.phase == "Pending" and bool(worker.unstarted)
+    return worker.created_seconds + UNSTARTED_SECONDS if waits else None
 
 
 def _failed(worker: WorkerSeen) -> str:
+    if worker.unstarted:
+        lines = worker.unstarted.strip().splitlines()
+        return f"worker {worker.index} could not be started: {' '.join(lines)[:_LONGEST_DETAIL]}"
     said = worker.message.strip().splitlines()[-1:]  # the last line of a log is where a traceback names its cause
     detail = f": {said[0][:_LONGEST_DETAIL]}" if said else ""
     return f"worker {worker.index} ended with exit code {worker.exit_code} before it could train{detail}"
@@ -120,7 +148,8 @@ def _failed(worker: WorkerSeen) -> str:
 def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
     """Until when a place whose workers failed stays empty."""
     wait = min(LONGEST_FAILING_SECONDS, FAILING_SECONDS * 2 ** min(facts.status.failed_starts, 16))
-    return max((w.created_seconds + wait for w in workers if w.phase == "Failed"), default=0.0)
+    over = [(_stuck_at(w) or w.created_seconds) + wait for w in workers if w.phase == "Failed" or _stuck(facts, w)]
+    return max(over, default=0.0)
 
 
 def _members(facts: Facts) -> set[WorkerId]:
@@ -151,11 +180,13 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
     if not wanted:
         return _Place(tuple(workers))
     for worker in reversed(workers):
-        if worker.deleting or worker.phase in ("Succeeded", "Failed") or node_lost(facts, worker.node):
+        over = worker.phase in ("Succeeded", "Failed") or _stuck(facts, worker)
+        if worker.deleting or over or node_lost(facts, worker.node):
             continue
         due = _patience_ends(facts, worker)
         if due is None or blind or facts.now < due:
-            return _Place(tuple(w for w in workers if w is not worker), until_seconds=None if blind else due)
+            look = _stuck_at(worker) if due is None or blind else due
+            return _Place(tuple(w for w in workers if w is not worker), until_seconds=look)
     due = _failing_until(facts, workers)
     if facts.now < due:
         return _Place(until_seconds=due)
@@ -166,7 +197,7 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     """Its node lives, and others want it left: it trains on until another one is warm elsewhere."""
     over = ("Succeeded", "Failed")
     newer = [w for w in workers if w.attempt > member.attempt and not w.deleting]
-    live = [w for w in newer if w.phase not in over and not node_lost(facts, w.node)]
+    live = [w for w in newer if w.phase not in over and not _stuck(facts, w) and not node_lost(facts, w.node)]
     kept = (member, *live[-1:])
     goes = tuple(w for w in workers if w not in kept)
     due = _failing_until(facts, newer)
@@ -208,6 +239,8 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
         return []
     if force:
         reason = f"node {worker.node} is gone"
+    elif worker.unstarted and ended_by_itself(facts, worker):
+        reason = "it could not be started"
     elif worker.phase in ("Succeeded", "Failed"):
         reason = f"it ended with exit code {worker.exit_code}"
     else:

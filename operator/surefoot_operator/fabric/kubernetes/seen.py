@@ -17,6 +17,12 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 _PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
 _SAID = 400
 """Characters of a pod's last words that people are told."""
+_NEVER_STARTED = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+    "RegistryUnavailable", "SignatureValidationFailed", "CreateContainerConfigError", "CreateContainerError",
+    "RunContainerError",
+)  # fmt: skip
+"""What a kubelet waits for that no time alone mends; it tries again by itself."""
 _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service")
 
 
@@ -53,7 +59,25 @@ def worker(pod: Object) -> WorkerSeen:
         created_seconds=seconds(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
+        unstarted=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
     )
+
+
+def _unstarted(pod: Object) -> str:
+    """Why its containers cannot be started, as its kubelet says; also that what had to run before them has failed."""
+    status = pod.get("status", {})
+    if _disruption(pod) or status.get("reason"):
+        return ""  # an eviction, or a node that did not take it: no fault of what the pod asks for
+    for found in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = found.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _NEVER_STARTED:
+            return f"{waiting['reason']}: {waiting.get('message', '')}"[:_SAID]
+    for found in status.get("initContainerStatuses", ()) if status.get("phase") == "Failed" else ():
+        ended = found.get("state", {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = _last_words(ended, int(ended["exitCode"])) or ended.get("reason") or ""
+            return f"init container {found['name']} ended with exit code {ended['exitCode']}: {said}"[:_SAID]
+    return ""
 
 
 def _disruption(pod: Object) -> str:

@@ -146,7 +146,6 @@ class Node:
 
     def _start(self, record: WorkerRecord) -> None:
         log = self._folder.logs / f"worker-{record.index}-{record.attempt}" / "agent.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **record.environment}
         environment |= {
             "SUREFOOT_NODE": self._name,
@@ -156,6 +155,7 @@ class Node:
             "SUREFOOT_TERMINATION_GRACE_SECONDS": str(record.grace_seconds),
         }
         try:
+            log.parent.mkdir(parents=True, exist_ok=True)
             with open(log, "ab") as output:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "surefoot.agent", "--", *record.command],
@@ -166,8 +166,9 @@ class Node:
                     cwd=record.working_dir,
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # one thread here: nothing can hold a lock across the fork
                 )
-        except (OSError, ValueError) as error:  # ValueError: what no process can be given, a NUL for one
-            self._say(record, WorkerState(record.uid, "Failed", message=f"the agent could not be started: {error}"))
+        except Exception as error:  # noqa: BLE001  # whatever one start meets is that worker's: the node has others, and a holder
+            text = f"the agent could not be started: {error or type(error).__name__}"
+            self._say(record, WorkerState(record.uid, "Failed", message=text, unstarted=True))
             return
         self._workers[record.uid] = _Running(record, process, log)
         life = life_of(process.pid)

@@ -57,6 +57,7 @@ def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | No
         message=message,
         created_seconds=record.created_seconds,
         deleting=worker.deletion is not None,
+        unstarted=state.message if state is not None and state.unstarted else "",
     )
 
 

@@ -62,6 +62,8 @@ class WorkerState:
     life: str | None = None
     exit_code: int | None = None
     message: str = ""
+    unstarted: bool = False
+    """No process of it ever ran; `message` says why."""
 
     @property
     def over(self) -> bool:
