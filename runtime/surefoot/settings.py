@@ -46,8 +46,6 @@ class JobSettings:
     local_holder: LocalHolder | None = None
     """SUREFOOT_NODE and SUREFOOT_HOLDER_SOCKET: set by whoever starts processes on that node, for all of them."""
     persistent: PersistentSettings | None = None
-    verify_copies: bool = False
-    """SUREFOOT_VERIFY_COPIES=1: compare the whole lazy copy at each save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,6 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         holder_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
         local_holder=_local_holder(environment),
         persistent=persistent,
-        verify_copies=environment.get("SUREFOOT_VERIFY_COPIES") == "1",
     )
 
 

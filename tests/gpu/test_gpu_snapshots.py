@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -62,6 +63,35 @@ def test_a_step_that_the_host_queues_while_the_device_still_copies_is_no_change(
             parts = torch.from_numpy(memory.slot(turn % 2)).reshape(4, -1)
             assert [set(part.unique().tolist()) for part in parts] == [{n + turn} for n in range(4)]
     assert outcomes == [Outcome()] * 3
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["own stream", "another stream"])
+@pytest.mark.parametrize("stays", [False, True], ids=["is undone", "stays"])
+def test_what_is_written_behind_the_step_is_never_sealed(
+    stager: Stager, device: torch.device, elsewhere: bool, stays: bool
+) -> None:
+    """Whether it comes before the copy, in its middle or behind it is the device's affair."""
+    size, outcomes = size_of(device), list[Outcome]()
+    tensors = [torch.full((size // 4,), n, dtype=torch.uint8, device=device) for n in range(4)]
+    with arena(size, device) as memory:
+        sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]
+        for turn in range(6):
+            stager.start(memory.slot(turn % 2), [], sources, outcomes.append)
+            with side_stream(device) if elsewhere else contextlib.nullcontext():
+                for tensor in tensors:
+                    tensor.data.add_(100)
+                if not stays:
+                    keep_busy(device)
+                    for tensor in tensors:
+                        tensor.data.sub_(100)
+            stager.wait()
+            if stays:
+                for tensor in tensors:
+                    tensor.data.sub_(100)
+            if outcomes[-1].sealed:
+                parts = torch.from_numpy(memory.slot(turn % 2)).reshape(4, -1)
+                assert [set(part.unique().tolist()) for part in parts] == [{0}, {1}, {2}, {3}]
+    assert all(outcome.error is None for outcome in outcomes)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its own stager

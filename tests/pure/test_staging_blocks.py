@@ -12,6 +12,7 @@ from surefoot.geometry import Tiling, block_shape
 from surefoot.staging import copies_of
 from surefoot.staging.arena import Arena
 from surefoot.staging.blocks import bands, regions
+from surefoot.staging.copies import BAND_BYTES, Scratch
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.complex64, torch.complex128]
@@ -50,23 +51,56 @@ def test_tensors_that_are_not_contiguous_are_laid_alike(a: int, b: int, c: int, 
     assert laid(tensor, (x, y, z)) == expected(tensor, (x, y, z))
 
 
-def test_large_matrices_are_copied_in_bands_and_laid_alike() -> None:
-    tensor = torch.randn(3001, 1003)
-    tile = block_shape((3001, 1003), 4)
-    assert laid(tensor, tile) == expected(tensor, tile)
-    target = np.empty(tensor.numel() * 4, dtype=np.uint8)
-    copies = copies_of(tensor, tile, target)
-    assert 3 < len(copies) < 16
-    assert max(c.size_bytes for c in copies) <= 4 * 1024 * 1024
+@pytest.mark.parametrize("shape", [(3001, 1003), (70, 90_001), (3, 1_100_003), (2, 3, 300, 701), (2_100_001,)])
+def test_large_tensors_are_copied_in_bands_and_laid_alike(shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2**31, shape, dtype=torch.int32)
+    tile = block_shape(shape, 4)
+    for found in (tensor, tensor.t() if len(shape) == 2 else tensor.flip(0)):
+        tile = block_shape(tuple(found.shape), 4)
+        assert laid(found, tile) == expected(found, tile)
+        target = np.empty(found.numel() * 4, dtype=np.uint8)
+        copies = copies_of(found, tile, target)
+        assert max(c.size_bytes for c in copies) <= BAND_BYTES
+        assert len(copies) < 4 + 3 * target.size // BAND_BYTES
 
 
-@given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 8), st.integers(1, 7), st.integers(1, 2000))
-def test_bands_are_whole_rows_of_tiles_and_cover_each_row_once(
-    n: int, w: int, tile: int, size: int, limit: int
+@given(shapes.filter(bool), st.data(), st.integers(1, 8), st.integers(1, 2000))
+def test_bands_are_whole_tiles_in_the_order_of_the_stream(
+    shape: tuple[int, ...], data: st.DataObject, size: int, limit: int
 ) -> None:
-    found = list(bands((n, w), (tile, 3), size, limit))
-    assert [row for first, rows in found for row in range(first, first + rows)] == list(range(n if w else 0))
-    assert all(first % tile == 0 for first, _ in found)
+    """Laid one after the other, each as a piece of its own, they are the piece."""
+    tile = tuple(data.draw(st.integers(1, 10)) for _ in shape)
+    tensor = torch.arange(int(np.prod(shape, dtype=int)), dtype=torch.int64).reshape(shape)
+    found = [tensor[part] for part in bands(shape, tile, size, limit)]
+    assert b"".join(expected(band, tile) for band in found) == expected(tensor, tile)
+    assert all(band.numel() * size <= max(limit, size * int(np.prod(tile))) for band in found)
+
+
+@given(shapes, st.data(), st.sampled_from(DTYPES), st.sampled_from(["as it lies", "turned", "every other"]))
+def test_a_verified_copy_lays_the_same_and_knows_its_digest(
+    shape: tuple[int, ...], data: st.DataObject, dtype: torch.dtype, how: str
+) -> None:
+    tensor = torch.arange(int(np.prod(shape, dtype=int)) * 2).reshape((*shape, 2)).to(dtype)
+    tensor = {"as it lies": tensor, "turned": tensor.movedim(-1, 0), "every other": tensor[..., 0]}[how]
+    tile = tuple(data.draw(st.integers(1, 10)) for _ in tensor.shape)
+    target = np.full(tensor.numel() * tensor.element_size(), 0xEE, dtype=np.uint8)
+    scratch = Scratch()
+    for copy in copies_of(tensor, tile, target):
+        digest = copy.digest(scratch)
+        assert copy.run_verified(digest, scratch)
+        assert not copy.run_verified(digest ^ 1, scratch)
+    assert target.tobytes() == expected(tensor, tile)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_changes_places_within_a_copy_changes_its_digest(turned: bool) -> None:
+    tensor = torch.eye(300, dtype=torch.int32)
+    copy = copies_of(tensor.t() if turned else tensor, (32, 128), np.zeros(360_000, dtype=np.uint8))[0]
+    before = copy.digest(Scratch())
+    tensor[[3, 8]] = tensor[[8, 3]]
+    assert copy.digest(Scratch()) != before
+    tensor[[3, 8]] = tensor[[8, 3]]
+    assert copy.digest(Scratch()) == before
 
 
 @given(shapes)

@@ -79,7 +79,7 @@ class Checkpointer:
         self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
         self._backoff = Backoff()
-        self._saver = Saver(self._program, self._link, about.rank, self._connected.settings.verify_copies)
+        self._saver = Saver(self._program, self._link, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._standing = Standing(named)
@@ -141,6 +141,15 @@ class Checkpointer:
         batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved."""
         self._refuse_in_child("save_now")
         return self._may_save() and self._save_for_certain()
+
+    def settle(self) -> None:
+        """Returns when the tensors of the last save may be changed; at once where no save is under way.
+
+        Saves go on behind the training until the next optimizer step, and what changes before that costs the save: it
+        is dropped. A program that changes parameters or optimizer state in between calls this first: weights swapped
+        for validation (EMA, SWA), clipped weights, a load_state_dict. An optimizer's own step needs no such call.
+        """
+        self._saver.join()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that could be restored now, as the tiers say; None if there is none."""
@@ -211,6 +220,8 @@ class Checkpointer:
     def _may_save(self) -> bool:
         """Whether the state is that of the last finished step; says so if it no longer is."""
         since = self._standing.left_by()
+        if since is None and self._saver.dropped_step == self._step:
+            since = "its tensors have changed"
         if since is None:
             return True
         text = f"step {self._step} is not saved: {since} since step() was called; save or close right behind step()"

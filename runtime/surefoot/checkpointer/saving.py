@@ -43,8 +43,8 @@ class State(Protocol):
 class Saver:
     """Stages saves of one program into the slots of one link."""
 
-    def __init__(self, program: State, link: Link, rank: int, compare_all: bool) -> None:
-        self._program, self._link, self._rank, self._compare_all = program, link, rank, compare_all
+    def __init__(self, program: State, link: Link, rank: int) -> None:
+        self._program, self._link, self._rank = program, link, rank
         self._stager = Stager()
         self._arena: Arena | None = None
         self._plan: SavePlan | None = None
@@ -55,8 +55,11 @@ class Saver:
         self._ready_for: SavePlan | None = None
         self._told: set[str] = set()
         self._unsteady: set[str] = set()
+        """Objects of which a tensor changed under its copy."""
         self._refused = False
         self._begun_step = 0
+        self.dropped_step: int | None = None
+        """Newest step whose tensors changed while they were copied: its state is gone."""
         self.staged_step = 0
         """Newest step whose slot was sealed and handed over."""
         self.stall_seconds = 0.0
@@ -153,13 +156,14 @@ class Saver:
         eager, lazy = self._pieces
         message = Staged(index, step, end, len(values), plan.digest, self._layout_for(plan))
         self._begun_step = step
-        self._stager.start(slot, eager, lazy, self._sealing(message, begun), self._compare_all)
+        self._stager.start(slot, eager, lazy, self._sealing(message, begun))
         return "staged"
 
     def _planned(self, entries: Sequence[Entry]) -> SavePlan:
         same = self._are_planned(entries)
         if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
+            self._stager.forget()
         if not same:
             self._entries = entries
             self._pieces = self._divided(self._plan, entries)
@@ -194,7 +198,7 @@ class Saver:
             if portion.start == portion.stop:
                 continue
             entry = entries[portion.entry]
-            steady = entry.lazy and portion.name not in self._unsteady
+            steady = entry.lazy and _object_of(portion.name) not in self._unsteady
             (lazy if steady else eager).append(_source(entry, portion))
         return eager, lazy
 
@@ -207,17 +211,14 @@ class Saver:
                 self._told.add(message.layout)
                 self.staged_step = message.step
                 return
-            self._unsteady.update(outcome.changed)
-            self._entries = ()
             if outcome.error is not None:
                 self._failed(message.step, "copy", f"copying step {message.step} failed: {outcome.error}")
             else:
-                self._failed(
-                    message.step,
-                    "changed",
-                    f"{outcome.changed[0]} changed while step {message.step} was copied ({len(outcome.changed)} such"
-                    " tensors): that save is dropped, and from now on they are copied inside the call",
-                )
+                self.dropped_step = message.step
+                self._failed(message.step, "changed", _dropped(message.step, outcome.changed))
+            # Who swaps some of an object's tensors swaps all: those that were copied in time would cost the next save.
+            self._unsteady.update(map(_object_of, outcome.changed))
+            self._entries = ()
 
         return seal
 
@@ -250,6 +251,20 @@ def described(error: Exception) -> str:
 def reason_of(error: Exception) -> str:
     memory = described(error).startswith("no staging memory")
     return "memory" if memory else metrics.reason_of(error)
+
+
+def _object_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _dropped(step: int, changed: Sequence[str]) -> str:
+    objects = ", ".join(dict.fromkeys(map(_object_of, changed)))
+    others = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
+    return (
+        f"{changed[0]}{others} changed between step() and the next optimizer step, while step {step} was copied: that save"
+        f" is dropped, and from now on every tensor of {objects} is copied inside step(), which takes longer. A program"
+        " that changes them there keeps its saves quick by calling settle() first"
+    )
 
 
 def _source(entry: Entry, portion: Portion) -> Source:

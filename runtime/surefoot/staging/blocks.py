@@ -62,14 +62,31 @@ def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region
 
 def bands(
     lengths: tuple[int, ...], tile: tuple[int, ...], itemsize: int, limit_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of parts of a piece that are whole rows of tiles, of about `limit_bytes` each.
+) -> Iterator[tuple[slice, ...]]:
+    """Parts of a piece, in the order of the stream: whole tiles, of about `limit_bytes`, at least one tile.
 
-    Rows of tiles along dimension 0 are contiguous in the stream, so each band is a piece of its own.
+    Each is contiguous in the stream and laid there as a piece of its own: rows of tiles along dimension 0, and of a row
+    that is larger than the limit, stretches of its tiles along the next dimension.
     """
-    if not lengths or 0 in lengths:
+    if 0 not in lengths:
+        yield from _bands(lengths, tile, itemsize, limit_bytes)
+
+
+def _bands(
+    lengths: tuple[int, ...], tile: tuple[int, ...], scale: int, limit_bytes: int
+) -> Iterator[tuple[slice, ...]]:
+    """`scale` is what one element of these dimensions stands for, in bytes."""
+    if not lengths:
+        yield ()
         return
-    row_bytes = prod(lengths[1:]) * itemsize
-    rows = max(1, limit_bytes // (row_bytes * tile[0])) * tile[0]
-    for first in range(0, lengths[0], rows):
-        yield first, min(rows, lengths[0] - first)
+    row_bytes = scale * prod(lengths[1:])
+    if row_bytes * tile[0] <= limit_bytes or len(lengths) == 1:
+        rows = max(1, limit_bytes // (row_bytes * tile[0])) * tile[0]
+        rest = tuple(slice(0, n) for n in lengths[1:])
+        for first in range(0, lengths[0], rows):
+            yield slice(first, min(first + rows, lengths[0])), *rest
+        return
+    for first in range(0, lengths[0], tile[0]):
+        last = min(first + tile[0], lengths[0])
+        for rest in _bands(lengths[1:], tile[1:], scale * (last - first), limit_bytes):
+            yield slice(first, last), *rest

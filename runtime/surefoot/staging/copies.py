@@ -1,27 +1,31 @@
-"""Prepared copies of one tensor's piece into a slot: a short list of strided copies, run by whichever thread is free.
+"""Prepared copies of one tensor's piece into a slot, and digests of what lies at either end of them.
 
 The arrays behind a copy alias the live tensor and the slot; preparing costs microseconds and running releases the GIL.
-Used by `ordering` (to run) and `checkpointer` (to prepare).
+A copy behind the training goes by way of memory of the copying thread's own: what is compared with the digest taken at
+the step is what is laid into the slot, whatever becomes of the tensor meanwhile. Used by `ordering`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from xxhash import xxh3_64_intdigest
 
 from surefoot.staging.arena import Bytes
 from surefoot.staging.blocks import Region, bands, regions
 
-BAND_BYTES = 4 * 1024 * 1024
-"""Largest copy on the CPU: whoever waits for a copy under way waits for no more than this much."""
+BAND_BYTES = 1024 * 1024
+"""Largest copy on the CPU, and what one digest covers: it stays in a core's cache between its two passes, is long enough
+for the GIL to be let go, and whoever waits for a copy under way waits for no more than this much."""
 
-DEVICE_BAND_BYTES = 64 * 1024 * 1024
-"""Largest scratch on a device, where blocks are put in order before one contiguous copy to the host."""
+_MOST_VIEWS = 4096
 
+Array = np.ndarray[Any, Any]
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -34,76 +38,114 @@ def elements(tensor: torch.Tensor) -> torch.Tensor:
     return plain if plain.dtype == word else plain.view(word)
 
 
+class Scratch(threading.local):
+    """Memory of each thread's own where a band lands whole, and views of it; kept from save to save."""
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.ones(BAND_BYTES, dtype=np.uint8)  # ones: written, so that the pages are there
+        self._views: dict[tuple[Any, ...], tuple[Array, list[Array]]] = {}
+
+    def of(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
+        """The bytes of a band, the same as an array in the source's order, and in as many parts as are laid."""
+        size = copy.target.size
+        if size > self._memory.size or len(self._views) > _MOST_VIEWS:
+            self._views.clear()
+            self._memory = np.ones(max(size, self._memory.size), dtype=np.uint8)
+        key = (copy.source.shape, copy.source.dtype, copy.tile)
+        if key not in self._views:
+            whole = self._memory[:size].view(copy.source.dtype).reshape(copy.source.shape)
+            self._views[key] = whole, [_tiles(whole, region) for region in regions(whole.shape, copy.tile)]
+        return self._memory[:size], *self._views[key]
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One strided copy between host arrays; `size_bytes` is what it moves."""
+    """Some whole tiles of a piece: where their elements lie in the program, and where in the slot."""
 
-    source: np.ndarray[Any, Any]
-    target: np.ndarray[Any, Any]
+    source: Array
+    target: Bytes
+    tile: tuple[int, ...]
+    pairs: tuple[tuple[Array, Array], ...]
+    """Strided views of source and target, alike in shape."""
+    flat: Bytes | None
+    """The source's bytes in its order, where they lie in memory so."""
+    straight: bool
+    """The target has the source's order."""
 
     @property
     def size_bytes(self) -> int:
         return self.target.nbytes
 
     def run(self) -> None:
-        np.copyto(self.target, self.source)
+        """Copies what is there now."""
+        for source, target in self.pairs:
+            np.copyto(target, source)
+
+    def digest(self, scratch: Scratch) -> int:
+        """Of the source's bytes as they are now, in the source's order."""
+        if self.flat is not None:
+            return _digest(self.flat)
+        landed, whole, _ = scratch.of(self)
+        np.copyto(whole, self.source)
+        return _digest(landed)
+
+    def run_verified(self, digest: int, scratch: Scratch) -> bool:
+        """Copies, and says whether what was copied has this digest."""
+        if self.straight:
+            self.run()
+            return _digest(self.target) == digest
+        landed, whole, parts = scratch.of(self)
+        np.copyto(whole, self.source)
+        for (_, target), part in zip(self.pairs, parts, strict=True):
+            np.copyto(target, part)
+        return _digest(landed) == digest
 
 
 def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> list[Copy]:
     """The copies that lay `source`, cut into tiles, into `target` (exactly the piece's bytes). Host tensors only."""
-    array = elements(source).numpy()
+    array: Array = elements(source).numpy()
     if array.nbytes != target.size:
         raise ValueError(f"a piece of {array.nbytes} bytes was given {target.size} bytes of stream")
     if array.size == 0:
         return []
-    if array.ndim == 0 or target.size <= BAND_BYTES:
-        return [_strided(array, region, target) for region in regions(array.shape, tile)]
-    return [
-        _strided(array[first : first + rows], region, part)
-        for first, rows, part in _banded(array, tile, target)
-        for region in regions((rows, *array.shape[1:]), tile)
-    ]
+    return [_copy(band, tile, part) for band, part in _banded(array, tile, target)]
 
 
-def _banded(array: np.ndarray[Any, Any], tile: tuple[int, ...], target: Bytes) -> Iterator[tuple[int, int, Bytes]]:
-    row_bytes = array.nbytes // array.shape[0]
-    for first, rows in bands(array.shape, tile, array.itemsize, BAND_BYTES):
-        yield first, rows, target[first * row_bytes : (first + rows) * row_bytes]
+def _digest(content: Bytes) -> int:
+    return xxh3_64_intdigest(content.data)
 
 
-def _strided(array: np.ndarray[Any, Any], region: Region, target: Bytes) -> Copy:
-    size = array.itemsize
-    shape = (*region.counts, *region.extents)
+def _banded(array: Array, tile: tuple[int, ...], target: Bytes) -> Iterator[tuple[Array, Bytes]]:
+    if target.size <= BAND_BYTES:
+        yield array, target
+        return
+    start = 0
+    for part in bands(array.shape, tile, array.itemsize, BAND_BYTES):
+        band = array[part]
+        yield band, target[start : start + band.nbytes]
+        start += band.nbytes
+
+
+def _copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
+    flat = source.reshape(-1).view(np.uint8) if source.flags.c_contiguous else None
+    straight = all(t >= n for t, n in zip(tile[1:], source.shape[1:], strict=True))
+    if flat is not None and straight:
+        return Copy(source, target, tile, ((flat, target),), flat, straight)
+    pairs = tuple((_tiles(source, r), _laid(source.dtype, r, target)) for r in regions(source.shape, tile))
+    return Copy(source, target, tile, pairs, flat, straight)
+
+
+def _tiles(array: Array, region: Region) -> Array:
+    """One region of it, as tiles of elements."""
     corner = array[tuple(slice(c, None) for c in region.corner)] if region.corner else array
     tile_strides = tuple(s * e for s, e in zip(array.strides, region.extents, strict=True))
-    source = np.lib.stride_tricks.as_strided(corner, shape, (*tile_strides, *array.strides), writeable=False)
+    shape = (*region.counts, *region.extents)
+    return np.lib.stride_tricks.as_strided(corner, shape, (*tile_strides, *array.strides), writeable=False)
+
+
+def _laid(dtype: np.dtype[Any], region: Region, target: Bytes) -> Array:
+    """The same region where it lies in the stream."""
+    size = dtype.itemsize
     strides = tuple(s * size for s in (*region.tile_strides, *region.element_strides))
-    laid: np.ndarray[Any, Any] = np.ndarray(
-        shape, dtype=array.dtype, buffer=target.data, offset=region.start * size, strides=strides
-    )
-    return Copy(source, laid)
-
-
-def copy_from_device(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> None:
-    """Enqueues the piece on the current stream: blocks are put in order on the device, then copied as one run.
-
-    `target` should be pinned; the caller records an event behind this and waits for it before reading `target`.
-    """
-    flat = elements(source)
-    if flat.numel() == 0:
-        return
-    if flat.dim() == 0:
-        torch.from_numpy(target).copy_(flat.reshape(1).view(torch.uint8), non_blocking=True)
-        return
-    row_bytes = target.size // flat.shape[0]
-    for first, rows in bands(tuple(flat.shape), tile, flat.element_size(), DEVICE_BAND_BYTES):
-        scratch = torch.empty(rows * row_bytes // flat.element_size(), dtype=flat.dtype, device=flat.device)
-        band = flat[first : first + rows]
-        for region in regions(tuple(band.shape), tile):
-            offset = band.storage_offset() + sum(c * s for c, s in zip(region.corner, band.stride(), strict=True))
-            steps = tuple(s * e for s, e in zip(band.stride(), region.extents, strict=True))
-            shape = (*region.counts, *region.extents)
-            laid = scratch.as_strided(shape, (*region.tile_strides, *region.element_strides), region.start)
-            laid.copy_(band.as_strided(shape, (*steps, *band.stride()), offset))
-        part = torch.from_numpy(target[first * row_bytes : (first + rows) * row_bytes])
-        part.copy_(scratch.view(torch.uint8), non_blocking=True)
+    shape = (*region.counts, *region.extents)
+    return np.ndarray(shape, dtype=dtype, buffer=target.data, offset=region.start * size, strides=strides)

@@ -3,8 +3,11 @@
 Parameters and optimizer state stand still from one optimizer step to the next, so copying them may overlap forward and
 backward: a thread of lowest priority copies host tensors, a side stream copies device tensors. Whoever is about to
 change them calls `join`, which first takes over what the thread has not begun (a thread of lowest priority may starve)
-and then waits for what it has. After the copy, versions, addresses and a rotating sample of the bytes are compared;
-a tensor that changed meanwhile costs this save and is copied eagerly from then on.
+and then waits for what it has.
+
+That they do stand still is the program's doing, and no counter tells when they do not (`.data`, views, arrays of other
+libraries). So all that is copied lazily is digested inside the call, which reads it once, and each copy must have the
+digest of the step. A tensor that changed meanwhile costs this save; it is copied eagerly from then on.
 """
 
 from __future__ import annotations
@@ -12,18 +15,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from surefoot.staging.arena import Bytes
-from surefoot.staging.copies import Copy, copies_of
-from surefoot.staging.device import DeviceCopies, let_training_wait
+from surefoot.staging.copies import Copy, Scratch, copies_of
+from surefoot.staging.crew import Crew, Digests, Work
+from surefoot.staging.device import SMALL_BYTES as SMALL_DEVICE_BYTES
+from surefoot.staging.device import DeviceCopies, Queued
 from surefoot.staging.pieces import Outcome, Room, Source
-from surefoot.staging.samples import Sample, Sampler, differing
 
 _log = logging.getLogger(__name__)
 
@@ -39,34 +41,39 @@ _MOST_KNOWN = 200_000
 """Copies remembered; beyond this a program changes its tensors faster than remembering helps."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Lazy:
+    """A copy behind the training, and what it must find."""
+
+    name: str
+    copy: Copy
+    digest: int
+
+
 @dataclass(slots=True)
 class _Staging:
     """One save under way."""
 
-    slot: Bytes
-    lazy: Sequence[Source]
-    stamps: list[tuple[int, int]]
-    samples: list[Sample]
     done: Callable[[Outcome], None]
-    queue: deque[Copy] = field(default_factory=deque)
-    running: int = 0
-    event: Any = None
+    work: Work[_Lazy]
+    queued: list[Queued]
+    changed: dict[str, None]
+    """Names, in the order in which they were found."""
     error: Exception | None = None
     finishing: bool = False
-    moved: tuple[str, ...] | None = None
-    """What had changed when somebody joined copies of a device; None: nobody did."""
     finished: threading.Event = field(default_factory=threading.Event)
 
 
 class Stager:
-    """Owner of the copying thread and the side stream. One save at a time; `start` and `join` from one thread."""
+    """Owner of the copying threads and the side streams. One save at a time; `start` and `join` from one thread."""
 
     def __init__(self) -> None:
         self._wake = threading.Condition()
         self._current: _Staging | None = None
         self._closed = False
-        self._sampler = Sampler()
-        self._device = DeviceCopies()
+        self._scratch = Scratch()
+        self._crew = Crew(Crew.size())
+        self._devices: dict[torch.device, DeviceCopies] = {}
         self._normal_nice: int | None = None
         self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
@@ -76,43 +83,45 @@ class Stager:
     def prepare(self, slot: Bytes, sources: Sequence[Source]) -> None:
         """Makes the copies that saves into `slot` will need, so that the first save costs what the tenth does."""
         if len(self._known) > _MOST_KNOWN:
-            self._known.clear()
+            self.forget()
         room = Room.of(slot)
-        for source, tensor in _live(sources):
-            if not tensor.is_cuda:
+        for source in sources:
+            tensor = source.holder()
+            if tensor.is_cuda:
+                self._device(tensor.device).drawn_keys()
+            else:
                 self._copies(source, tensor, room)
-        self._sampler.prepare(sum(s.size_bytes for s in sources))
+
+    def forget(self) -> None:
+        """Lets go of the copies made before, and of the tensors behind them: others are saved from now on."""
+        self._known.clear()
 
     def start(
-        self,
-        slot: Bytes,
-        eager: Sequence[Source],
-        lazy: Sequence[Source],
-        done: Callable[[Outcome], None],
-        compare_all: bool = False,
+        self, slot: Bytes, eager: Sequence[Source], lazy: Sequence[Source], done: Callable[[Outcome], None]
     ) -> None:
         """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last.
 
         Of tensors on a device, `now` means before whatever the training queues next.
         """
         self.wait()
-        now = [*eager, *(s for s in lazy if s.size_bytes <= SMALL_BYTES)]
-        behind = [s for s in lazy if s.size_bytes > SMALL_BYTES]
-        live = _live(behind)
-        staging = _Staging(slot, behind, [_stamp(tensor) for _, tensor in live], [], done)
         room = Room.of(slot)
-        at_once = self._copy_now(now, room)
-        on_device = [s for s, tensor in live if tensor.is_cuda]
-        copies = [(s.name, copy) for s, tensor in live if not tensor.is_cuda for copy in self._copies(s, tensor, room)]
-        staging.samples = list(self._sampler.of(copies, compare_all))
-        if at_once or on_device:
-            turn = self._sampler.whose_turn([s.size_bytes for s in on_device], compare_all)
-            staging.event, samples = self._device.queue(at_once, [on_device[i] for i in turn], on_device, room)
-            staging.samples += samples
-        self._sampler.turn += 1
-        staging.queue.extend(copy for _, copy in copies)
+        parted = _Parted()
+        for sources, steady in ((eager, False), (lazy, True)):
+            for source in sources:
+                parted.add(source, source.holder(), steady)
+        behind = [(s.name, copy) for s, tensor in parted.behind for copy in self._copies(s, tensor, room)]
+        now = [copy for s, tensor in parted.now for copy in self._copies(s, tensor, room)]
+        digests = self._take(now, [copy for _, copy in behind])
+        queued = self._queue(parted, room)
+        changed: dict[str, None] = {}
+
+        def run(lazy: _Lazy) -> None:
+            if not lazy.copy.run_verified(lazy.digest, self._scratch):
+                changed.setdefault(lazy.name)
+
+        work = Work(run, [_Lazy(name, copy, d) for (name, copy), d in zip(behind, digests, strict=True)])
         with self._wake:
-            self._current = staging
+            self._current = _Staging(done, work, queued, changed)
             self._wake.notify_all()
 
     def join(self) -> None:
@@ -120,25 +129,14 @@ class Stager:
         staging = self._current
         if staging is None or staging.finished.is_set():
             return
-        if staging.event is not None:
-            let_training_wait(staging.event)
+        for queued in staging.queued:
+            queued.let_training_wait()
         self._hurry()
-        self._work(staging)
-        if staging.event is None:
+        with self._crew.helping(staging.work.share):
+            staging.work.finish()
+        if not staging.queued:
             self._finish(staging)
             staging.finished.wait()
-        else:
-            self._settle(staging)
-
-    def _settle(self, staging: _Staging) -> None:
-        """The host goes on while the device copies: what has changed is settled now, for what changes from here on is
-        queued behind the copies, and its version grows at once."""
-        with self._wake:
-            if not staging.finishing:
-                if staging.moved is None:
-                    staging.moved = tuple(_moved(staging))
-                return
-        staging.finished.wait()
 
     def wait(self) -> None:
         """Returns when the last save has ended altogether, its `done` called."""
@@ -152,28 +150,51 @@ class Stager:
         return self._current is not None and not self._current.finished.is_set()
 
     def close(self) -> None:
-        """Ends and joins the thread, after the save under way."""
+        """Ends and joins the threads, after the save under way."""
         self.wait()
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         self._thread.join()
+        self._crew.close()
 
-    # ---- copying ---------------------------------------------------------------------------------------------------
+    # ---- inside the call -------------------------------------------------------------------------------------------
 
-    def _copy_now(self, sources: Sequence[Source], room: Room) -> list[Source]:
-        """Copies those in host memory; returns the others, which are on a device."""
-        on_device = []
-        for source, tensor in _live(sources):
-            if tensor.is_cuda:
-                on_device.append(source)
-                continue
-            for copy in self._copies(source, tensor, room):
+    def _queue(self, parted: _Parted, room: Room) -> list[Queued]:
+        """Copies of device tensors, device by device."""
+        found = []
+        for device, (now, behind) in parted.on_device.items():
+            found.append(self._device(device).queue(now, behind, room))
+        return found
+
+    def _device(self, device: torch.device) -> DeviceCopies:
+        if device not in self._devices:
+            self._devices[device] = DeviceCopies(device)
+        return self._devices[device]
+
+    def _take(self, now: Sequence[Copy], behind: Sequence[Copy]) -> list[int]:
+        """Runs the copies of `now`, and digests what lies behind the others, with whoever can help."""
+        small = [copy for copy in now if copy.size_bytes <= SMALL_BYTES]
+        copying = Work(Copy.run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
+        digests = Digests(behind, self._scratch)
+
+        def share() -> None:
+            digests.share()
+            copying.share()
+
+        with self._crew.helping(share):
+            for copy in small:
                 copy.run()
-        return on_device
+            copying.finish()
+            found = digests.finish()
+        if copying.error is not None:
+            raise copying.error
+        return found
 
     def _copies(self, source: Source, tensor: torch.Tensor, room: Room) -> list[Copy]:
         """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
+        if tensor.is_conj() or tensor.is_neg():
+            return copies_of(source.read(), source.tile, room.part(source))  # of what it means now, not of its memory
         where = (room.address + source.start - room.origin, source.size_bytes)
         what = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, source.tile, source.within)
         known = self._known.get(where)
@@ -193,10 +214,10 @@ class Stager:
                 if staging is None:
                     return
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), background)  # of this thread alone
-            self._work(staging)
+            staging.work.finish()
             try:
-                if staging.event is not None:
-                    staging.event.synchronize()
+                for queued in staging.queued:
+                    staging.changed.update(dict.fromkeys(queued.changed()))
             except RuntimeError as error:  # of any kernel: whoever waits for this save must not wait for ever
                 staging.error = error
             self._finish(staging)
@@ -223,61 +244,32 @@ class Stager:
         staging = self._current
         return staging if staging is not None and not staging.finishing else None
 
-    def _work(self, staging: _Staging) -> None:
-        """Runs copies until none is left to begin; both threads do, each copy is run by one of them."""
-        while True:
-            with self._wake:
-                if not staging.queue:
-                    break
-                copy = staging.queue.popleft()
-                staging.running += 1
-            try:
-                copy.run()
-            except (ValueError, RuntimeError, MemoryError) as error:
-                staging.error = error
-            finally:
-                with self._wake:
-                    staging.running -= 1
-                    self._wake.notify_all()
-        with self._wake:
-            self._wake.wait_for(lambda: staging.running == 0)
-
     def _finish(self, staging: _Staging) -> None:
         with self._wake:
             if staging.finishing:
                 return
             staging.finishing = True
         try:
-            staging.done(Outcome(tuple(_changed(staging)), staging.error))
+            staging.done(Outcome(tuple(staging.changed), staging.error or staging.work.error))
         except Exception:  # noqa: BLE001  # a save may fail, the thread that ends it (maybe the training's) may not
             _log.exception("the end of a save could not be reported")
         staging.finished.set()
 
 
-def _live(sources: Sequence[Source]) -> list[tuple[Source, torch.Tensor]]:
-    """Each with the tensor it is of now: asked once a save, for it costs more than a small copy."""
-    return [(source, source.holder()) for source in sources]
+class _Parted:
+    """What is copied now and what behind, on the host and on each device."""
 
+    def __init__(self) -> None:
+        self.now: list[tuple[Source, torch.Tensor]] = []
+        self.behind: list[tuple[Source, torch.Tensor]] = []
+        self.on_device: dict[torch.device, tuple[list[Source], list[Source]]] = {}
 
-def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr()
-
-
-def _moved(staging: _Staging) -> Iterator[str]:
-    """Lazy tensors that are not what they were when their copies were asked for."""
-    for source, stamp in zip(staging.lazy, staging.stamps, strict=True):
-        if _stamp(source.holder()) != stamp:
-            yield source.name
-
-
-def _changed(staging: _Staging) -> Iterator[str]:
-    moved = staging.moved if staging.moved is not None else _moved(staging)
-    seen = set()
-    for name in moved:
-        if name not in seen:
-            seen.add(name)
-            yield name
-    for name in differing(staging.samples):
-        if name not in seen:
-            seen.add(name)
-            yield name
+    def add(self, source: Source, tensor: torch.Tensor, steady: bool) -> None:
+        """`tensor` is what it is of now: asked once a save, for it costs more than a small copy."""
+        if tensor.is_cuda:
+            sides = self.on_device.setdefault(tensor.device, ([], []))
+            sides[steady and source.size_bytes > SMALL_DEVICE_BYTES].append(source)
+        elif steady and source.size_bytes > SMALL_BYTES:
+            self.behind.append((source, tensor))
+        else:
+            self.now.append((source, tensor))

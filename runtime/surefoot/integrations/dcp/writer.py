@@ -54,7 +54,7 @@ class Writer(StorageWriter):
         if self._options not in _staging:
             link = connected(self._options).link
             state = _Planned()
-            _staging[self._options] = _Staging(state, Saver(state, link, link.attached.rank, compare_all=False))
+            _staging[self._options] = _Staging(state, Saver(state, link, link.attached.rank))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self._note([plan])

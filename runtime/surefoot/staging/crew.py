@@ -1,0 +1,159 @@
+"""Threads that help where the training stands and waits, and work that several threads share.
+
+While the training is inside a call its own cores stand idle. Used by `ordering`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from surefoot.staging.copies import Copy, Scratch
+
+_log = logging.getLogger(__name__)
+
+MOST_HELPERS = 3
+"""With the training's own thread that is four cores, which read memory about as fast as all of a socket's ranks may."""
+
+T = TypeVar("T")
+
+
+class Crew:
+    """Helping threads of normal priority; idle unless somebody has work to share."""
+
+    def __init__(self, helpers: int) -> None:
+        self._wake = threading.Condition()
+        self._task: Callable[[], None] | None = None
+        self._turn = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._help, name=f"surefoot-helper-{n}", daemon=True) for n in range(helpers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def size() -> int:
+        """How many helpers there are cores for, beside the thread that they help."""
+        return min(MOST_HELPERS, len(os.sched_getaffinity(0)) - 1)
+
+    @contextmanager
+    def helping(self, task: Callable[[], None]) -> Iterator[None]:
+        """Each helper runs `task` once, beginning at once. Does not wait for them: whoever shares the work does."""
+        with self._wake:
+            self._task = task
+            self._turn += 1
+            self._wake.notify_all()
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._task = None
+
+    def close(self) -> None:
+        """Ends and joins the threads."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _help(self) -> None:
+        turn = 0
+        while True:
+            turn, task = self._next(turn)
+            if task is None:
+                return
+            try:
+                task()
+            except Exception:  # noqa: BLE001  # whoever shares the work does it then, and reports what ails it
+                _log.debug("a helper could not", exc_info=True)
+            del task  # with what it holds: the helper may rest for long
+
+    def _next(self, turn: int) -> tuple[int, Callable[[], None] | None]:
+        """The first task behind this turn; none when the crew is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or (self._turn != turn and self._task is not None))
+            return self._turn, None if self._closed else self._task
+
+
+class Work(Generic[T]):
+    """Things to do of which each is begun by one of the threads that share them."""
+
+    def __init__(self, do: Callable[[T], None], things: Iterable[T]) -> None:
+        self._do, self._things = do, deque(things)
+        self._changed = threading.Condition()
+        self._running = 0
+        self.error: Exception | None = None
+
+    def share(self) -> None:
+        """Does what nobody has begun, until nothing is left."""
+        while self.do_next():
+            pass
+
+    def do_next(self) -> bool:
+        """Does one thing; False if nothing was left to begin."""
+        with self._changed:
+            if not self._things:
+                return False
+            thing = self._things.popleft()
+            self._running += 1
+        try:
+            self._do(thing)
+        except (ValueError, RuntimeError, MemoryError) as error:
+            self.error = error
+        finally:
+            with self._changed:
+                self._running -= 1
+                if not self._running:
+                    self._changed.notify_all()
+        return True
+
+    @property
+    def left(self) -> bool:
+        """Whether anything of it has not been done."""
+        return bool(self._things or self._running)
+
+    def finish(self) -> None:
+        """Shares it, and returns when all of it is done."""
+        self.share()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+
+
+class Digests:
+    """Digests of what copies are to copy, as it lies there while the training waits for them.
+
+    A helper may be stopped at any moment on a busy machine. Nobody waits for one: what it is at is read again, and
+    whatever it finds later, of bytes that may have changed, is too late to count.
+    """
+
+    def __init__(self, copies: Sequence[Copy], scratch: Scratch) -> None:
+        self._copies, self._scratch = copies, scratch
+        self._found: dict[int, int] = {}
+        self._left = deque(range(len(copies)))
+
+    def share(self) -> None:
+        """Takes what nobody has begun, until nothing is left."""
+        while True:
+            try:
+                index = self._left.popleft()
+            except IndexError:
+                return
+            self._take(index)
+
+    def finish(self) -> list[int]:
+        """One for each copy."""
+        self.share()
+        for index in range(len(self._copies)):
+            if index not in self._found:
+                self._take(index)
+        return [self._found[index] for index in range(len(self._copies))]
+
+    def _take(self, index: int) -> None:
+        self._found.setdefault(index, self._copies[index].digest(self._scratch))
