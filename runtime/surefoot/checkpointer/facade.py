@@ -138,7 +138,8 @@ class Checkpointer:
 
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next
-        batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved."""
+        batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved.
+        Weights that are exchanged for good are exchanged behind this."""
         self._refuse_in_child("save_now")
         return self._may_save() and self._save_for_certain()
 
