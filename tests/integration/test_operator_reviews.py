@@ -17,10 +17,19 @@ from surefoot_operator.controller.reviews import REVIEWS, ReviewSettings, TokenR
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 
 NOW = 1000.0
+OWNER = {
+    "apiVersion": "surefoot.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "name": "job",
+    "uid": "job-1",
+    "controller": True,
+}
 POD = {
     "metadata": {
         "name": "job-worker-0-1",
+        "namespace": "team",
         "uid": "pod-uid",
+        "ownerReferences": [OWNER],
         "labels": {
             "surefoot.dev/job-uid": "job-1",
             "surefoot.dev/worker-index": "0",
@@ -54,7 +63,8 @@ class Stand:
         }
         self.server.answers[REVIEWS] = self._answer
         self.bodies: list[dict[str, Any]] = []
-        self.reviews = TokenReviews(self.server.api, self.pods, lambda: self.now, settings)
+        self.jobs: dict[tuple[str, str], Any] = {("team", "job"): {"metadata": {"uid": "job-1"}}}
+        self.reviews = TokenReviews(self.server.api, self.pods, self.jobs, lambda: self.now, settings)
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         self.bodies.append(body)
@@ -95,6 +105,41 @@ async def test_a_remembered_token_is_no_pass_for_another_worker() -> None:
     found = await stand.refused(replace(GOOD, index=1))
     assert found is not None
     assert found[0] is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ownerReferences": []},
+        {"ownerReferences": [{**OWNER, "uid": "another"}]},
+        {"ownerReferences": [{**OWNER, "controller": False}]},
+        {"ownerReferences": [{**OWNER, "kind": "Job"}]},
+    ],
+)
+async def test_a_pod_that_only_bears_a_workers_labels_is_no_worker(change: dict[str, Any]) -> None:
+    stand = Stand()
+    stand.pods[("team", "job-worker-0-1")] = {"metadata": {**POD["metadata"], **change}}
+    found = await stand.refused(GOOD)
+    assert found == (False, "the token is that of pod team/job-worker-0-1, which job job-1 does not control")
+
+
+async def test_a_pod_of_another_namespace_is_no_worker_whatever_it_says_of_itself() -> None:
+    """It bears the labels and names the job as its owner; that job stands in another namespace."""
+    stand = Stand()
+    stand.status["user"]["username"] = "system:serviceaccount:evil:default"
+    stand.pods[("evil", "job-worker-0-1")] = {"metadata": {**POD["metadata"], "namespace": "evil"}}
+    found = await stand.refused(GOOD)
+    assert found == (False, "the token is that of pod evil/job-worker-0-1, which job job-1 does not control")
+
+
+async def test_a_stranger_in_disguise_does_not_send_the_true_worker_away() -> None:
+    """Its own pod is not known here yet: it is told to ask again, and not that somebody else is that worker."""
+    stand = Stand()
+    stand.pods[("evil", "job-worker-0-1")] = {"metadata": {**POD["metadata"], "namespace": "evil", "uid": "evil"}}
+    del stand.pods[("team", "job-worker-0-1")]
+    found = await stand.refused(GOOD)
+    assert found is not None
+    assert found[0] is True
 
 
 async def test_a_pod_that_is_no_worker_is_told_who_is() -> None:

@@ -55,7 +55,16 @@ def stored(uid: str = "pod-uid", job: str = "job-1", index: int = 0, attempt: in
 
 
 def test_the_pod_must_be_that_worker() -> None:
-    assert refusal(hello(0, 1), POD, stored(), stored()) is None
+    assert refusal(hello(0, 1), POD, stored(), stored(), controlled=True) is None
+
+
+def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
+    found = refusal(hello(0, 1), POD, stored(), stored(), controlled=False)
+    assert found is not None
+    assert (found.retry, found.reason) == (
+        False,
+        "the token is that of pod team/job-worker-0-1, which job job-1 does not control",
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,7 @@ def test_the_pod_must_be_that_worker() -> None:
     ],
 )
 def test_another_pods_worker_is_refused(pod: dict[str, Any] | None, retry: bool, sentence: str) -> None:
-    found = refusal(hello(0, 1), POD, pod, None)
+    found = refusal(hello(0, 1), POD, pod, None, controlled=True)
     assert found is not None
     assert found.retry is retry
     assert sentence in found.reason

@@ -40,9 +40,13 @@ def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
 
 
 def refusal(
-    hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None
+    hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None, controlled: bool
 ) -> Refused | None:
-    """Whether that pod is the hello's worker. `stored`: the pod of that name, `right`: the worker's pod, as known now."""
+    """Whether that pod is the hello's worker.
+
+    `stored`: the pod of that name, `right`: the worker's pod, as known now; `controlled`: the hello's job controls
+    `stored`. Labels alone let a pod of any namespace speak as a worker of any job whose uid it knows.
+    """
     whose = f"the token is that of pod {pod.namespace}/{pod.name}"
     if stored is None or stored["metadata"]["uid"] != pod.uid:
         if right is not None:
@@ -52,7 +56,9 @@ def refusal(
     said = stored["metadata"].get("labels") or {}
     claimed = worker_labels(hello)
     wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
-    return Refused(f"{whose}, whose {wrong[0]}", retry=False) if wrong else None
+    if wrong:
+        return Refused(f"{whose}, whose {wrong[0]}", retry=False)
+    return None if controlled else Refused(f"{whose}, which job {hello.job} does not control", retry=False)
 
 
 def worker_labels(hello: Hello) -> dict[str, str]:

@@ -129,7 +129,7 @@ class ClusterOperator:
             coordinator=CoordinatorSettings(host="", port=given.coordinator_port, foreign_retry=True),
             progress_seconds=PROGRESS_SECONDS,
         )
-        reviews = TokenReviews(self._api, self._cache.workers.items, time.time)
+        reviews = TokenReviews(self._api, self._cache.workers.items, self._cache.jobs.items, time.time)
         server = AgentServer(settings.coordinator, reviews.authenticate, tls.context if tls is not None else None)
         await server.start()
         self._server = server

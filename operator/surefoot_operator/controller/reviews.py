@@ -18,6 +18,7 @@ from surefoot.protocol.messages import Hello, Refused
 from surefoot_operator.controller import process_figures as figures
 from surefoot_operator.controller.bound import BoundPod, bound_pod, expires_seconds, refusal, worker_labels
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
 
 log = logging.getLogger(__name__)
@@ -41,16 +42,17 @@ class ReviewSettings:
 
 
 class TokenReviews:
-    """`authenticate` is the server's Authenticator. `pods`: all workers' by namespace and name, as known now."""
+    """`authenticate` is the server's Authenticator. `pods` and `jobs` by namespace and name, as known now."""
 
     def __init__(
         self,
         api: Api,
         pods: Mapping[tuple[str, str], Pod],
+        jobs: Mapping[tuple[str, str], Pod],
         clock: Callable[[], float],
         settings: ReviewSettings | None = None,
     ) -> None:
-        self._api, self._pods, self._clock = api, pods, clock
+        self._api, self._pods, self._jobs, self._clock = api, pods, jobs, clock
         self._settings = settings or ReviewSettings()
         self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
         self._turn = asyncio.Semaphore(self._settings.at_once)
@@ -73,11 +75,18 @@ class TokenReviews:
         stored = self._pods.get((found.namespace, found.name))
         # looked for among all only where something is wrong already
         right = self._worker(hello) if stored is None or stored["metadata"]["uid"] != found.uid else stored
-        return refusal(hello, found, stored, right)
+        return refusal(hello, found, stored, right, stored is not None and self._controls(hello.job, stored))
 
     def _worker(self, hello: Hello) -> Pod | None:
         wanted = worker_labels(hello).items()
-        return next((pod for pod in self._pods.values() if wanted <= pod["metadata"].get("labels", {}).items()), None)
+        bearing = (pod for pod in self._pods.values() if wanted <= pod["metadata"].get("labels", {}).items())
+        return next((pod for pod in bearing if self._controls(hello.job, pod)), None)
+
+    def _controls(self, uid: str, pod: Pod) -> bool:
+        """Whether the job of that uid, as it stands in the pod's own namespace, controls the pod."""
+        owner = labels.controller_of(pod)
+        job = self._jobs.get((pod["metadata"]["namespace"], owner[0])) if owner is not None else None
+        return job is not None and owner is not None and owner[1] == uid == job["metadata"]["uid"]
 
     async def _reviewed(self, token: str) -> BoundPod | str:
         body = {

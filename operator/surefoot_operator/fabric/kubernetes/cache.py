@@ -107,7 +107,7 @@ class ClusterCache:
         return {kind: feed.age_seconds() for kind, feed in self._named.items()}
 
     def pods_of(self, job: str) -> list[Object]:
-        """The pods that bear this job's uid."""
+        """The pods that bear this job's uid, strangers that only say so among them."""
         return list(self._by_job.get(job, {}).values())
 
     def silent_nodes(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ which owns the cache.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from surefoot_operator.fabric.kubernetes.memo import Memo
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+
+log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
@@ -49,6 +52,7 @@ class KubernetesFabric:
         """The newest spec that could be read."""
         self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
         self._nodes_seen, self._workers_seen = Memo[NodeSeen](), Memo[WorkerSeen]()
+        self._strangers = frozenset[str]()
         self._changed = asyncio.Event()
         self._closed = False
         self._shared: set[tuple[str, str]] = set()
@@ -221,7 +225,17 @@ class KubernetesFabric:
         return tuple(one for one in found if one is not None)
 
     def _pods(self) -> list[Object]:
-        return self._cache.pods_of(self._me.uid)
+        """This job's own; a stranger that bears its labels is told of once and counts for nothing."""
+        bearing = self._cache.pods_of(self._me.uid)
+        strangers = {pod["metadata"]["uid"]: pod for pod in bearing if not labels.is_of(pod, self._me)}
+        for uid in strangers.keys() - self._strangers:
+            metadata = strangers[uid]["metadata"]
+            log.warning(
+                "pod %s/%s bears labels of job %s, which does not control it: it is no worker, and is left alone",
+                metadata.get("namespace"), metadata["name"], self._me,
+            )  # fmt: skip
+        self._strangers = frozenset(strangers)
+        return [pod for pod in bearing if pod["metadata"]["uid"] not in strangers]
 
     def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
         silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot_operator.api.spec import GROUP, VERSION
+from surefoot_operator.api.spec import GROUP, KIND, VERSION
 
 JOB_NAME = f"{GROUP}/job-name"
 JOB_UID = f"{GROUP}/job-uid"
@@ -58,6 +59,23 @@ def job_of(pod: dict[str, Any]) -> str | None:
     """The uid of the job that a pod says it belongs to."""
     found = pod["metadata"].get("labels", {}).get(JOB_UID)
     return None if found is None else str(found)
+
+
+def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Name and uid of the TrainingJob that controls a pod; None if none does.
+
+    Labels alone prove nothing: whoever may make pods somewhere can write any label on them.
+    """
+    for owner in pod["metadata"].get("ownerReferences") or ():
+        ours = str(owner.get("apiVersion", "")).partition("/")[0] == GROUP and owner.get("kind") == KIND
+        if ours and owner.get("controller"):
+            return str(owner.get("name")), str(owner.get("uid"))
+    return None
+
+
+def is_of(pod: Mapping[str, Any], job: JobIdentity) -> bool:
+    """Whether a pod is that job's: in its namespace, and controlled by it."""
+    return pod["metadata"].get("namespace") == job.namespace and controller_of(pod) == (job.name, job.uid)
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:

@@ -1,0 +1,52 @@
+"""A pod that bears a job's labels and is not the job's: it is no worker, and keeps nobody from looking after the job."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+
+OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "gpt", "uid": "u", "controller": True}
+WORKER = {labels.WORKER_INDEX: "0", labels.ATTEMPT: "7"}
+
+
+def pod(name: str, namespace: str = "team", owner: dict[str, Any] | None = OWNER, marks: Any = WORKER) -> Any:  # never written to
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "resourceVersion": "5"}
+    owners = [owner] if owner is not None else []
+    marked = {**metadata, "labels": {labels.JOB_UID: "u", **marks}, "ownerReferences": owners}
+    return {"metadata": marked, "spec": {"nodeName": "n1", "containers": [{"name": "trainer"}]}, "status": {}}
+
+
+def workers(*pods: Any) -> list[str]:
+    no_server: Any = None
+    cache = ClusterCache(no_server)
+    for one in pods:
+        cache.workers._event("ADDED", one)
+    fabric = KubernetesFabric(cache, "team", "gpt", "u")
+    return [seen.name for seen in (*fabric._workers(), *fabric._workers())]
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        pod("x", namespace="evil"),
+        pod("x", owner=None),
+        pod("x", owner={**OWNER, "uid": "another"}),
+        pod("x", owner={**OWNER, "controller": False}),
+        pod("x", owner=None, marks={}),
+        pod("x", namespace="evil", marks={}),
+        pod("x", owner={"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "gpt", "uid": "u", "controller": True}),
+    ],
+)
+def test_a_stranger_is_left_out_and_told_of_once(stranger: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert workers(pod("true"), stranger) == ["true", "true"]
+    namespace = stranger["metadata"]["namespace"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"pod {namespace}/x bears labels of job team/gpt, which does not control it: it is no worker, and is left alone"
+    ]
