@@ -222,3 +222,25 @@ spec:
     assert "has checkpoints already" in capsys.readouterr().err
     assert main(["checkpoints", "export", "-f", str(job)]) == 2
     assert "--to FOLDER" in capsys.readouterr().err
+
+
+def test_a_folder_alone_says_where_and_whose(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept_by_checkpointer({"model": nn.Linear(3, 2)}, kept)
+    assert main(["checkpoints", "list", str(kept)]) == 0
+    assert "step 1 of epoch 1: complete" in capsys.readouterr().out
+    assert main(["checkpoints", "verify", kept.as_uri(), "--job", "one", "--step", "1"]) == 0
+    assert "step 1 of epoch 1: verified" in capsys.readouterr().out
+    assert main(["checkpoints", "export", str(kept), "--to", str(tmp_path / "out")]) == 0
+    assert (
+        main(["checkpoints", "import", str(kept), "--job", "two", "--step", "4", "--from", str(tmp_path / "out")]) == 0
+    )
+    # as a job's file must say it
+    assert "checkpoint.restoreFrom: {uid: two}" in capsys.readouterr().out
+    assert main(["checkpoints", "list", str(kept)]) == 2
+    assert "holds 2 jobs; give --job, one of one, two" in capsys.readouterr().err
+    assert main(["checkpoints", "delete", str(kept), "--job", "two"]) == 0
+    assert "checkpoints of steps 4 in" in capsys.readouterr().out
+    assert (kept / "two").is_dir()
+    assert main(["checkpoints", "delete", str(kept), "--job", "two", "--yes"]) == 0
+    assert not (kept / "two").exists()
+    assert main(["checkpoints", "verify", str(kept)]) == 0

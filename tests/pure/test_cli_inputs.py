@@ -114,3 +114,40 @@ def test_a_file_that_holds_anything_is_one_line_and_no_traceback(
 def test_what_is_no_file_is_refused(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "-f", path]) == 2
     assert capsys.readouterr().err.startswith(f"surefoot: {path}")
+
+
+@pytest.mark.parametrize("action", ["list", "verify", "export", "import", "delete"])
+def test_each_action_on_checkpoints_has_help_and_an_example_of_its_own(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["checkpoints", action, "--help"])
+    said = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert f"surefoot checkpoints {action} " in said.split("examples:")[1]
+    assert ("--to" in said, "--from" in said, "--yes" in said) == (
+        action == "export",
+        action == "import",
+        action == "delete",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "needs a folder or URI, or -f JOB.yaml"),
+        (["a", "-f", "b"], "one of them"),
+        (["/no/such"], "is no folder"),
+        (["http://x"], "file:///folder or s3://bucket/prefix is allowed"),
+    ],
+)
+def test_checkpoints_are_looked_for_at_one_place(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoints", "list", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_deleted_is_never_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "delete", str(tmp_path), "--yes"]) == 2
+    assert "delete needs --job UID" in capsys.readouterr().err

@@ -1,56 +1,111 @@
-"""`surefoot checkpoints list|verify|export|import`: what a job has in its persistent tier, whether its bytes are the saved
-ones, and its way into other formats and back.
+"""`surefoot checkpoints list|verify|export|import|delete`: what a job has in its persistent tier, whether its bytes are
+the saved ones, its way into other formats and back, and its end.
 
-Called by `main`. Reading and writing is done by a process of its own (`surefoot.tools`), which may know the formats.
+Called by `main`. Where: a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's file.
+Reading and writing is done by a process of its own (`surefoot.tools`), which may know the formats.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from surefoot_operator.api.spec import PersistentTier
-from surefoot_operator.cli.comparison import run_tool
 from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
 from surefoot_operator.cli.saying import say
+from surefoot_operator.cli.tools import run_tool
 from surefoot_operator.cli.validate import read_job
 
 COPY_SECONDS = 24 * 3600.0
-"""How long an export or import may take: it copies a whole checkpoint."""
+"""How long a copy of a whole checkpoint may take, or its reading."""
+LIBRARY_JOB = "default"
+"""The job of scripts that run without an operator and name none."""
+
+_EXAMPLES = {
+    "list": "surefoot checkpoints list checkpoints/\nsurefoot checkpoints list -f job.yaml --job UID",
+    "verify": "surefoot checkpoints verify checkpoints/ --step 100\nsurefoot checkpoints verify s3://bucket/prefix --job UID",
+    "export": "surefoot checkpoints export checkpoints/ --to weights --as safetensors\n"
+    "surefoot checkpoints export -f job.yaml --job UID --step 100 --to out --as dcp",
+    "import": "surefoot checkpoints import s3://bucket/prefix --job NEW-UID --step 100 --from out --as dcp",
+    "delete": "surefoot checkpoints delete checkpoints/ --job UID          # says what would go\n"
+    "surefoot checkpoints delete checkpoints/ --job UID --yes",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "verify", "export", "import"))
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
-    parser.add_argument("--job", metavar="UID", help="the job's uid (default: the file's)")
-    parser.add_argument("--step", type=int, metavar="N", help="this step only (import: the step it shall be)")
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="export: where to")
-    parser.add_argument(
-        "--from", dest="source", type=Path, metavar="PATH", help="import: a folder, or a safetensors file"
-    )
-    parser.add_argument(
-        "--as",
-        dest="kind",
-        choices=("dcp", "safetensors"),
-        default="dcp",
-        help="export, import: a folder of torch.distributed.checkpoint, or one model's weights as safetensors",
-    )
-    parser.add_argument("--name", default="model", metavar="OBJECT", help="whose weights (default: model)")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (said, act, own) in _ACTIONS.items():
+        action = actions.add_parser(
+            name,
+            help=said,
+            description=f"{said[0].upper()}{said[1:]}.",
+            epilog=f"examples:\n{_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        action.add_argument("where", nargs="?", metavar="WHERE", help="a folder, file:///… or s3://bucket/prefix")
+        action.add_argument("-f", "--file", type=Path, metavar="JOB.yaml", help="or the TrainingJob that names it")
+        action.add_argument(
+            "--job",
+            metavar="UID",
+            help=f"the job's uid (default: the file's; of a folder {LIBRARY_JOB}, or its only one)",
+        )
+        action.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (beside WHERE)")
+        action.add_argument("--region", metavar="NAME", help="the bucket's region (beside WHERE)")
+        own(action)
+        action.set_defaults(act=act)
 
 
 def run(given: argparse.Namespace) -> int:
+    act: Callable[[argparse.Namespace, PersistentTier, str], int] = given.act
+    if (given.where is None) == (given.file is None):
+        raise UsageError(f"checkpoints {given.action} needs a folder or URI, or -f JOB.yaml; one of them")
+    if given.file is None:
+        tier = _tier_at(given)
+        return act(given, tier, given.job or _only_job(tier))
     job = read_job(given.file)
-    tier = job.spec.checkpoint.persistent
-    if tier is None:
+    persistent = job.spec.checkpoint.persistent
+    if persistent is None:
         raise UsageError(f"{given.file} has no spec.checkpoint.persistent: there is nothing to look at after a run")
-    uid = given.job or job.uid
-    if given.action == "export":
-        return _export(given, tier, uid)
-    if given.action == "import":
-        return _import(given, tier, uid)
-    arguments = ["--job", uid, "--list"] if given.action == "list" else ["--job", uid]
-    found = _ran("verify", tier, arguments + _step(given))
+    return act(given, persistent, given.job or job.uid)
+
+
+def _tier_at(given: argparse.Namespace) -> PersistentTier:
+    where = given.where
+    if "://" not in where:
+        folder = Path(where)
+        if given.action != "import" and not folder.is_dir():
+            raise UsageError(f"{where} is no folder: name the one that Checkpointer(folder=…) was given, or a URI")
+        where = folder.resolve().as_uri()
+    elif not where.startswith(("file:///", "s3://")):
+        raise UsageError(f"{where}: a folder, file:///folder or s3://bucket/prefix is allowed")
+    endpoint = given.endpoint or os.environ.get("SUREFOOT_PERSISTENT_ENDPOINT")
+    return PersistentTier(where, endpoint=endpoint, region=given.region or os.environ.get("SUREFOOT_PERSISTENT_REGION"))
+
+
+def _only_job(tier: PersistentTier) -> str:
+    """Whose checkpoints are meant where nobody says: a guess between several would one day be the wrong one."""
+    if not tier.uri.startswith("file://"):
+        return LIBRARY_JOB
+    folder = Path(unquote(urlsplit(tier.uri).path))
+    jobs = (
+        sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")) if folder.is_dir() else []
+    )
+    if LIBRARY_JOB in jobs or not jobs:
+        return LIBRARY_JOB
+    if len(jobs) > 1:
+        shown = ", ".join(jobs[:8]) + (", …" if len(jobs) > 8 else "")
+        raise UsageError(f"{folder} holds {len(jobs)} jobs; give --job, one of {shown}")
+    return jobs[0]
+
+
+def _look(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+    verify = given.action == "verify"
+    arguments = ["--job", uid, *([] if verify else ["--list"]), *_step(given)]
+    found = _ran("verify", tier, arguments, bar="verifying" if verify else None)
     for entry in found["checkpoints"]:
         say(
             f"step {entry['step']} of epoch {entry['epoch']}: {entry['state']}, {entry['ranks']} of {entry['world']} ranks,"
@@ -58,16 +113,20 @@ def run(given: argparse.Namespace) -> int:
         )
         for damage in entry["damaged"]:
             say(f"    {damage}")
+    for name in found.get("unreadable_manifests", ()):
+        say(f"    the manifest {name} cannot be read")
     if not found["checkpoints"]:
-        say(f"job {uid} has no checkpoint in {tier.uri}")
-    return EXIT_FAILED if any(entry["damaged"] for entry in found["checkpoints"]) else EXIT_OK
+        step = "" if given.step is None else f" of step {given.step}"
+        say(f"job {uid} has no checkpoint{step} in {tier.uri}")
+    bad = any(entry["damaged"] for entry in found["checkpoints"]) or (verify and found.get("unreadable_manifests"))
+    return EXIT_FAILED if bad else EXIT_OK
 
 
 def _export(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
     if given.to is None:
         raise UsageError("export needs --to FOLDER")
     arguments = ["--job", uid, *_step(given), "--to", str(given.to), "--as", given.kind, "--name", given.name]
-    found = _ran("exporting", tier, arguments, COPY_SECONDS)
+    found = _ran("exporting", tier, arguments, bar="exporting")
     say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB, in {given.to}")
     return EXIT_OK
 
@@ -76,20 +135,71 @@ def _import(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
     if given.source is None or given.step is None:
         raise UsageError("import needs --from PATH, and --step N: how many steps the checkpoint stands for")
     arguments = ["--job", uid, *_step(given), "--from", str(given.source), "--as", given.kind, "--name", given.name]
-    found = _ran("importing", tier, arguments, COPY_SECONDS)
+    found = _ran("importing", tier, arguments, bar="importing")
     say(
         f"{given.source} is step {found['step']} of job {uid} now: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB."
-        f" A job goes on from it with checkpoint.restoreFrom: {{jobUid: {uid}}}"
+        f" A job goes on from it with checkpoint.restoreFrom: {{uid: {uid}}}"
     )
     return EXIT_OK
+
+
+def _delete(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+    if given.job is None and given.file is None:
+        raise UsageError("delete needs --job UID: whose checkpoints go is never guessed")
+    found = _ran("delete", tier, [] if given.yes else ["--dry"], job=uid)
+    steps = ", ".join(str(entry["step"]) for entry in found["checkpoints"]) or "none"
+    if given.yes:
+        say(f"job {uid} is deleted from {tier.uri}; it had checkpoints of steps {steps}")
+    else:
+        say(
+            f"job {uid} has checkpoints of steps {steps} in {tier.uri}; nothing was deleted: give --yes, and let no run go on"
+        )
+    return EXIT_OK
+
+
+def _one_step(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--step", type=int, metavar="N", help="this step only")
+
+
+def _export_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--step", type=int, metavar="N", help="which step (default: the newest that is complete)")
+    action.add_argument("--to", type=Path, metavar="FOLDER", help="where to")
+    _formats(action)
+
+
+def _import_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--step", type=int, metavar="N", help="the step that it shall be")
+    action.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder, or a safetensors file")
+    _formats(action)
+
+
+def _formats(action: argparse.ArgumentParser) -> None:
+    said = "a folder of torch.distributed.checkpoint, or one model's weights as safetensors"
+    action.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp", help=said)
+    action.add_argument("--name", default="model", metavar="OBJECT", help="whose weights (default: model)")
+
+
+def _delete_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--yes", action="store_true", help="delete; without it what would go is said")
+
+
+_ACTIONS: dict[str, tuple[str, Callable[..., int], Callable[[argparse.ArgumentParser], None]]] = {
+    "list": ("say which checkpoints are there", _look, _one_step),
+    "verify": ("read every byte and compare it with its digest", _look, _one_step),
+    "export": ("write a checkpoint in another format", _export, _export_options),
+    "import": ("make a checkpoint of a new job from another format", _import, _import_options),
+    "delete": ("delete all that a job has there", _delete, _delete_options),
+}
 
 
 def _step(given: argparse.Namespace) -> list[str]:
     return [] if given.step is None else ["--step", str(given.step)]
 
 
-def _ran(name: str, tier: PersistentTier, arguments: list[str], seconds: float = 600.0) -> dict[str, Any]:
-    found = run_tool(name, tier, arguments, seconds)
+def _ran(
+    name: str, tier: PersistentTier, arguments: list[str], job: str | None = None, bar: str | None = None
+) -> dict[str, Any]:
+    found = run_tool(name, tier, arguments, COPY_SECONDS, job, bar)
     if found.get("problem"):
         raise RunError(str(found["problem"]))
     return found

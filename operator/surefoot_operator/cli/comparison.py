@@ -1,24 +1,16 @@
 """Compares a run with the undisturbed one: parameters out of the newest checkpoint that both have in the persistent tier.
 
-Touches a process of its own, `surefoot.tools.compare`: reading tensors needs what no operator may import. Called by
-`local` and `conclusion`.
+Called by `local` and `conclusion`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot_operator.api.spec import PersistentTier, TrainingJob
+from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.saying import say
-from surefoot_operator.extras import lacking
-
-_TOOL_SECONDS = 600.0
+from surefoot_operator.cli.tools import run_tool
 
 INTERVALS_PER_PROMOTION = 10
 """Memory intervals between promotions to a persistent tier that only the comparison asked for."""
@@ -49,39 +41,3 @@ def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:
     if tier is None:
         return {"problem": "the job has no persistent tier"}
     return run_tool("compare", tier, ["--job", mine.uid, "--with", other.uid])
-
-
-def run_tool(
-    name: str, tier: PersistentTier, arguments: Sequence[str], seconds: float = _TOOL_SECONDS
-) -> dict[str, Any]:
-    """Runs `surefoot.tools.NAME` on the persistent tier; its last line of output is JSON."""
-    if (missing := lacking("runtime")) is not None:
-        return {"problem": missing}
-    environment = {
-        **os.environ,
-        "SUREFOOT_PERSISTENT_URI": tier.uri,
-        "SUREFOOT_PERSISTENT_ENDPOINT": tier.endpoint or "",
-        "SUREFOOT_PERSISTENT_REGION": tier.region or "",
-        "SUREFOOT_PERSISTENT_CA_BUNDLE": tier.ca_bundle or "",
-    }
-    command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            env={k: v for k, v in environment.items() if v},
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"problem": f"surefoot.tools.{name} did not end within {seconds:g} s"}
-    lines = done.stdout.strip().splitlines()
-    try:
-        body = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        body = None
-    if isinstance(body, dict):
-        return body
-    words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return {"problem": f"surefoot.tools.{name} ended with code {done.returncode}: {words}"}

@@ -24,6 +24,7 @@ from surefoot.staging import elements
 from surefoot.state import Entry, Saved, dtype_named
 from surefoot.state.entries import Place
 from surefoot.tiers.persistent import PersistentTier
+from surefoot.tools.progress import Progress
 
 BAND_BYTES = 64 * 1024 * 1024
 """Most that is held of a checkpoint at once (a band being read, one being written)."""
@@ -81,6 +82,7 @@ class BandReader:
     def __init__(self, reader: CheckpointReader, tensors: Mapping[str, Saved], order: Sequence[Band]) -> None:
         self._reader, self._tensors = reader, tensors
         self._batches = list(_batches(order))
+        self._progress = Progress(sum(band.size_bytes for band in order))
         self._batch_of = {(b.name, b.box): n for n, batch in enumerate(self._batches) for b in batch}
         self._now = -1
         self._held: dict[tuple[str, Box], torch.Tensor] = {}
@@ -93,6 +95,7 @@ class BandReader:
             held = {(b.name, b.box): self._empty(b) for b in self._batches[number]}
             fill(self._reader, [self._entry(*key, tensor) for key, tensor in held.items()])
             self._held, self._now = held, number
+            self._progress.add(sum(band.size_bytes for band in self._batches[number]))
         return self._held[(name, box)]
 
     def _empty(self, band: Band) -> torch.Tensor:
@@ -122,6 +125,7 @@ ReadBox = Callable[[str, Box], torch.Tensor]
 def write_save(tier: PersistentTier, save: RankSave, parts: Sequence[TensorParts], values: bytes, read: ReadBox) -> int:
     """Writes a checkpoint of one rank; `read` gives each box once, in the order of the stream. The bytes written."""
     stream = Stream(build_layout(parts))
+    progress = Progress(stream.layout.stream_bytes)
     table = bytearray()
     ends = iter([*stream.layout.chunk_starts[1:], stream.layout.stream_bytes])
     end, position, chunk, number = next(ends), 0, bytearray(), 0
@@ -130,6 +134,7 @@ def write_save(tier: PersistentTier, save: RankSave, parts: Sequence[TensorParts
             table += block_digests(memoryview(block), (0, len(block)), range(1))
             chunk += block
             position += len(block)
+            progress.add(len(block))
             if position == end:
                 tier.put_chunk(save, number, memoryview(chunk))
                 end, chunk, number = next(ends, -1), bytearray(), number + 1

@@ -14,22 +14,23 @@ from typing import Any
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import Checkpoint
 from surefoot.tiers.persistent import PersistentTier
+from surefoot.tools.progress import Progress
 from surefoot.tools.whole import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
 
 
-def describe(tier: PersistentTier, checkpoint: Checkpoint, ranks: Ranks, verify: bool) -> dict[str, Any]:
-    """What is there of one checkpoint; with `verify`, every byte of it is read and checked."""
+def describe(tier: PersistentTier, checkpoint: Checkpoint, ranks: Ranks, progress: Progress | None) -> dict[str, Any]:
+    """What is there of one checkpoint; with `progress`, every byte of it is read and checked."""
     whole = is_whole(ranks)
     damaged: list[str] = []
-    if verify:
+    if progress is not None:
         problem = layout_problem(tier, ranks) if whole else None
         damaged += [problem] if problem else []
         for _, manifest in sorted(ranks.items()):
             try:
-                read_rank(tier, manifest)
+                read_rank(tier, manifest, progress)
             except SurefootError as error:
                 damaged.append(str(error))
-    state = "damaged" if damaged else "incomplete" if not whole else "verified" if verify else "complete"
+    state = "damaged" if damaged else "incomplete" if not whole else "verified" if progress is not None else "complete"
     return {
         "step": checkpoint.step,
         "epoch": checkpoint.epoch,
@@ -51,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         tier = open_tier(given.job)
         found = by_checkpoint(tier)
         wanted = {c: r for c, r in found.items() if given.step in (None, c.step)}
-        entries = [describe(tier, checkpoint, ranks, not given.list) for checkpoint, ranks in wanted.items()]
+        total = sum(manifest.stream_bytes for ranks in wanted.values() for manifest in ranks.values())
+        progress = None if given.list else Progress(total)
+        entries = [describe(tier, checkpoint, ranks, progress) for checkpoint, ranks in wanted.items()]
         body: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
         tier.close()
     except SurefootError as error:

@@ -20,6 +20,7 @@ from surefoot.protocol.records import RankManifest
 from surefoot.settings import job_settings
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.persistent import PersistentTier
+from surefoot.tools.progress import Progress
 
 Ranks = Mapping[int, RankManifest]
 
@@ -72,7 +73,7 @@ def layout_problem(tier: PersistentTier, ranks: Ranks) -> str | None:
     return uncovered(stream.layout for stream in streams)
 
 
-def read_rank(tier: PersistentTier, manifest: RankManifest) -> RankStream:
+def read_rank(tier: PersistentTier, manifest: RankManifest, progress: Progress | None = None) -> RankStream:
     """Reads and checks one rank save. Raises SurefootError that names what is missing or damaged."""
     where = tier.name
     stream = read_layout(manifest.layout, tier.read_layout(manifest.layout))
@@ -85,6 +86,8 @@ def read_rank(tier: PersistentTier, manifest: RankManifest) -> RankStream:
     for chunk, length in enumerate(stream.layout.chunk_lengths()):
         start = stream.layout.chunk_starts[chunk]
         view[start : start + length] = tier.read_chunk(manifest.save, chunk, 0, length)
+        if progress is not None:
+            progress.add(length)
         blocks = stream.blocks_of_chunk(chunk)
         part = table[blocks.start * DIGEST_BYTES : blocks.stop * DIGEST_BYTES]
         bad = first_bad_block(view[start : start + length], stream.edges, blocks, part)
