@@ -39,6 +39,10 @@ class StagingRefused(SurefootError):
     """There is no memory to stage saves in. The training goes on unprotected; each due save asks again."""
 
 
+class HolderDamaged(TierError):
+    """A holder answered what no holder answers: one of its keys was overwritten or damaged. Restarting it empties it."""
+
+
 class ChunkMissing(TierError):
     """The tier answered, and does not have what was asked for."""
 

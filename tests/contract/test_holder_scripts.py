@@ -13,7 +13,7 @@ import pytest
 import redis.exceptions
 
 from support import redis_server
-from surefoot.errors import ChunkMissing, Fenced, TierError, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire
 from surefoot.holder.model import HolderModel
@@ -289,3 +289,44 @@ def test_a_chunk_missing_at_commit_is_named(client: HolderClient) -> None:
     client.commit(record, 1, (3, 2))
     with pytest.raises(TierError, match="other bytes"):
         client.commit(manifest(record.save, "9" * 16), 1, (3, 2))
+
+
+@pytest.mark.parametrize("junk", [("SET", "abc"), ("SET", b"\xff\xfe"), ("RPUSH", "1"), ("HSET", "1", "2")])
+def test_a_fence_that_is_none_is_a_named_fault_of_that_holder(
+    client: HolderClient, admin: HolderAdmin, wire: Wire, junk: tuple[str | bytes, ...]
+) -> None:
+    command, *values = junk
+    wire.call("DEL", keys.fence(JOB))
+    wire.call(command, keys.fence(JOB), *values)
+    save = RankSave(1, 10, 0)
+    for call in (
+        client.index,
+        lambda: client.seal(3),
+        lambda: client.drop(save, 1, 2),
+        lambda: client.commit(manifest(save), 1, (3, 2)),
+    ):
+        with pytest.raises(HolderDamaged, match="overwritten"):
+            call()
+    with pytest.raises(HolderDamaged, match="overwritten"):
+        admin.provision(JOB, ACCOUNT, 5)
+
+
+def test_a_watermark_that_is_none_is_named_and_hides_nothing_else(client: HolderClient, wire: Wire) -> None:
+    wire.call("SET", keys.watermark(JOB), b"\xffjunk:x")
+    index = client.index()
+    assert (index.watermark, len(index.damaged)) == (None, 1)
+    assert index.damaged[0].endswith("watermark")
+    client.set_watermark(Checkpoint(1, 10), 1)
+    assert client.index().watermark == Checkpoint(1, 10)
+
+
+def test_an_index_and_keys_of_another_type_are_named(client: HolderClient, admin: HolderAdmin, wire: Wire) -> None:
+    wire.call("SET", keys.index(JOB), "junk")
+    with pytest.raises(HolderDamaged, match="another type"):
+        client.index()
+    wire.call("RPUSH", keys.layout(JOB, LAYOUT), "junk")
+    with pytest.raises(HolderDamaged, match="another type"):
+        client.read_layout(LAYOUT)
+    wire.call("DEL", keys.index(JOB))
+    wire.call("SET", keys.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
+    assert admin.unindexed(JOB) == {}, "a key whose name is no text is none of ours"

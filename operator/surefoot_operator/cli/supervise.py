@@ -5,6 +5,7 @@ Touches the machine and the run folder; called by `local`. Whatever happens, `Su
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -21,6 +22,8 @@ from surefoot_operator.cli.sizes import checkpoint_bytes
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 _NODES_UP_SECONDS = 60.0
@@ -123,7 +126,11 @@ class Supervisor:
         # a frozen Redis would make everybody wait
         names = [name for name in self._scene.nodes if name not in self._machine.frozen]
         nodes = [record for name in names if (record := self._machine.node_record(name)) is not None]
-        size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
+        try:
+            size = checkpoint_bytes(self._scene.job.uid, nodes, newest)
+        except Exception as error:  # noqa: BLE001  # a figure for people must never end the run that it is about
+            log.warning("the size of %s could not be measured: %r", newest, error)
+            return
         self._progress.checkpoint_bytes = size or self._progress.checkpoint_bytes
 
     def _check_room(self) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from surefoot.errors import ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, ProtocolError, TierError, TierUnavailable
 from surefoot.holder import keys, scripts
-from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import RankManifest
 
@@ -55,6 +55,8 @@ class HolderClient:
             raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
         doing = f"committing {save}"
         result = self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), text, "", *lengths])
+        if result[0] == "conflict" and len(result) < 2:
+            self._refused(result, doing)
         if result[0] == "conflict" and self._differs(result[1], manifest):
             # the entry there is damaged: replace exactly what was seen, so that a racing commit is not lost
             result = self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), text, result[1], *lengths])
@@ -78,21 +80,24 @@ class HolderClient:
         """Fence, watermark and every visible rank save, as of one moment."""
         result = self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
         self._expect_ok(result, "reading the index")
-        _, fence, watermark, entries = result
-        found, damaged = [], []
-        for name, text in zip(entries[::2], entries[1::2], strict=True):
-            manifest = _manifest(name, text)
-            if manifest is None:
-                damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
-            else:
-                found.append(manifest)
-        epoch, _, step = watermark.decode().partition(":")
-        return HolderIndex(
-            fence=int(fence or -1),
-            watermark=Checkpoint(int(epoch), int(step)) if step else None,
-            manifests=tuple(sorted(found, key=lambda m: m.save)),
-            damaged=tuple(damaged),
-        )
+        with understood(str(self), "reading the index"):
+            _, fence, watermark, entries = result
+            found, damaged = [], []
+            for name, text in zip(entries[::2], entries[1::2], strict=True):
+                manifest = _manifest(name, text)
+                if manifest is None:
+                    damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
+                else:
+                    found.append(manifest)
+            marked = _watermark(watermark)
+            if watermark and marked is None:
+                damaged.append(f"{self}: watermark")  # a note, written again by whoever keeps house
+            return HolderIndex(
+                fence=int(fence or -1),
+                watermark=marked,
+                manifests=tuple(sorted(found, key=lambda m: m.save)),
+                damaged=tuple(damaged),
+            )
 
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
@@ -168,16 +173,24 @@ class HolderClient:
             found = self._wire.call("GET", key)
         if found is None:
             raise ChunkMissing(f"{self} does not have the {what}")
-        return bytes(found)
+        return self._bytes(found, what)
 
     def _range(self, key: str, offset: int, length: int, what: str) -> bytes:
         if length == 0:
             return b""
         with explained(str(self), f"reading the {what}"):
-            found: bytes = self._wire.call("GETRANGE", key, offset, offset + length - 1)
+            reply = self._wire.call("GETRANGE", key, offset, offset + length - 1)
+        found = self._bytes(reply, what)
         if len(found) != length:
             raise ChunkMissing(f"{self} has {len(found)} of {length} bytes from {offset} of the {what}")
         return found
+
+    def _bytes(self, reply: Any, what: str) -> bytes:
+        if not isinstance(reply, bytes):
+            raise HolderDamaged(
+                f"{self} answered {type(reply).__name__} where the {what} was asked for: it is no holder"
+            )
+        return reply
 
     def _run(self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]) -> Any:
         job = self._job
@@ -185,14 +198,25 @@ class HolderClient:
         call = [script.sha, len(named), *named, epoch, self.endpoint.holder.instance, *arguments]
         with explained(str(self), f"running {script.name}"):
             result = self._wire.call("EVALSHA", *call)
-        return [result[0].decode(), *result[1:]]
+        with understood(str(self), f"running {script.name}"):
+            return [result[0].decode(), *result[1:]]
 
     def _expect_ok(self, result: Any, doing: str) -> None:
         if result[0] != "ok":
             self._refused(result, doing)
 
     def _refused(self, result: Any, doing: str) -> NoReturn:
+        with understood(str(self), doing):
+            self._raise_refusal(result, doing)
+        raise TierError(f"{self} answered {result[0][:60]!r} while {doing}: its scripts are of another version")
+
+    def _raise_refusal(self, result: Any, doing: str) -> None:
         match result[0]:
+            case "damaged":
+                raise HolderDamaged(
+                    f"{self} refused {doing}: {result[1].decode(errors='replace')} is no number, it was overwritten or"
+                    " damaged; restart that Redis, the other copies stay"
+                )
             case "fenced":
                 raise Fenced(f"{self} refused {doing}: epoch {result[1].decode()} rules this job now")
             case "replaced":
@@ -204,14 +228,23 @@ class HolderClient:
                 raise ChunkMissing(f"{self} refused {doing}: {key} has {length} bytes, not what the manifest says")
             case "conflict":
                 raise TierError(f"{self} refused {doing}: another save of that name is there, with other bytes")
-        raise TierError(f"{self} answered {result[0]!r} while {doing}: its scripts are of another version")
 
     def _differs(self, entry: bytes, manifest: RankManifest) -> bool:
         """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
-        found = _manifest(keys.field(manifest.save).encode(), entry)
+        with understood(str(self), f"committing {manifest.save}"):
+            found = _manifest(keys.field(manifest.save).encode(), entry)
         if found is not None and not found.same_bytes_as(manifest):
             self._refused(["conflict"], f"committing {manifest.save}")
         return found is None
+
+
+def _watermark(text: bytes) -> Checkpoint | None:
+    """None where there is none, or it cannot be read."""
+    epoch, _, step = text.decode(errors="replace").partition(":")
+    try:
+        return Checkpoint(int(epoch), int(step)) if step else None
+    except ValueError:
+        return None
 
 
 def _manifest(name: bytes, text: bytes) -> RankManifest | None:

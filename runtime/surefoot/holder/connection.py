@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from surefoot.errors import ConfigurationError, TierError, TierFull, TierUnavailable
+from surefoot.errors import ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import nearby
 from surefoot.holder.bulk import limit_by_kernel, reply_into
 from surefoot.protocol.identities import LocalHolder
@@ -27,6 +27,9 @@ from surefoot.settings import JobSettings
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
+
+_NO_REPLY = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What reading a reply raises that is not of the shape it should have. UnicodeDecodeError is a ValueError."""
 
 _WHOLE_BUFFER = 6000
 """Arguments longer than this are sent from where they lie, not joined into one string."""
@@ -166,6 +169,9 @@ class Wire:
                 self.close()
                 raise redis.exceptions.TimeoutError(f"nothing for {self._call_seconds:g} s") from error
             raise
+        except (redis.exceptions.InvalidResponse, *_NO_REPLY) as error:
+            self.close()  # where the next reply begins nobody knows
+            raise redis.exceptions.InvalidResponse(f"no reply of a Redis: {_short(error)}") from error
 
 
 class _Connection(redis.Connection):
@@ -219,6 +225,20 @@ def _trust(authority: str) -> ssl.SSLContext:
 
 
 @contextmanager
+def understood(where: str, doing: str) -> Iterator[None]:
+    """Turns what is raised while a reply is read into HolderDamaged: a figure that is none, a list that is no list."""
+    try:
+        yield
+    except (HolderDamaged, *_NO_REPLY) as error:
+        if isinstance(error, HolderDamaged):
+            raise
+        raise HolderDamaged(
+            f"{where} answered what no holder answers while {doing} ({type(error).__name__}: {_short(error)}): a key of it"
+            " was overwritten or damaged; restart that Redis, the other copies stay"
+        ) from error
+
+
+@contextmanager
 def explained(where: str, doing: str) -> Iterator[None]:
     """Turns what Redis raises into TierUnavailable, TierFull or TierError that says where and while doing what."""
     try:
@@ -233,9 +253,16 @@ def explained(where: str, doing: str) -> Iterator[None]:
         raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         raise TierUnavailable(f"{where} does not answer while {doing}: {_short(error)}") from error
+    except redis.exceptions.InvalidResponse as error:
+        raise HolderDamaged(f"{where} does not speak like a Redis while {doing}: {_short(error)}") from error
     except redis.exceptions.ResponseError as error:
         if str(error).startswith(("NOAUTH", "WRONGPASS", "BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
             raise TierUnavailable(f"{where} cannot serve now while {doing}: {_short(error)}") from error
+        if str(error).startswith("WRONGTYPE") or "WRONGTYPE" in str(error):
+            raise HolderDamaged(
+                f"{where} has a key of another type than a holder's while {doing}: it was overwritten; restart that Redis,"
+                " the other copies stay"
+            ) from error
         raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
 
 

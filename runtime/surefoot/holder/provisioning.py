@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
-from surefoot.errors import Fenced, TierError
+from surefoot.errors import Fenced, HolderDamaged, TierError
 from surefoot.holder import keys, scripts
-from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.protocol.identities import RankSave
 
 JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hgetall", "unlink", "evalsha", "ping")
@@ -44,12 +44,14 @@ class HolderAdmin:
 
     def instance(self) -> str:
         """The server's run id: new with each start, so it tells an empty holder from the one before it."""
-        return self._info("server")["run_id"]
+        with understood(self._where, "naming its run"):
+            return self._info("server")["run_id"]
 
     def process(self) -> tuple[str, int]:
         """Run id and process id of whoever answers here, which may not be the process that was just started."""
-        info = self._info("server")
-        return info["run_id"], int(info["process_id"])
+        with understood(self._where, "naming its process"):
+            info = self._info("server")
+            return info["run_id"], int(info["process_id"])
 
     def provision(self, job: str, account: Credentials, epoch: int) -> str:
         """Makes this server a holder of `job`, with fence `epoch` at least; returns its instance.
@@ -59,7 +61,8 @@ class HolderAdmin:
         """
         instance = self.instance()
         named = [keys.fence(job), keys.instance(job), keys.absent(job)]
-        with explained(self._where, f"provisioning job {job}"):
+        doing = f"provisioning job {job}"
+        with understood(self._where, doing), explained(self._where, doing):
             for script in scripts.ALL:
                 loaded = self._wire.call("SCRIPT LOAD", script.source)
                 if loaded.decode() != script.sha:
@@ -68,6 +71,11 @@ class HolderAdmin:
             result = self._wire.call("EVALSHA", *call)
             if result[0] == b"fenced":
                 raise Fenced(f"{self._where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
+            if result[0] == b"damaged":
+                raise HolderDamaged(
+                    f"{self._where}: {result[1].decode(errors='replace')} is no number, it was overwritten or damaged;"
+                    " restart that Redis, the other copies stay"
+                )
             if account.user:
                 self._wire.call("ACL SETUSER", account.user, *_rules(job, account.password))
         return instance
@@ -79,7 +87,8 @@ class HolderAdmin:
 
     def remove_job(self, job: str, user: str) -> None:
         """Ends the job's account, then removes all its keys. Absent is success."""
-        with explained(self._where, f"removing job {job}"):
+        doing = f"removing job {job}"
+        with understood(self._where, doing), explained(self._where, doing):
             if user:
                 self._wire.call("ACL DELUSER", user)
             for batch in self._batches(keys.of_job(job)):
@@ -87,16 +96,17 @@ class HolderAdmin:
 
     def jobs(self) -> frozenset[str]:
         """Uids of all jobs that have keys here."""
-        with explained(self._where, "listing jobs"):
+        with understood(self._where, "listing jobs"), explained(self._where, "listing jobs"):
             return frozenset(
-                job for batch in self._batches(keys.PREFIX) for job in keys.jobs_of(name.decode() for name in batch)
+                job for batch in self._batches(keys.PREFIX) for job in keys.jobs_of(_name(name) for name in batch)
             )
 
     def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
         """Data keys without an index entry, by rank save: of a save under way, or left over by one that died."""
-        with explained(self._where, f"looking for leftovers of job {job}"):
-            names = [name.decode() for batch in self._batches(keys.of_job(job)) for name in batch]
-            indexed = {name.decode() for name in self._wire.call("HKEYS", keys.index(job))}
+        doing = f"looking for leftovers of job {job}"
+        with understood(self._where, doing), explained(self._where, doing):
+            names = [_name(name) for batch in self._batches(keys.of_job(job)) for name in batch]
+            indexed = {_name(name) for name in self._wire.call("HKEYS", keys.index(job))}
         found: dict[RankSave, tuple[str, ...]] = {}
         for name in sorted(names):
             field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
@@ -113,14 +123,16 @@ class HolderAdmin:
                 self._wire.call("UNLINK", *todo[start : start + _BATCH])
 
     def memory(self) -> Memory:
-        info = self._info("memory")
-        return Memory(int(info["used_memory"]), int(info["maxmemory"]))
+        with understood(self._where, "measuring its memory"):
+            info = self._info("memory")
+            return Memory(int(info["used_memory"]), int(info["maxmemory"]))
 
     def close(self) -> None:
         self._wire.close()
 
     def _info(self, section: str) -> dict[str, str]:
-        with explained(self._where, f"reading {section} information"):
+        doing = f"reading {section} information"
+        with understood(self._where, doing), explained(self._where, doing):
             return self._wire.info(section)
 
     def _batches(self, prefix: str) -> Iterator[list[bytes]]:
@@ -138,6 +150,11 @@ def _rules(job: str, password: str) -> list[str]:
     """The whole account, from nothing: replaces whatever was there under that name."""
     digest = sha256(password.encode()).hexdigest()
     return ["reset", "on", f"#{digest}", f"~{_literal(keys.of_job(job))}*", *(f"+{name}" for name in JOB_COMMANDS)]
+
+
+def _name(key: bytes) -> str:
+    """A key's name; one that others wrote here and that is no text is none of ours, and matches nothing."""
+    return key.decode(errors="replace")
 
 
 def _literal(text: str) -> str:

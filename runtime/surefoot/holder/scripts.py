@@ -15,6 +15,7 @@ from hashlib import sha1
 
 _GUARD = """
 local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
+if not fence then return {'damaged', KEYS[1]} end
 if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
 if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 """
@@ -36,6 +37,7 @@ PROVISION = Script(
     "provision",
     """
 local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
+if not fence then return {'damaged', KEYS[1]} end
 if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 redis.call('UNLINK', KEYS[3])
 redis.call('SET', KEYS[2], ARGV[2])

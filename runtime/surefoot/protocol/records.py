@@ -104,7 +104,7 @@ class Layout:
                 for name, dtype, shape, pieces in body["tensors"]
             )
             return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError(
                 f"a layout record cannot be read: {error!r}; the copy is damaged, another is needed"
             ) from error
@@ -204,7 +204,7 @@ class RankManifest:
                 saved_at=float(body["saved_at"]),
                 objects=tuple(sorted((str(name), str(value)) for name, value in body.get("objects", {}).items())),
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(
                 f"a rank manifest cannot be read: {error!r}; the copy is damaged, another is needed"
             ) from error
@@ -229,7 +229,7 @@ def _canonical(body: dict[str, Any]) -> str:
 def _body(text: str | bytes, what: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"a {what} is not JSON ({error}); the copy is damaged, another is needed") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__

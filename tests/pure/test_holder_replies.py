@@ -1,0 +1,138 @@
+"""Whatever a server answers, a holder's client raises from our own tree: it names the holder, and ends nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from surefoot.errors import ProtocolError, SurefootError
+from surefoot.holder.client import HolderClient
+from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import Layout, RankManifest
+
+SAVE = RankSave(1, 10, 0)
+MANIFEST = RankManifest(SAVE, 2, "me", "layout", 8, 1, "d", 8, "v", 2, 0.0)
+ENDPOINT = HolderEndpoint(HolderId("node-0", "run"), "127.0.0.1", 1, "node-0")
+
+words = st.sampled_from([b"ok", b"fenced", b"replaced", b"missing", b"conflict", b"damaged", b"7", b"-1", b"1:20", b""])
+texts = words | st.binary(max_size=40) | st.just(MANIFEST.to_json().encode()) | st.just(b"1:10:0")
+replies = st.recursive(st.none() | st.integers() | texts, lambda inner: st.lists(inner, max_size=5), max_leaves=12)
+scripted = st.one_of(
+    replies, st.tuples(st.just(b"ok"), texts, texts, st.lists(texts, max_size=4)).map(list), st.lists(texts, max_size=4)
+)
+
+
+class Answering:
+    """A wire on which one reply comes to everything."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def call(self, *arguments: Any) -> Any:
+        return self._reply
+
+    def info(self, section: str) -> dict[str, str]:
+        lines = self._reply.decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def close(self) -> None: ...
+
+
+CALLS: dict[str, Callable[[HolderClient], object]] = {
+    "index": lambda client: client.index(),
+    "seal": lambda client: client.seal(2),
+    "commit": lambda client: client.commit(MANIFEST, 1, (8,)),
+    "drop": lambda client: client.drop(SAVE, 1, 1),
+    "mark": lambda client: client.set_watermark(Checkpoint(1, 10), 1),
+    "layout": lambda client: client.read_layout("layout"),
+    "values": lambda client: client.read_values(SAVE),
+    "digests": lambda client: client.read_digests(SAVE, 0, 8),
+}
+ADMIN: dict[str, Callable[[HolderAdmin], object]] = {
+    "instance": lambda admin: admin.instance(),
+    "process": lambda admin: admin.process(),
+    "provision": lambda admin: admin.provision("job", Credentials("user", "word"), 1),
+    "filling": lambda admin: admin.is_being_filled(),
+    "memory": lambda admin: admin.memory(),
+    "leftovers": lambda admin: admin.unindexed("job"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@given(reply=scripted)
+def test_a_client_raises_from_our_tree_alone(call: str, reply: Any) -> None:
+    client = HolderClient(ENDPOINT, "job", Credentials())
+    client._wire = Answering(reply)  # type: ignore[assignment]
+    with contextlib.suppress(SurefootError):
+        CALLS[call](client)
+
+
+@pytest.mark.parametrize("call", ADMIN)
+@given(reply=replies | st.lists(texts, min_size=2, max_size=2).map(lambda t: [b"0", t]))
+def test_an_administrator_raises_from_our_tree_alone(call: str, reply: Any) -> None:
+    admin = HolderAdmin("127.0.0.1", 1, "")
+    admin._wire = Answering(reply)  # type: ignore[assignment]
+    with contextlib.suppress(SurefootError):
+        ADMIN[call](admin)
+
+
+@given(text=st.binary(max_size=200) | st.text(max_size=200))
+def test_a_record_of_any_bytes_is_refused_by_name(text: str | bytes) -> None:
+    for read in (RankManifest.from_json, Layout.from_json):
+        with contextlib.suppress(ProtocolError):
+            read(text)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[int, list[bytes]]]:
+    """Sends what it is told to whoever connects, then closes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sent = [b""]
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line, _ = listener.accept()
+                with line:
+                    line.settimeout(5)
+                    with contextlib.suppress(OSError):
+                        line.recv(4096)
+                        line.sendall(sent[0])
+                        line.shutdown(socket.SHUT_WR)
+                        while line.recv(4096):
+                            pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield listener.getsockname()[1], sent
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
+starts = st.sampled_from(
+    [b"", b"$", b"*", b":", b"+", b"-", b"$5\r\n", b"*2\r\n", b"$-", b":x", b"*-", b"$99999999999\r\n"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=starts, rest=st.binary(max_size=30))
+def test_any_bytes_on_the_line_end_in_our_tree(server: tuple[int, list[bytes]], start: bytes, rest: bytes) -> None:
+    port, sent = server
+    sent[0] = start + rest + b"\r\n"
+    wire = Wire("127.0.0.1", port, Credentials(), 1.0)
+    try:
+        for use in (lambda: wire.call("GET", "a"), lambda: (wire.ask("GET", "a"), wire.take(memoryview(bytearray(5))))):
+            with contextlib.suppress(SurefootError), explained("the holder", "reading"):
+                use()
+    finally:
+        wire.close()
