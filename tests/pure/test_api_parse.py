@@ -210,6 +210,19 @@ def test_a_field_that_is_not_acted_upon_yet_is_refused_by_name(path: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("path", "value", "instead"),
+    [
+        ("spec.runPolicy", {"cleanPodPolicy": "None"}, "write Running"),
+        ("spec.nprocPerNode", "auto", "write the number of trainers"),
+    ],
+)
+def test_what_neighbours_take_is_refused_with_what_to_write_instead(path: str, value: object, instead: str) -> None:
+    with pytest.raises(SpecError, match=instead) as caught:
+        parse_job(changed(path, value))
+    assert caught.value.path.startswith(path)
+
+
+@pytest.mark.parametrize(
     ("said", "adaptive", "base", "fixed"),
     [({}, False, 10, 100), ({"intervalSteps": 1}, False, 1, 1), ({"intervalSeconds": 2.5}, True, 1, None),
      ({"interval": "auto"}, True, 1, None)],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api import spec
-from surefoot_operator.api.names import NOT_YET, yaml_fields
+from surefoot_operator.api.names import NOT_YET, REFUSED_VALUES, yaml_fields, yaml_name
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -71,6 +71,17 @@ def test_the_reference_lists_what_is_refused_for_now() -> None:
     paths = {cls.__name__: section for section, cls in SECTIONS.items()}
     wanted = {f"{paths[cls]}.{name}": why for cls, names in NOT_YET.items() for name, why in names.items()}
     assert {cells[0].strip("`"): cells[1] for cells in rows("Refused for now")} == wanted
+
+
+def test_the_reference_lists_the_values_of_neighbours_that_are_refused() -> None:
+    paths = {cls.__name__: section for section, cls in SECTIONS.items()}
+    classes = {cls.__name__: cls for cls in SECTIONS.values()}
+    wanted = {
+        f"`{paths[cls]}.{yaml_name(classes[cls], field)}: {', '.join(values).replace(', ', '`, `')}`": why
+        for (cls, field), values in REFUSED_VALUES.items()
+        for why in set(values.values())
+    }
+    assert {cells[0]: cells[1] for cells in rows("Refused values")} == wanted
 
 
 def test_every_class_of_the_spec_has_its_section() -> None:

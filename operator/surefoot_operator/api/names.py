@@ -39,6 +39,20 @@ NOT_YET: dict[str, dict[str, str]] = {
 """Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""
 
 
+REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
+    ("RunPolicy", "clean_pod_policy"): {
+        "None": "write Running (the default): pods that ended by themselves stay for their logs, and one that still runs"
+        " would hold its node for ever, as nobody looks after it any more"
+    },
+    ("TrainingJobSpec", "nproc_per_node"): dict.fromkeys(
+        ("auto", "gpu", "cpu"),
+        "write the number of trainers in each worker, as a rule that of its GPUs: the size of a world and who holds what"
+        " of a checkpoint follow from it before any worker has a node that could be asked",
+    ),
+}
+"""What neighbouring systems take in a field that is here as well: refused with the reason and what to write instead."""
+
+
 def camel_case(name: str) -> str:
     """`min_replicas` -> `minReplicas`."""
     first, *rest = name.split("_")

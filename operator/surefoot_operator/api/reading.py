@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from surefoot_operator.api.limits import ANYTHING, LIMITS, Limit
-from surefoot_operator.api.names import NOT_YET, yaml_fields
+from surefoot_operator.api.names import NOT_YET, REFUSED_VALUES, yaml_fields
 from surefoot_operator.api.quantities import ALLOWED, bytes_of
 from surefoot_operator.errors import Hidden, SpecError
 
@@ -77,6 +77,9 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise SpecError(f"{path}.{name}", None, "this field is required")
             continue
+        instead = REFUSED_VALUES.get((cls.__name__, field.name), {}).get(value) if isinstance(value, str) else None
+        if instead is not None:
+            raise SpecError(f"{path}.{name}", value, instead)
         limit = LIMITS.get((cls.__name__, field.name), ANYTHING)
         values[field.name] = _value(hints[field.name], value, f"{path}.{name}", limit)
     return cls(**values)

@@ -17,6 +17,7 @@ from surefoot_operator.policy.claim import spares
 from surefoot_operator.policy.facts import (
     Facts,
     has_stepped,
+    last_step_seconds,
     member_sessions,
     seconds_per_step,
     step_of,
@@ -139,14 +140,29 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
         return Halt(
             f"{wanted.reason}: a halt at step {hold.step} was refused", until_seconds=hold.asked_seconds + AGAIN_SECONDS
         )
+    standing = _standing_until(facts, hold)
+    if standing is not None and facts.now < standing:
+        return Halt(f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing)
     epoch, pace = facts.world.epoch, seconds_per_step(facts)
     ahead = 3 if not pace else max(2, ceil(AHEAD_SECONDS / pace) + 1)
-    step = max(step_of(facts, epoch), hold.step if hold is not None else 0) + ahead
+    at, named = step_of(facts, epoch), hold.step if hold is not None else 0
+    # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
+    # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
+    step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
     return Halt(
         f"{wanted.reason}: naming step {step} to halt at",
         (ProposeHold(epoch, step, "propose"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )
+
+
+def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
+    """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
+    if hold is None:
+        return None
+    last = last_step_seconds(facts, facts.world.epoch)
+    stood = hold.asked_seconds - (last if last is not None else facts.world.changed_seconds)
+    return None if stood <= 0 else hold.asked_seconds + max(AGAIN_SECONDS, stood)
 
 
 def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
