@@ -15,7 +15,9 @@ OWNER = {"apiVersion": "surefoot.dev/v1alpha1", "kind": "TrainingJob", "name": "
 WORKER = {labels.WORKER_INDEX: "0", labels.ATTEMPT: "7"}
 
 
-def pod(name: str, namespace: str = "team", owner: dict[str, Any] | None = OWNER, marks: Any = WORKER) -> Any:  # never written to
+def pod(
+    name: str, namespace: str = "team", owner: dict[str, Any] | None = OWNER, marks: Any = WORKER
+) -> Any:  # never written to
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{namespace}-{name}", "resourceVersion": "5"}
     owners = [owner] if owner is not None else []
     marked = {**metadata, "labels": {labels.JOB_UID: "u", **marks}, "ownerReferences": owners}

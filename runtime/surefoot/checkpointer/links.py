@@ -6,7 +6,9 @@ options and SUREFOOT_PERSISTENT_* say where checkpoints go.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -27,6 +29,9 @@ from surefoot.restore.catalogue import Source, holder_sources, older_source, per
 from surefoot.settings import JobSettings, job_settings, settings_elsewhere
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.persistent import PersistentTier
+
+_OWN_FOLDER = "surefoot-checkpoints"
+_log = logging.getLogger(__name__)
 
 LIBRARY_PATIENCE_SECONDS = 60.0
 """Without an operator nobody decides about a tier that stays silent: then the restore fails."""
@@ -124,12 +129,19 @@ def lineage_of(about: Attached) -> Lineage:
 
 
 def library_settings(options: Options, environment: Mapping[str, str]) -> JobSettings:
-    """The script's options over the environment's; an interval means every save is kept in the folder."""
+    """The script's options over the environment's; an interval means every save is kept in the folder.
+
+    Where neither names a folder it is one of the script's own, below the current one, and rank 0 says so: a first try
+    needs no setting, and two scripts do not take each other's checkpoints for theirs.
+    """
     if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
-        raise ConfigurationError(
-            "no folder for checkpoints, and no surefoot agent started this program: give Checkpointer a folder=, or set"
-            " SUREFOOT_PERSISTENT_URI (file:///folder or s3://bucket/prefix)"
-        )
+        options = replace(options, folder=str(Path(_OWN_FOLDER, Path(sys.argv[0]).stem or "python")))
+        if environment.get("RANK", "0") == "0":
+            _log.warning(
+                "checkpoints go to %s; folder= or SUREFOOT_PERSISTENT_URI (file:///folder, s3://bucket/prefix)"
+                " names another place",
+                options.folder,
+            )
     spoken = {**environment, "SUREFOOT_JOB_UID": options.job or environment.get("SUREFOOT_JOB_UID") or "default"}
     if options.folder is not None:
         spoken["SUREFOOT_PERSISTENT_URI"] = _uri(options.folder)

@@ -1,0 +1,94 @@
+"""Signatures and first sentences of the Python API, written into docs/python.md and compared with it by a test.
+
+`PYTHONPATH=tests python -m support.python_reference` writes what lies between the page's markers anew; everything else
+there is written by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+_MARKED = re.compile(r"(?<=<!-- made from )(?P<name>[\w.]+)(?P<open> -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_WIDTH = 100
+
+
+def written(page: str) -> str:
+    """The page with every marked part as the code says it now."""
+    return _MARKED.sub(lambda found: f"{found['name']}{found['open']}{described(found['name'])}", page)
+
+
+def marked(page: str) -> list[str]:
+    """The names whose parts are made from the code."""
+    return [found["name"] for found in _MARKED.finditer(page)]
+
+
+def described(name: str) -> str:
+    """One class or function: its signature, and for a class what may be called on it."""
+    room, _, last = name.rpartition(".")
+    subject = getattr(importlib.import_module(room), last)
+    if not inspect.isclass(subject):
+        return f"```python\n{_signature(name, subject)}\n```\n"
+    if issubclass(subject, Exception):
+        return f"```python\nclass {name}({subject.__mro__[1].__name__})\n```\n"
+    lines = [f"class {_signature(name, subject)}"]
+    for method, function in _methods(subject):
+        shown = _signature(f".{method}", function) if callable(function) else f".{method}"
+        lines += ["", f"# {_sentence(function)}", shown]
+    return "```python\n" + "\n".join(lines) + "\n```\n"
+
+
+def parameters(name: str) -> list[str]:
+    """What it takes by keyword."""
+    room, _, last = name.rpartition(".")
+    signature = inspect.signature(getattr(importlib.import_module(room), last))
+    return [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+
+
+def _methods(subject: type[Any]) -> list[tuple[str, Any]]:
+    """Public ones with a docstring, in the order of the source; what Checkpointer alone calls is no user's."""
+    found = []
+    for name, value in vars(subject).items():
+        function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        documented = inspect.isfunction(function) or isinstance(function, property)
+        if not name.startswith("_") and documented and not _sentence(function).startswith("Called by"):
+            found.append((name, function))
+    return found
+
+
+def _signature(name: str, subject: Any) -> str:
+    signature = inspect.signature(subject)
+    given = [p for p in signature.parameters.values() if p.name != "self"]
+    words: list[str] = []
+    for parameter in given:
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(_parameter(parameter))
+    returns = "" if signature.return_annotation in (signature.empty, "None", None) else f" -> {_text(signature)}"
+    if len(line := f"{name}({', '.join(words)}){returns}") <= _WIDTH:
+        return line
+    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){returns}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = f"{stars}{parameter.name}: {parameter.annotation}"
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"
+
+
+def _text(signature: inspect.Signature) -> str:
+    return str(signature.return_annotation)
+
+
+def _sentence(subject: Any) -> str:
+    """The first sentence of the docstring, in one line."""
+    paragraph = (inspect.getdoc(subject) or "").partition("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
