@@ -7,7 +7,8 @@ and then waits for what it has.
 
 That they do stand still is the program's doing, and no counter tells when they do not (`.data`, views, arrays of other
 libraries). So all that is copied lazily is digested inside the call, which reads it once, and each copy must have the
-digest of the step. A tensor that changed meanwhile costs this save; it is copied eagerly from then on.
+digest of the step. A tensor that changed meanwhile costs this save; it is copied eagerly from then on. Where
+copying behind the training holds it up for longer, since nobody has the time, everything is copied inside the call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +28,7 @@ from surefoot.staging.crew import Crew, Digests, Work
 from surefoot.staging.device import SMALL_BYTES as SMALL_DEVICE_BYTES
 from surefoot.staging.device import DeviceCopies, Queued
 from surefoot.staging.pieces import Outcome, Room, Source
+from surefoot.staging.timing import Timing
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class _Staging:
     changed: dict[str, None]
     """Names, in the order in which they were found."""
     error: Exception | None = None
+    join_seconds: float = 0.0
     finishing: bool = False
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -74,6 +78,9 @@ class Stager:
         self._scratch = Scratch()
         self._crew = Crew(Crew.size())
         self._devices: dict[torch.device, DeviceCopies] = {}
+        self._timing = Timing()
+        self._last: tuple[bool, int, float] | None = None
+        """Of the last save: whether it copied behind the training, how many bytes, and its seconds inside the call."""
         self._normal_nice: int | None = None
         self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
@@ -104,11 +111,18 @@ class Stager:
         Of tensors on a device, `now` means before whatever the training queues next.
         """
         self.wait()
+        if self._last is not None and self._current is not None:
+            self._timing.saw(*self._last, self._current.join_seconds)
+        begun = time.perf_counter()
         room = Room.of(slot)
         parted = _Parted()
         for sources, steady in ((eager, False), (lazy, True)):
             for source in sources:
                 parted.add(source, source.holder(), steady)
+        size = sum(source.size_bytes for source, _ in parted.behind)
+        if not (stays_behind := self._timing.choose(size)):
+            parted.now += parted.behind
+            parted.behind.clear()
         behind = [(s.name, copy) for s, tensor in parted.behind for copy in self._copies(s, tensor, room)]
         now = [copy for s, tensor in parted.now for copy in self._copies(s, tensor, room)]
         digests = self._take(now, [copy for _, copy in behind])
@@ -120,6 +134,7 @@ class Stager:
                 changed.setdefault(lazy.name)
 
         work = Work(run, [_Lazy(name, copy, d) for (name, copy), d in zip(behind, digests, strict=True)])
+        self._last = stays_behind, size, time.perf_counter() - begun
         with self._wake:
             self._current = _Staging(done, work, queued, changed)
             self._wake.notify_all()
@@ -132,8 +147,10 @@ class Stager:
         for queued in staging.queued:
             queued.let_training_wait()
         self._hurry()
+        begun = time.perf_counter()
         with self._crew.helping(staging.work.share):
             staging.work.finish()
+        staging.join_seconds += time.perf_counter() - begun
         if not staging.queued:
             self._finish(staging)
             staging.finished.wait()
