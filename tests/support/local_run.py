@@ -57,6 +57,8 @@ class Job:
     persistent: Mapping[str, Any] | None = None
     gates: tuple[int, ...] = ()
     trainer: tuple[str, ...] = ()
+    program: Path = TRAINER
+    """Takes STEPS FOLDER, what `trainer` says, and --gates."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of `surefoot local` itself, beside ours."""
 
@@ -66,7 +68,7 @@ class Job:
         checkpoint: dict[str, Any] = {"memory": memory}
         if self.persistent is not None:
             checkpoint["persistent"] = dict(self.persistent)
-        command = ["python", str(TRAINER), str(self.steps), str(folder), *self.trainer]
+        command = ["python", str(self.program), str(self.steps), str(folder), *self.trainer]
         command += ["--gates", ",".join(map(str, self.gates))]
         spec: dict[str, Any] = {
             "replicas": self.workers,

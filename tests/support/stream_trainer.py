@@ -1,15 +1,18 @@
-"""A tiny real training whose data comes in other people's ways; a line a step in OUT/losses-RANK.txt: step, loss, data.
+"""A tiny real training whose data comes in other people's ways; a line a step in FOLDER/losses-RANK.txt: step, loss.
 
-stream_trainer.py KIND STEPS OUT     KIND: stateful (torchdata's loader over this rank's own stream), sampler (the same
-over a DistributedSampler), accumulate (three ElasticLoader batches a step), ahead (nanoGPT's loop: the next batch is
-drawn from the global generator before the step ends, behind dropout). Float64, gloo where there are several ranks;
-with GATE in the environment it stops behind that step until OUT/gate exists.
+stream_trainer.py STEPS FOLDER [--kind KIND] [--workers N] [--pace SECONDS] [--dies STEP]
+
+KIND: stream (torchdata's loader over this rank's own stream), sampler (the same over a DistributedSampler), accumulate
+(three ElasticLoader batches a step, behind a prefetcher of one), ahead (nanoGPT's loop: the next batch is drawn from the
+global generator before the step ends). Float64 and dropout; gloo where there are several ranks. With --dies it kills
+itself once behind that step's save.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,8 +50,9 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 class Training:
     """The model, its checkpointer, and the file of what was seen."""
 
-    def __init__(self, out: Path, **objects: Any) -> None:
+    def __init__(self, given: argparse.Namespace, **objects: Any) -> None:
         torch.manual_seed(0)
+        self.given = given
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, 9), torch.nn.Dropout(0.3), torch.nn.Linear(9, 1)
@@ -56,7 +60,6 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.checkpointer = surefoot.Checkpointer(model=self.model, optimizer=self.optimizer, **objects)
         self.done = self.checkpointer.restore()
-        self.out = out
         if self.done == 0:
             torch.manual_seed(100 + self.rank)  # each rank its own dropout
 
@@ -74,54 +77,67 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
-        with (self.out / f"losses-{self.rank}.txt").open("a") as file:
+        with (self.given.folder / f"losses-{self.rank}.txt").open("a") as file:
             file.write(f"{self.done} {loss!r}\n")
         self.checkpointer.step(loss)
-        while self.done == int(os.environ.get("GATE", "0")) and not (self.out / "gate").exists():
-            time.sleep(0.02)
+        time.sleep(self.given.pace)
+        died = self.given.folder / "died"
+        if self.done == self.given.dies and not died.exists():
+            assert self.checkpointer.save_now()
+            while not any(c.step == self.done for c in self.checkpointer.list()):
+                time.sleep(0.02)
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.done < self.given.steps)
 
 
-def stateful(out: Path, steps: int, sampler: bool) -> None:
+def stream(given: argparse.Namespace) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if sampler:
-        data = torch.utils.data.TensorDataset(torch.randn(40 * world, WIDTH, dtype=torch.float64))
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    own = torch.Generator()  # a loader without one draws its workers' seed from the global one
+    if given.kind == "sampler":
+        fixed = torch.Generator().manual_seed(3)
+        data = torch.utils.data.TensorDataset(torch.randn(40 * world, WIDTH, dtype=torch.float64, generator=fixed))
         order: Any = torch.utils.data.DistributedSampler(data, world, rank, shuffle=True, seed=1)
-        loader: Any = StatefulDataLoader(data, 2, sampler=order, generator=torch.Generator())
+        loader: Any = StatefulDataLoader(data, 2, sampler=order, num_workers=given.workers, generator=own)
     else:
-        loader = StatefulDataLoader(
-            Stream(rank), 2, num_workers=int(os.environ.get("WORKERS", "0")), generator=torch.Generator()
-        )
-    training = Training(out, loader=loader)
+        loader = StatefulDataLoader(Stream(rank), 2, num_workers=given.workers, generator=own)
+    training = Training(given, loader=loader)
     batches = iter(loader)
-    while training.done < steps:
+    while training.goes_on:
         batch = next(batches)
-        training.step(training.backward(batch[0] if sampler else batch))
+        training.step(training.backward(batch[0] if given.kind == "sampler" else batch))
     training.checkpointer.close()
 
 
-def accumulate(out: Path, steps: int) -> None:
+def accumulate(given: argparse.Namespace) -> None:
     data = torch.randn(200, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     loader = surefoot.ElasticLoader(data, 4, seed=2, batches_per_step=3)
-    training = Training(out, loader=loader)
+    training = Training(given, loader=loader)
     training.model[1].p = 0.0  # type: ignore[assignment]  # so that a world of another size has the same losses
     batches = iter(loader)
-    while training.done < steps:
-        parts = [next(batches) for _ in range(3)]
-        losses = torch.tensor([training.backward(b.data, b.weight / 3) for b in parts], dtype=torch.float64)
-        training.step(float(losses.sum()))
+    waiting = next(batches)
+    while training.goes_on:
+        total = 0.0
+        for _ in range(3):
+            batch, waiting = waiting, next(batches)
+            total += training.backward(batch.data, batch.weight / 3)
+        training.step(total)
     training.checkpointer.close()
 
 
-def ahead(out: Path, steps: int) -> None:
-    training = Training(out)
+def ahead(given: argparse.Namespace) -> None:
+    training = Training(given)
 
     def drawn() -> torch.Tensor:
         return torch.randn(4, WIDTH, dtype=torch.float64)
 
     batch = drawn()
-    while training.done < steps:
+    while training.goes_on:
         for _ in range(2):
             loss = training.model(batch).square().mean() / 2
             with training.checkpointer.ahead():
@@ -131,20 +147,28 @@ def ahead(out: Path, steps: int) -> None:
     training.checkpointer.close()
 
 
-KINDS: dict[str, Callable[[Path, int], None]] = {
-    "stateful": lambda out, steps: stateful(out, steps, sampler=False),
-    "sampler": lambda out, steps: stateful(out, steps, sampler=True),
+KINDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "stream": stream,
+    "sampler": stream,
     "accumulate": accumulate,
     "ahead": ahead,
 }
 
 
 def main() -> None:
-    kind, steps, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kind", choices=KINDS, default="stream")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--dies", type=int, default=0)
+    parser.add_argument("--gates", default="")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    KINDS[kind](out, steps)
+    KINDS[given.kind](given)
     if dist.is_initialized():
         dist.destroy_process_group()
 
