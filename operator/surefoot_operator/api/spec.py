@@ -12,6 +12,8 @@ GROUP = "surefoot.dev"
 VERSION = "v1alpha1"
 KIND = "TrainingJob"
 MANAGER = "surefoot.dev/operator"
+TOTAL_STEPS = f"{GROUP}/total-steps"
+"""An annotation: how many steps the program makes. For people who watch; nothing is decided from it."""
 FINALIZER = f"{GROUP}/persistent-data"
 """On a job whose persistent data shall go with it; nothing else ever holds a job back."""
 

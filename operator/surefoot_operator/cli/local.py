@@ -23,7 +23,7 @@ from surefoot.errors import ConfigurationError
 from surefoot.holder.server import find_program
 from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
 from surefoot_operator.cli import comparison, conclusion
 from surefoot_operator.cli.errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.faults import Fault, FaultError, parse_faults
@@ -33,6 +33,7 @@ from surefoot_operator.cli.supervise import Scene, Supervisor
 from surefoot_operator.cli.trying import try_file, try_folder
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.view import view_for
+from surefoot_operator.errors import shown
 from surefoot_operator.extras import lacking
 from surefoot_operator.fabric.processes.folder import RunFolder
 from surefoot_operator.fabric.processes.machine import Machine
@@ -77,6 +78,7 @@ class Request:
     report: Path | None
     plain: bool
     metrics: bool = False
+    total_steps: int | None = None
 
 
 def run(given: argparse.Namespace) -> int:
@@ -115,6 +117,7 @@ def check(given: argparse.Namespace) -> Request:
             f"{count} nodes of {job.spec.nproc_per_node} ranks are more than one machine is asked for: at most {MOST_NODES} nodes"
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
+    total = _total_steps(given.file, document)
     nodes = tuple(f"node-{number}" for number in range(count))
     if (missing := lacking("runtime")) is not None:
         raise UsageError(f"trainers and agents run here: {missing}")
@@ -127,7 +130,17 @@ def check(given: argparse.Namespace) -> Request:
         try_file("--report", given.report)
     if given.run_folder is not None:
         try_folder("--run-folder", given.run_folder)
-    return Request(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics)
+    return Request(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics, total)
+
+
+def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
+    said = (document["metadata"].get("annotations") or {}).get(TOTAL_STEPS)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdigit() and len(said) < 16 and int(said) > 0):
+        sentence = "how many steps the program makes is allowed, in quotes"
+        raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {shown(said)} is not allowed; {sentence}")
+    return int(said)
 
 
 def _run_in(request: Request, root: Path) -> int:
@@ -174,7 +187,9 @@ def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusi
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
         progress = Progress(folder)
         with _ends_gently(), view_for(request.plain) as view:
-            supervisor = Supervisor(Scene(progress, machine, request.nodes, job), faults, view.show, view.tell)
+            supervisor = Supervisor(
+                Scene(progress, machine, request.nodes, job, request.total_steps), faults, view.show, view.tell
+            )
             try:
                 supervisor.run()
             except KeyboardInterrupt:

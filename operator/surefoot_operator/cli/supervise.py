@@ -43,6 +43,8 @@ class Scene:
     machine: Machine
     nodes: tuple[str, ...]
     job: TrainingJob
+    total_steps: int | None = None
+    """How many steps the job makes, where it says so."""
 
 
 def free_bytes(folder: Path) -> int:
