@@ -109,6 +109,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         time.sleep(TICK_SECONDS)
+        self._check_folder()
         self._machine.poll()
         for event in self._progress.look():
             self._tell(_sentence(event), event.warning)
@@ -118,6 +119,15 @@ class Supervisor:
         self._check_room()
         self._measure()
         self._show(self._scene)
+
+    def _check_folder(self) -> None:
+        """The run folder is what an API server is elsewhere: without it no fault is answered, and nobody would say so."""
+        folder = self._machine.folder.root
+        if not folder.is_dir():
+            raise RunError(
+                f"the run folder {folder} was removed while the job ran: its status, workers and logs are gone, so the run is"
+                " ended; what is in the persistent tier is there to begin from again (checkpoint.restoreFrom)"
+            )
 
     def _measure(self) -> None:
         """Looks up the size of the newest complete checkpoint, seldom: it hardly changes."""

@@ -1,7 +1,8 @@
-"""The size that the live view shows is a figure for people: whatever happens to it, the run goes on."""
+"""What a supervised run survives, a figure that cannot be measured, and what ends it in words, a folder that is gone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.cli import supervise
+from surefoot_operator.cli.errors import RunError
 
 
 def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +24,11 @@ def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest
     supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None)
     supervisor._measure()
     assert progress.checkpoint_bytes == 7
+
+
+def test_a_run_whose_folder_was_removed_ends_and_says_so(tmp_path: Path) -> None:
+    machine = SimpleNamespace(folder=SimpleNamespace(root=tmp_path / "gone"), poll=lambda: None)
+    scene: Any = SimpleNamespace(progress=SimpleNamespace(), machine=machine, nodes=(), job=None)
+    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None)
+    with pytest.raises(RunError, match="gone was removed while the job ran"):
+        supervisor._tick()
