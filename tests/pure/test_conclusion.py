@@ -34,3 +34,6 @@ def test_where_nobody_is_blamed_or_said_a_word_it_is_the_newest(tmp_path: Path) 
     answered = Incident("trainer-failed", "boom", 0, "n0", 5, 1.0, rank=0, first_step_seconds=2.0)
     for incidents in ((), (nobody,), (silent,), (answered,)):
         assert blamed_log(tmp_path, incidents) is None
+    written(tmp_path, "worker-0-1/agent.log", 40)
+    agent = written(tmp_path, "worker-1-2/agent.log", 10)
+    assert blamed_log(tmp_path, (silent,)) == agent

@@ -121,12 +121,18 @@ def explain_failure(progress: Progress) -> list[str]:
 
 
 def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
-    """The log of the rank that ended the job: its peers write last, and only of how they lost it. None: nobody is blamed."""
+    """The log of the rank that ended the job, else of its agent: its peers write last, and only of how they lost it.
+
+    None: nobody is blamed, or has written a word.
+    """
     last = incidents[-1] if incidents else None
     if last is None or last.rank is None or last.first_step_seconds is not None:
         return None
-    found = [path for path in logs.glob(f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log") if path.stat().st_size > 0]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    for pattern in (f"worker-*/epoch-{last.epoch}/rank-{last.rank}.log", f"worker-{last.worker}-*/agent.log"):
+        found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return None
 
 
 def newest_log(logs: Path) -> Path | None:
