@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from simulator.tiers import CHUNKS, Holder, Watcher
+from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
@@ -108,9 +108,8 @@ class Oracle(Watcher):
     def written(self, old: JobStatus, new: JobStatus) -> None:
         """The stored status changes."""
         if new.restarts < old.restarts or new.next_attempt < old.next_attempt:
-            self.fail(
-                f"restarts or attempts went back: {old.restarts, old.next_attempt} to {new.restarts, new.next_attempt}"
-            )
+            counts = f"{old.restarts, old.next_attempt} to {new.restarts, new.next_attempt}"
+            self.fail(f"restarts or attempts went back: {counts}")
         if old.recorded and not new.recorded:
             self.fail("status forgot that something was recorded")
         if not set(old.bad) <= set(new.bad):
@@ -376,12 +375,9 @@ class Oracle(Watcher):
         settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
 
-    def kept(self) -> None:
+    def kept(self, tier: Persistent) -> None:
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""
-        tier, step = self.simulation.persistent, self.simulation.settings.steps
-        if tier is None:
-            return
-        found = [c for c in self.states if c.step == step and self.on_path(c, self.base)]
+        found = [c for c in self.states if c.step == self.simulation.settings.steps and self.on_path(c, self.base)]
         whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
         if whole and not any(all(tier.holds(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")

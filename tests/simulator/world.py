@@ -148,7 +148,8 @@ class Simulation:
         status = self.store.status
         if status.phase == "Complete":
             self.oracle.finished()
-            self.oracle.kept()
+            if self.persistent is not None:
+                self.oracle.kept(self.persistent)
         elif status.phase == "Failed":
             newest = self.oracle.readable()
             if newest is not None or not status.recorded:

@@ -83,20 +83,20 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A trainer ended with an error. Only the first of a node's is sent; the rest were killed by the agent."""
+    """A trainer ended with an error. Only the first of a node's is sent; the rest were killed by the agent.
+
+    `rank` is −1 for a hang in which none is behind the others. `code` is −N for signal N, `cause` one line.
+    """
 
     epoch: int
     rank: int
-    """−1: a hang, and none of its ranks is behind the others."""
     code: int
-    """Exit code; −N for signal N."""
     cause: str
-    """One line: exception or signal."""
     secondary: bool
     """The error is the echo of another rank's death (its connection broke)."""
     step: int
     kind: Literal["failed", "hang"] = since(2, "failed")
-    """hang: the agent ended its trainers, because none of them made a step for too long."""
+    """hang: the agent ended its trainers, none of which made a step for too long."""
     detail: str = since(2, "")
     """More lines for people, as where each rank stood. Whoever keeps them shortens them."""
 
@@ -208,21 +208,9 @@ class Notice:
 
 
 FromAgent = (
-    Hello
-    | Heartbeat
-    | Exited
-    | Stopped
-    | StoreReady
-    | HoldAnswer
-    | Held
-    | UnreadableSave
-    | Finished
-    | Listing
-    | Repaired
-    | Persisted
-    | PersistentDropped
-    | Notice
-)
+    Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Notice
+)  # fmt: skip
 
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
