@@ -162,6 +162,8 @@ class SessionSeen:
     save_bytes: int = 0
     """What one save of all its ranks takes in `epoch`; 0: not known yet."""
     unstaged: str = ""
+    loss_finite: bool | None = None
+    """Whether the loss of the epoch's last step that told one is a number; None: none did."""
     """Why one of its ranks has no memory to stage saves in; empty: each has."""
     settled: Settled = NOTHING_SETTLED
     """Which saves of `epoch` it has not, and never will have."""

@@ -44,7 +44,8 @@ step_seconds = Histogram(
     "surefoot_step_duration_seconds", "Time of one training step on this worker.", buckets=BUCKETS_SECONDS
 )
 step = Gauge("surefoot_step", "Last step that every local rank has finished.")
-loss = Gauge("surefoot_loss", "Loss of that step; NaN where the program does not tell it.")
+loss = Gauge("surefoot_loss", "Loss of that step; NaN also where the program does not tell it.")
+losses_not_finite = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
 epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
 level = Gauge("surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to.")
@@ -64,6 +65,7 @@ FAMILIES = (
     step_seconds,
     step,
     loss,
+    losses_not_finite,
     epoch,
     pending,
     level,

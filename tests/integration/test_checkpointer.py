@@ -217,3 +217,17 @@ def test_the_stall_of_a_save_is_reported_with_the_step_behind_it() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
     assert [s.stall_seconds is not None for s in link.steps] == [False, False, True, False]
+
+
+def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
+    model, optimizer = parts(8)
+    link = FakeLink()
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        for loss in (1.0, float("nan"), torch.tensor(float("inf")), 2.0, float("-inf")):
+            checkpointer.step(loss)
+    assert [str(s.loss) for s in link.steps] == ["1.0", "nan", "inf", "2.0", "-inf"]
+    assert [text.partition(":")[0] for reason, text in link.said if reason == "LossNotFinite"] == [
+        "the loss of step 2 is nan",
+        "the loss of step 5 is -inf",
+    ]

@@ -8,7 +8,9 @@ older one's checkpoint counts from there on.
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +166,14 @@ def _weight(line: Line) -> int:
 def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:
     """The largest difference of two loss curves over the steps that both have; None where they share none."""
     shared = mine.keys() & other.keys()
-    return max((abs(mine[step] - other[step]) for step in shared), default=None)
+    return max((_apart(mine[step], other[step]) for step in shared), default=None)
+
+
+def _apart(one: float, other: float) -> float:
+    """Two that are no number in the same way are equal; a number and none are as far apart as JSON can say."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
 
 
 def finished_step(lines: Iterable[Line], epoch: int, world: int) -> int:

@@ -9,6 +9,7 @@ finished, held and unreadable are about that one, also after its trainers have s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -209,6 +210,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         unreadable=None,
         save_bytes=0,
         unstaged="",
+        loss_finite=None,
         settled=NOTHING_SETTLED,
     )
     return replace(session, seen=blank, loss=None)
@@ -241,6 +243,7 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
             unstaged=beat.unstaged,
             settled=beat.settled,
             ended=beat.ended,
+            loss_finite=math.isfinite(beat.loss) if beat.loss is not None else old.loss_finite,
         )
         session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
     return replace(session, seen=fresh, level=beat.level)

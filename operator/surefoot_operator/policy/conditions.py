@@ -14,6 +14,7 @@ from surefoot_operator.policy.facts import (
     bad_of,
     domains_of,
     has_stepped,
+    in_epoch,
     last_step_seconds,
     reading_at,
     saving_steps,
@@ -165,6 +166,7 @@ def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
     ]
     wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts)))
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
+    wanted += _finite(facts, known.get(names.LOSS_FINITE))
     tie = tie_to_tell(facts, status)
     if tie is not None:
         wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
@@ -177,6 +179,22 @@ def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
     return tuple(
         _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
     )
+
+
+def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
+    world = facts.status.world
+    epoch = world.epoch if world is not None and world.state == "Committed" else 0
+    told = sorted((s for s in in_epoch(facts, epoch) if epoch and s.loss_finite is not None), key=lambda s: s.index)
+    bad = next((s for s in told if not s.loss_finite), None)
+    if bad is not None and known is not None and known.status == "False":
+        return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
+    if bad is not None:
+        text = f"the loss on worker {bad.index} is no number at step {bad.step}; to begin before it, run the job anew"
+        return [(names.LOSS_FINITE, "False", "NotFinite", f"{text} with checkpoint.restoreFrom and an earlier step")]
+    if known is None or not told:
+        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    return [(names.LOSS_FINITE, "True", "Finite", "losses are numbers again")]
 
 
 def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:

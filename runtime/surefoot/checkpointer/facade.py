@@ -86,6 +86,8 @@ class Checkpointer:
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
+        self._finite = True
+        """Whether the last loss was a number."""
         self._stepped = False
         self._closed = False
         self._disowned = False
@@ -263,12 +265,24 @@ class Checkpointer:
         return self._saver.staged_step == self._step
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
+        self._tell_of(loss)
         now = time.perf_counter()
         settled = self._saver.settled(self._step)
         self._link.stepped(
             Stepped(self._step, loss, now - self._since, stall, self._standing.consumed, skipped, level, settled)
         )
         self._since = now
+
+    def _tell_of(self, loss: float | None) -> None:
+        """Counts each loss that is no number any more, and says it once: what is saved from there on is of no use."""
+        finite = loss is None or math.isfinite(loss)
+        if not finite:
+            metrics.losses_not_finite.inc()
+        if self._finite and not finite and self._link.attached.rank == 0:
+            text = f"the loss of step {self._step} is {loss}: checkpoints from here on hold what led to it"
+            _log.warning("%s", text)
+            self._link.say("LossNotFinite", text)
+        self._finite = finite
 
     def _end(self, flush_seconds: float) -> None:
         if self._disowned:
@@ -295,5 +309,4 @@ class Checkpointer:
 def _plain(loss: torch.Tensor | float | None) -> float | None:
     if loss is None:
         return None
-    number = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
-    return number if math.isfinite(number) else None
+    return float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
