@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.data import ElasticLoader
-from surefoot.errors import StateMismatch
+from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format.manifests import objects_of
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
@@ -173,6 +173,15 @@ def test_an_elastic_loader_ties_nothing_and_a_generator_does_where_it_differs() 
     back = Random(9)
     restored(back, "noise", blobs, (1, 2))
     assert torch.equal(back.generator.get_state(), torch.Generator().manual_seed(2).get_state())
+
+
+def test_a_loader_whose_state_is_that_of_something_it_lacks_is_refused_in_words() -> None:
+    class Prepared(Stream):
+        def state_dict(self) -> dict[str, Any]:
+            raise AttributeError("'DataLoader' object has no attribute 'dl_state_dict'")
+
+    with pytest.raises(StateNotRestorable, match=r"a Prepared has state_dict.*use_stateful_dataloader=True"):
+        Program({"loader": Prepared("a")}, (0, 1)).entries()
 
 
 def test_a_manifest_of_an_older_writer_ties_nothing() -> None:

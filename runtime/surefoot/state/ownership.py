@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from surefoot.errors import StateNotRestorable
 from surefoot.format.digests import digest
 from surefoot.state.entries import dtype_name, dtype_named, is_dtensor
 
@@ -46,7 +47,16 @@ class Inlined:
     whose: Whose
 
     def state_dict(self) -> Any:
-        return _inlined(self.subject.state_dict(), self.whose)
+        try:
+            state = self.subject.state_dict()
+        except AttributeError as error:
+            if self.whose == "all":
+                raise
+            raise StateNotRestorable(
+                f"a {type(self.subject).__name__} has state_dict and cannot give its state ({error}). A loader that"
+                " Accelerate prepared needs DataLoaderConfiguration(use_stateful_dataloader=True)"
+            ) from error
+        return _inlined(state, self.whose)
 
     def load_state_dict(self, state: Any) -> None:
         self.subject.load_state_dict(_restored(state))
