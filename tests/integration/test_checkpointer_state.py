@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from support.fake_link import FakeLink, attached
-from surefoot import Checkpointer, StateNotRestorable
+from surefoot import Checkpointer, StateMismatch, StateNotRestorable
+from surefoot.errors import ConfigurationError
+from surefoot.tools import importing
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +91,121 @@ def test_only_memory_that_is_not_there_is_called_so(
         train(checkpointer, objects, 1)
     assert f"the first save could not be prepared: {said}" in caplog.text
     assert ("no staging memory" in caplog.text) == isinstance(error, MemoryError)
+
+
+# ---- a program that differs from its checkpoint -----------------------------------------------------------------------
+
+
+def trained(folder: Path, steps: int = 2, **more: Any) -> dict[str, Any]:
+    objects = program(1)
+    with Checkpointer(**objects, **more, folder=str(folder), interval_steps=1) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, objects, steps)
+    return objects
+
+
+def test_an_object_may_be_added_or_dropped_where_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path, old=Kept(5))
+    objects, ema = program(2), Kept(7)
+    checkpointer = Checkpointer(**objects, ema=ema, folder=str(tmp_path), interval_steps=1)
+    with pytest.raises(StateMismatch, match=r"has no 'ema'.*restore\(optional=\('ema',\)\)"):
+        checkpointer.restore()
+    with pytest.raises(StateMismatch, match=r"has 'old', which was not given .*restore\(optional=\('old',\)\)"):
+        checkpointer.restore(optional=("ema",))
+    assert checkpointer.restore(optional=("ema", "old")) == 2
+    assert "ema is not in the checkpoint" in caplog.text
+    assert "the checkpoint has 'old', which was not given to Checkpointer: it is left out" in caplog.text
+    train(checkpointer, objects, 1)
+    checkpointer.close()
+    assert ema.value == 7
+
+
+@pytest.mark.parametrize("how", [{"optional": ("model/1.*",)}, {"strict": False}])
+def test_a_head_may_be_another_and_begins_without_optimizer_state(how: dict[str, Any], tmp_path: Path) -> None:
+    old, objects = trained(tmp_path), program(2, out=5)
+    head = objects["model"][1].weight.detach().clone()
+    with Checkpointer(**objects, folder=str(tmp_path), interval_steps=1) as checkpointer:
+        with pytest.raises(StateMismatch, match=r"model/1\.weight|1\.weight"):
+            checkpointer.restore()
+        assert checkpointer.restore(**how) == 2
+        assert torch.equal(objects["model"][0].weight, old["model"][0].weight)
+        assert torch.equal(objects["model"][1].weight, head)
+        assert len(objects["optimizer"].state) == 2
+        train(checkpointer, objects, 1)
+
+
+def test_precision_changes_where_that_is_asked(tmp_path: Path) -> None:
+    old = trained(tmp_path)
+    objects = program(2)
+    objects["model"].bfloat16()
+    checkpointer = Checkpointer(**objects, folder=str(tmp_path), interval_steps=1)
+    with pytest.raises(StateMismatch, match=r"is bfloat16 here and float32 in the checkpoint: convert_dtypes=True"):
+        checkpointer.restore()
+    assert checkpointer.restore(convert_dtypes=True) == 2
+    state = objects["optimizer"].state[objects["model"][0].weight]
+    before = old["optimizer"].state[old["model"][0].weight]
+    assert torch.equal(objects["model"][0].weight, old["model"][0].weight.bfloat16())
+    assert torch.equal(state["exp_avg"], before["exp_avg"].bfloat16())
+    assert (state["step"].dtype, float(state["step"])) == (torch.float32, 2.0)
+    other = program(3, out=7)["model"].bfloat16()
+    assert checkpointer.load_weights(other, strict=False, convert_dtypes=True) == 2
+    assert torch.equal(other[0].weight, old["model"][0].weight.bfloat16())
+    with pytest.raises(StateMismatch, match="has shape"):
+        checkpointer.load_weights(other, convert_dtypes=True)
+    checkpointer.close()
+
+
+def test_weights_alone_are_trained_on_with_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = program(1)["model"].state_dict()
+    save_file(weights, tmp_path / "model.safetensors")
+    monkeypatch.setenv("SUREFOOT_PERSISTENT_URI", (tmp_path / "kept").as_uri())
+    given = ["--job", "one", "--step", "4", "--from", str(tmp_path / "model.safetensors"), "--as", "safetensors"]
+    assert importing.main(given) == 0
+    objects = program(2)
+    with Checkpointer(**objects, folder=str(tmp_path / "kept"), job="one", interval_steps=1) as checkpointer:
+        assert checkpointer.restore() == 4
+        assert all(torch.equal(weights[n], p) for n, p in objects["model"].state_dict().items())
+        train(checkpointer, objects, 1)
+        assert objects["optimizer"].state
+        assert [c.step for c in checkpointer.list()][-1] >= 4
+
+
+# ---- what is named, and when ---------------------------------------------------------------------------------------------
+
+
+def test_a_mistyped_option_is_told_from_an_object() -> None:
+    wrong: dict[str, Any] = {"intervall_steps": 5}
+    with pytest.raises(ConfigurationError, match=r"no option 'intervall_steps': did you mean interval_steps\?"):
+        Checkpointer(**program(), **wrong, link=FakeLink())
+    with pytest.raises(ConfigurationError, match="loader is a list"):
+        Checkpointer(**program(), loader=[1], link=FakeLink())  # type: ignore[arg-type]  # what mypy says too
+    with pytest.raises(ConfigurationError, match="'a/b' cannot name an object"):
+        Checkpointer(**program(), **{"a/b": Kept()}, link=FakeLink())
+
+
+def test_training_without_a_restore_beside_older_steps_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    objects = program(2)
+    with (
+        pytest.raises(ConfigurationError, match=r"step\(\) was called and restore\(\) was not, and this job has .*2"),
+        Checkpointer(**objects, folder=str(tmp_path), interval_steps=1) as checkpointer,
+    ):
+        train(checkpointer, objects, 1)
+
+
+def test_what_accelerate_prepared_is_taken_or_refused_at_once() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    objects, accelerator = program(), accelerate.Accelerator(cpu=True)
+    data = torch.utils.data.DataLoader([torch.zeros(3)])  # type: ignore[arg-type]  # a list is a dataset
+    scheduler = torch.optim.lr_scheduler.StepLR(objects["optimizer"], 1)
+    model, optimizer, loader, schedule = accelerator.prepare(objects["model"], objects["optimizer"], data, scheduler)
+    with pytest.raises(ConfigurationError, match="loader was prepared by Accelerate and keeps no state"):
+        Checkpointer(model=model, loader=loader, link=FakeLink())
+    link = FakeLink()
+    with Checkpointer(model=model, optimizer=optimizer, scheduler=schedule, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, {"model": model, "optimizer": optimizer}, 2)
+    assert [message.step for message, _, _ in link.saves] == [2]
 
 
 @pytest.mark.parametrize("name", ["SOAP", "PSGDKron", "Muon", "SFAdamW", "LaProp", "AdamW"])

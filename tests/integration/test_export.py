@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from support.same_state import assert_same
 from surefoot import Checkpointer
 from surefoot.tools import exporting, importing, passing, safetensors_files
+from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
@@ -215,7 +217,12 @@ spec:
     assert main(["checkpoints", "export", "-f", str(job), "--job", "one", "--to", str(out)]) == 0
     assert "step 1 of job one: 2 tensors, 0.0 MB" in capsys.readouterr().out
     assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 0
-    assert "step 4 of job two now" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "step 4 of job two now" in told
+    field = yaml.safe_load(told.partition("goes on from it with checkpoint.")[2])
+    document = yaml.safe_load(job.read_text())
+    document["spec"]["checkpoint"] |= field
+    assert parse_job(document).spec.checkpoint.restore_from is not None, "what is printed is what a job takes"
     assert main(["checkpoints", "verify", "-f", str(job), "--job", "two"]) == 0
     assert "step 4 of epoch 1: verified" in capsys.readouterr().out
     assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 1

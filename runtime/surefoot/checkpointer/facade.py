@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,13 +21,14 @@ from surefoot.agent.line import Stepped
 from surefoot.agent.link import Link
 from surefoot.checkpointer import forks, restoring
 from surefoot.checkpointer.links import Options, link_of
+from surefoot.checkpointer.objects import Stateful, taken
 from surefoot.checkpointer.peers import ShareReads
 from surefoot.checkpointer.saving import Saver, described, reason_of
 from surefoot.checkpointer.standing import Standing
 from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.protocol.identities import Checkpoint
 from surefoot.schedule import Backoff, Schedule
-from surefoot.state import Program
+from surefoot.state import Fit, Program
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +69,9 @@ class Checkpointer:
         job: str | None = None,
         share_reads: bool | ShareReads = False,
         link: Link | None = None,
-        **objects: Any,
+        **objects: Stateful | None,
     ) -> None:
-        named = {name: subject for name, subject in objects.items() if subject is not None}
+        named = taken(objects, _OPTIONS)
         if not named:
             raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
         options = Options(folder, interval_steps, keep, job)
@@ -89,6 +91,7 @@ class Checkpointer:
         self._finite = True
         """Whether the last loss was a number."""
         self._stepped = False
+        self._restored = False
         self._closed = False
         self._disowned = False
         atexit.register(self._at_exit)
@@ -96,10 +99,18 @@ class Checkpointer:
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
-    def restore(self) -> int:
-        """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job."""
+    def restore(self, *, strict: bool = True, optional: tuple[str, ...] = (), convert_dtypes: bool = False) -> int:
+        """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job.
+
+        `optional` names objects (`ema`) and patterns of tensors (`model/head.*`) that the checkpoint, or the program,
+        may lack or have in another shape: they stay as the program built them, or are left out, and each is said. With
+        `strict=False` all may. `convert_dtypes` reads floating point numbers in the program's precision. Raises
+        StateMismatch that names the first difference which is not allowed.
+        """
         self._refuse_in_child("restore")
-        self._step = restoring.restore(self._program, self._connected, self._share)
+        fit = Fit(strict, tuple(optional), convert_dtypes)
+        self._step = restoring.restore(self._program, self._connected, self._share, fit)
+        self._restored = True
         if self._step > 0:
             self._prepare()
         self._standing.restored()
@@ -109,6 +120,7 @@ class Checkpointer:
     def step(self, loss: torch.Tensor | float | None = None) -> int:
         """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
         self._refuse_in_child("step")
+        self._refuse_unrestored()
         self._step += 1
         self._standing.step_ends()
         stall = self._stall_of_last_save()
@@ -163,13 +175,25 @@ class Checkpointer:
         """Every checkpoint that could be restored now, oldest first."""
         return restoring.restorable(self._connected)
 
-    def load_weights(self, model: torch.nn.Module, step: int | None = None, name: str = "model") -> int:
-        """Reads only the weights of the object once saved as `name` into `model`: those of `step`, or the newest."""
+    def load_weights(
+        self,
+        model: torch.nn.Module,
+        step: int | None = None,
+        name: str = "model",
+        *,
+        strict: bool = True,
+        convert_dtypes: bool = False,
+    ) -> int:
+        """Reads only the weights of the object once saved as `name` into `model`: those of `step`, or the newest.
+
+        Without `strict`, tensors that are missing or have another shape (a new head) stay as they are, and are named;
+        `convert_dtypes` reads floating point numbers in the model's precision. Returns the step.
+        """
         found = [c for c in self.list() if step is None or c.step == step]
         if not found:
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
-        restoring.load_weights(self._connected, found[-1], model, name)
+        restoring.load_weights(self._connected, found[-1], model, name, Fit(strict, (), convert_dtypes))
         return found[-1].step
 
     def close(self) -> None:
@@ -219,6 +243,15 @@ class Checkpointer:
             return
         self._standing.optimizer_begins()
         self._saver.join()
+
+    def _refuse_unrestored(self) -> None:
+        """Training from the beginning beside older steps, under their numbers, would let retention remove those."""
+        parent = self._link.attached.parent
+        if not self._restored and not self._stepped and parent is not None:
+            raise ConfigurationError(
+                f"step() was called and restore() was not, and this job has {parent}: call restore() before training,"
+                " or begin another job (folder=, or job=)"
+            )
 
     def _may_save(self) -> bool:
         """Whether the state is that of the last finished step; says so if it no longer is."""
@@ -310,3 +343,6 @@ def _plain(loss: torch.Tensor | float | None) -> float | None:
     if loss is None:
         return None
     return float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+
+
+_OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

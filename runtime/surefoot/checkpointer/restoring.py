@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from surefoot import metrics
 from surefoot.agent.link import Left, Link
 from surefoot.checkpointer.links import Connected
 from surefoot.checkpointer.peers import Neighbours, ShareReads, neighbours
@@ -31,18 +32,24 @@ from surefoot.restore.place import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.restore.sharing import replicated
 from surefoot.staging import elements
-from surefoot.state import Entry, Program, Saved, read_values
+from surefoot.state import Entry, Fit, Program, Saved, read_values
 
 Values = Mapping[str, Any]
 """The plain values of one rank."""
 
 _log = logging.getLogger(__name__)
 
+EXACTLY = Fit()
+"""Program and checkpoint agree in every name, shape and type."""
+
+SAID_DIFFERENCES = 10
+"""Differences that are said to people one by one."""
+
 DECISION_SECONDS = 60.0
 """How long a rank that cannot read its checkpoint waits to be stopped by its agent before it fails by itself."""
 
 
-def restore(program: Program, connected: Connected, share: ShareReads | None = None) -> int:
+def restore(program: Program, connected: Connected, share: ShareReads | None = None, fit: Fit = EXACTLY) -> int:
     """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others.
 
     Without an agent a checkpoint that cannot be read gives way to the next older one, on all ranks alike.
@@ -50,7 +57,7 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
     link, together = connected.link, connected.together
     while (parent := link.attached.parent) is not None:
         try:
-            if _restored(program, connected, parent, share):
+            if _restored(program, connected, parent, (share, fit)):
                 return parent.step
             continue  # all ranks chose another
         except Unreadable as problem:
@@ -64,9 +71,10 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
     return 0
 
 
-def _restored(program: Program, connected: Connected, parent: Checkpoint, share: ShareReads | None) -> bool:
+def _restored(program: Program, connected: Connected, parent: Checkpoint, how: tuple[ShareReads | None, Fit]) -> bool:
     """Whether it was; False where this rank could read it, and another could not."""
     begun = time.perf_counter()
+    share, fit = how
     link, about, together = connected.link, connected.link.attached, connected.together
     with _collector_paused(), _reader(connected, parent, link.left(parent)) as reader:
         try:
@@ -75,7 +83,7 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, share:
             own = shared if about.rank == 0 else read_values(reader.values(about.rank)) if same_world else None
             if not same_world:
                 _divide(program, reader, link)
-            _prepare(program, reader, (shared, own), about.rank)
+            told = _prepare(program, reader, (shared, own), about.rank, fit)
             targets = program.targets()
             with torch.no_grad():
                 taken = fill(reader, targets, neighbours(about, share) if share is not None else None)
@@ -88,6 +96,7 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, share:
         if together is not None and not together.agreed(None):
             return False
         program.apply(parent.step, shared, own)
+        _say_differences(link, told)
         link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun)
         for damage in reader.heal(about.epoch):
             link.say("DamageFound", damage)
@@ -119,12 +128,17 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def load_weights(connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str) -> None:
+def load_weights(
+    connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
+) -> None:
     """Fills the parameters and buffers of `model` from what was saved as `name`."""
     about = connected.link.attached
     program = Program({name: model}, (about.rank, about.world))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
-        fill(reader, program.standing())
+        told = program.prepare_weights(saved_tensors(reader, reader.world, every=True), fit)
+        fill(reader, program.targets())
+        program.convert()
+    _say_differences(connected.link, told)
 
 
 def restorable(connected: Connected) -> list[Checkpoint]:
@@ -135,13 +149,28 @@ def restorable(connected: Connected) -> list[Checkpoint]:
     return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
 
-def _prepare(program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int) -> None:
+def _prepare(
+    program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int, fit: Fit
+) -> list[str]:
     """Makes room for what the checkpoint has; looks at every rank's layout before it says that something is missing."""
     mine = rank if values[1] is not None else reader.world
+    if fit != EXACTLY:
+        return program.prepare(*values, saved_tensors(reader, mine, every=True), fit)
     try:
-        program.prepare(*values, saved_tensors(reader, mine))
+        return program.prepare(*values, saved_tensors(reader, mine))
     except StateMismatch:
-        program.prepare(*values, saved_tensors(reader, mine, every=True))
+        return program.prepare(*values, saved_tensors(reader, mine, every=True))
+
+
+def _say_differences(link: Link, told: list[str]) -> None:
+    """Each in the log; to people the first few, so that a model under another name does not drown what else is said."""
+    for sentence in told:
+        _log.warning("%s", sentence)
+        metrics.fallbacks.labels("restored_differently").inc()
+    for sentence in told[:SAID_DIFFERENCES]:
+        link.say("RestoredDifferently", sentence)
+    if len(told) > SAID_DIFFERENCES:
+        link.say("RestoredDifferently", f"and {len(told) - SAID_DIFFERENCES} more differences, which the log has")
 
 
 def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, Saved]:

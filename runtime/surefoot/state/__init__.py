@@ -7,6 +7,7 @@ from surefoot.state.entries import Entry as Entry
 from surefoot.state.entries import Saved as Saved
 from surefoot.state.entries import dtype_name as dtype_name
 from surefoot.state.entries import dtype_named as dtype_named
+from surefoot.state.fitting import Fit as Fit
 from surefoot.state.flat import describe_flat as describe_flat
 from surefoot.state.plain import read_values as read_values
 from surefoot.state.plan import Portion as Portion

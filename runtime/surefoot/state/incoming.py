@@ -14,7 +14,7 @@ import torch
 
 from surefoot.errors import StateMismatch
 from surefoot.state.building import Home, build, build_beside
-from surefoot.state.entries import Saved, dtype_named, local_part
+from surefoot.state.entries import Saved, dtype_name, dtype_named, local_part
 from surefoot.state.modules import Held
 from surefoot.state.names import is_plain, unescaped
 from surefoot.state.trees import marks, put_together
@@ -43,6 +43,8 @@ class Standing:
     state: Mapping[Any, Any] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     scratch: bool = False
+    convert: bool = False
+    """State of its parameter's precision follows the parameter to another."""
 
     def home(self, parameter: torch.Tensor | None = None) -> Home:
         return Home(self.rank, parameter, self.scratch)
@@ -69,7 +71,10 @@ def built(here: Standing, values: Any, saved: Mapping[str, Saved]) -> Incoming:
         home = here.home(held.parameter)
         on_host = host | {"step"} if _keeps_counters_on_host(group_of[id(held.parameter)]) else frozenset()
         if held.flat is None:
-            state = _built_one(here.name, held, home, wanted.get(held.name, {}), (live, on_host))
+            of_it = wanted.get(held.name, {})
+            if here.convert and held.name in saved:
+                of_it = {leaf: _following(leaf, what, saved[held.name], held.parameter) for leaf, what in of_it.items()}
+            state = _built_one(here.name, held, home, of_it, (live, on_host))
         else:
             state = _built_flat(held, home, wanted, (live, on_host))
         kept = values["plain"].get(held.name)
@@ -85,6 +90,12 @@ def built(here: Standing, values: Any, saved: Mapping[str, Saved]) -> Incoming:
             found.groups[mark.name] = _reused(here.tensors.get(mark.name), mark, saved, home)
     _refuse_bare(here, values, found)
     return found
+
+
+def _following(leaf: str, what: Saved, was: Saved, parameter: torch.Tensor) -> Saved:
+    """State of its parameter's shape and precision, in the precision that the parameter has now."""
+    follows = leaf != "step" and (what.dtype, what.shape) == (was.dtype, was.shape)
+    return Saved(dtype_name(parameter.dtype), what.shape) if follows else what
 
 
 def _put(

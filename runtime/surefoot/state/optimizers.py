@@ -17,6 +17,7 @@ from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.geometry.grids import Grid
 from surefoot.state.building import facts_of
 from surefoot.state.entries import Entry, Saved, is_dtensor, local_part
+from surefoot.state.fitting import Fit
 from surefoot.state.flat import described
 from surefoot.state.incoming import Incoming, Standing, built
 from surefoot.state.modules import Held
@@ -53,6 +54,7 @@ class OptimizerPart:
         self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
         self._groups_places = Places(rank, Grid.world(world), replicas.of_objects())
         self._incoming = Incoming()
+        self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
         self.refresh(held)
 
@@ -117,6 +119,33 @@ class OptimizerPart:
             "loose": loose,
             "more": self._more(),
         }
+
+    def fitted(
+        self, values: Any, saved: Mapping[str, Saved], standing: Mapping[str, Entry], fit: Fit
+    ) -> tuple[Any, Mapping[str, Saved], list[str]]:
+        """Values and tensors without the state of parameters that may differ, and do: they begin without state."""
+        self._convert = fit.convert_dtypes
+        told: list[str] = []
+        had = {n.removeprefix(f"{self.name}/").rpartition("/")[0] for n in saved if n.startswith(f"{self.name}/")}
+        had |= set(values["plain"]) | set(values.get("bare", ()))
+        gone = set[str]()
+        for held in self._held:
+            what, entry = saved.get(held.name), standing.get(held.name)
+            other = entry is not None and (what is None or what.shape != entry.place.shape)
+            may = fit.may_differ(held.name) or fit.may_differ(f"{self.name}/{held.name}")
+            if may and held.flat is None and (other or held.name not in had):
+                gone.add(held.name)
+                told.append(f"{self.name} has no state of {held.name} as it is here: it begins without")
+        if not gone:
+            return values, saved, told
+        prefixes = tuple(f"{self.name}/{name}/" for name in gone)
+        plain = {name: kept for name, kept in values["plain"].items() if name not in gone}
+        bare = [*values.get("bare", ()), *gone]
+        return (
+            {**values, "plain": plain, "bare": bare},
+            {n: w for n, w in saved.items() if not n.startswith(prefixes)},
+            told,
+        )
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
         """Makes a state tensor for each that the checkpoint has, without a step that could change anything; nothing of
@@ -279,7 +308,9 @@ class OptimizerPart:
         if scratch:
             return Standing(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
         state, tensors = self._inner.state, self._group_tensors()
-        return Standing(self.name, self._where[0], self._held, groups, self.everywhere, state, tensors)
+        return Standing(
+            self.name, self._where[0], self._held, groups, self.everywhere, state, tensors, convert=self._convert
+        )
 
     # ---- how -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ import torch
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
 from surefoot.protocol.ties import OWN
 from surefoot.state import rng
-from surefoot.state.entries import Entry, Saved, local_name
+from surefoot.state.entries import Entry, Saved, dtype_named, local_name
+from surefoot.state.fitting import Fit
 from surefoot.state.modules import Held, ModulePart
 from surefoot.state.objects import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
@@ -107,6 +108,8 @@ class Program:
         rest: list[Part] = [*self._optimizer_parts, *others]
         self._parts: list[Part] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
         self._proved: Sequence[Entry] | None = None
+        self._targets: list[Entry] = []
+        self._converted: list[tuple[Entry, torch.Tensor]] = []
 
     def entries(self) -> list[Entry]:
         """Every live tensor, under the name it is saved by: of the objects as they are now.
@@ -183,12 +186,24 @@ class Program:
                 )
         return told
 
-    def prepare(self, shared: Mapping[str, Any], own: Mapping[str, Any] | None, saved: Mapping[str, Saved]) -> None:
+    def prepare(
+        self,
+        shared: Mapping[str, Any],
+        own: Mapping[str, Any] | None,
+        saved: Mapping[str, Saved],
+        fit: Fit = Fit(),  # noqa: B008  # it is frozen
+    ) -> list[str]:
         """Makes room for what a checkpoint has. `shared` are the lowest rank's values; `own` this rank's of a world
-        of the same size, else None. Raises StateMismatch that names what program and checkpoint disagree about."""
-        self._restoring = []
-        self._same_world = own is not None and own["world"] == self._world
+        of the same size, else None. Returns a sentence for each difference that `fit` allows; raises StateMismatch that
+        names the first which it does not."""
+        self._restoring, told = [], list[str]()
+        self._same_world = own is not None and own["world"] == self._world and not own.get("weights_only")
+        standing = {entry.name: entry for entry in self.standing()}
         for part in self._parts:
+            if part.name not in shared["parts"] and (fit.may_differ(part.name) or shared.get("weights_only")):
+                why = "which has weights alone" if shared.get("weights_only") else "where it may be missing"
+                told.append(f"{part.name} is not in the checkpoint, {why}: it begins as the program built it")
+                continue
             values = self._values_for(part, shared, own)
             if values is _ABSENT:
                 continue
@@ -196,28 +211,92 @@ class Program:
             if self._is_local(part.name):
                 prefix = local_name(self._rank, "")
                 mine = {n.removeprefix(prefix): what for n, what in saved.items() if n.startswith(prefix)}
-            part.prepare(values, mine)
+            try:
+                if isinstance(part, OptimizerPart):
+                    values, mine, more = part.fitted(values, mine, standing, fit)
+                    told += more
+                part.prepare(values, mine)
+            except StateMismatch as problem:
+                if isinstance(part, ModulePart) or not fit.may_differ(part.name):
+                    raise
+                told.append(f"{problem}: {part.name} begins as the program built it")
+                continue
             self._restoring.append((part, values))
-        gone = sorted(set(shared["parts"]) - {part.name for part in self._parts})
-        if gone:
-            raise StateMismatch(f"the checkpoint has {gone[0]!r}, which was not given to Checkpointer: give it too")
-        targets = {entry.name: entry for entry in self.targets()}
-        tied = self._tied()
-        shared_by_all = {n: what for n, what in saved.items() if n not in tied}
-        _check(targets, shared_by_all, complete=all(part.everywhere for part in self._parts))
+        self._lacking(shared, fit, told)
+        self._fit_targets(saved, fit, told)
+        return told
+
+    def prepare_weights(self, saved: Mapping[str, Saved], fit: Fit) -> list[str]:
+        """Makes room for its modules' own tensors alone, of what a checkpoint has. Returns as `prepare` does."""
+        told = list[str]()
+        self._restoring = []
+        self._targets, self._converted = self._fitting(self.standing(), saved, fit, told)
+        return told
 
     def targets(self) -> list[Entry]:
         """What a restore fills, after `prepare`."""
+        return self._targets
+
+    def convert(self) -> None:
+        """What was read in another precision, put where it belongs; `apply` does it too."""
+        with torch.no_grad():
+            for entry, read in self._converted:
+                entry.local_part().copy_(read)
+        self._converted = []
+
+    def _lacking(self, shared: Mapping[str, Any], fit: Fit, told: list[str]) -> None:
+        for name in sorted(set(shared["parts"]) - {part.name for part in self._parts}):
+            if not fit.may_differ(name):
+                raise StateMismatch(
+                    f"the checkpoint has {name!r}, which was not given to Checkpointer: give it too, or leave it out with"
+                    f" restore(optional=({name!r},))"
+                )
+            told.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
+
+    def _fit_targets(self, saved: Mapping[str, Saved], fit: Fit, told: list[str]) -> None:
         found = [self._own(entry) for part, _ in self._restoring for entry in part.targets()]
-        if self._same_world:
-            return found
-        return [entry for entry in found if entry.sharing != "local"]
+        if not self._same_world:
+            found = [entry for entry in found if entry.sharing != "local"]
+        self._targets, self._converted = self._fitting(found, saved, fit, told)
+        if not all(part.everywhere for part in self._parts):
+            return
+        known, tied = {entry.name for entry in found}, self._tied()
+        whole = {part.name for part, _ in self._restoring}
+        for name in saved:
+            if name in known or name in tied or name.startswith("local/") or name.partition("/")[0] not in whole:
+                continue
+            if not self._was_left(name, fit):
+                raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")
+            told.append(f"the checkpoint has {name}, which this program lacks: it is left out")
+
+    def _was_left(self, name: str, fit: Fit) -> bool:
+        """Whether a tensor may be left out: by its own name, or as state of a parameter that may differ."""
+        return fit.may_differ(name) or fit.may_differ(name.partition("/")[2].rpartition("/")[0])
+
+    def _fitting(
+        self, entries: Sequence[Entry], saved: Mapping[str, Saved], fit: Fit, told: list[str]
+    ) -> tuple[list[Entry], list[tuple[Entry, torch.Tensor]]]:
+        """What can be filled, and what of it is read aside first, in the precision that it was saved in."""
+        targets: list[Entry] = []
+        converted: list[tuple[Entry, torch.Tensor]] = []
+        for entry in entries:
+            what = saved.get(entry.name)
+            if problem := fit.misfit(entry, what):
+                told.append(problem)
+            elif what is not None and what.dtype != entry.dtype:
+                read = torch.empty(entry.place.box.lengths, dtype=dtype_named(what.dtype))
+                targets.append(Entry(entry.name, read, what.dtype, entry.place, entry.sharing))
+                converted.append((entry, read))
+            else:
+                targets.append(entry)
+        return targets, converted
 
     def apply(self, step: int, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
         """Takes over what was filled; then the generators, last, so that nothing here moves them on."""
+        self.convert()
         for part, values in self._restoring:
             part.apply(values)
-        self._restoring = []
+        self._restoring, self._targets = [], []
         if own is not None and self._same_world:
             rng.returned(own["random"])
         else:
@@ -278,7 +357,8 @@ class Program:
             return _ABSENT  # divided before, or begins anew
         if part.name not in shared["parts"]:
             raise StateMismatch(
-                f"the checkpoint has no {part.name!r}: it was not given to Checkpointer when it was saved"
+                f"the checkpoint has no {part.name!r}: it was not given to Checkpointer when it was saved; let it begin as"
+                f" it is with restore(optional=({part.name!r},))"
             )
         return shared["parts"][part.name]
 
@@ -307,18 +387,3 @@ _ABSENT = object()
 def _outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
     """What building them again depends on."""
     return [(e.name, e.dtype, e.place.shape) for e in entries]
-
-
-def _check(targets: Mapping[str, Entry], saved: Mapping[str, Saved], complete: bool) -> None:
-    for name, entry in targets.items():
-        what = saved.get(name)
-        if what is None:
-            raise StateMismatch(f"the checkpoint has no {name}: the program has changed since it was saved")
-        if what.shape != entry.place.shape:
-            raise StateMismatch(f"{name} has shape {entry.place.shape} here and {what.shape} in the checkpoint")
-        if what.dtype != entry.dtype:
-            raise StateMismatch(f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint")
-    if complete:
-        for name in saved:
-            if name not in targets and not name.startswith("local/"):
-                raise StateMismatch(f"the checkpoint has {name}, which this program lacks: build it as it was saved")

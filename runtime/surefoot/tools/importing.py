@@ -62,7 +62,10 @@ def bring_in(
     parts, values, read = found
     epoch = tier.claim_epoch()
     record(tier, LineageEntry(epoch, None, 1))
-    blob = values_blob({"seed": 0, **values, "step": step, "world": 1})
+    blob = values_blob(
+        {"seed": 0, **values, "step": step, "world": 1}
+        | ({"weights_only": True} if not any(values["parts"].values()) else {})
+    )
     written = write_save(tier, RankSave(epoch, step, 0), parts, blob, read)
     return {"step": step, "epoch": epoch, "tensors": len(parts), "bytes": written}
 

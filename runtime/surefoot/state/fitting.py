@@ -1,0 +1,48 @@
+"""What may differ between a program and the checkpoint that it is restored from. Used by `program`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from surefoot.errors import StateMismatch
+from surefoot.state.entries import Entry, Saved, dtype_named
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`optional`: names of objects, or patterns of tensors' names, that one side may lack, or have in another shape; all
+    of them where it is not `strict`. `convert_dtypes`: numbers may come back in another precision."""
+
+    strict: bool = True
+    optional: tuple[str, ...] = ()
+    convert_dtypes: bool = False
+
+    def may_differ(self, name: str) -> bool:
+        """A pattern that names an object, or the beginning of a name up to a `/`, means all that lies in it."""
+        return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
+
+    def converts(self, entry: Entry, what: Saved) -> bool:
+        """Whether these elements may be read as another type: of numbers of the same kind."""
+        mine, theirs = dtype_named(entry.dtype), dtype_named(what.dtype)
+        alike = (mine.is_floating_point, mine.is_complex) == (theirs.is_floating_point, theirs.is_complex)
+        return self.convert_dtypes and alike and (mine.is_floating_point or mine.is_complex)
+
+    def misfit(self, entry: Entry, what: Saved | None) -> str | None:
+        """Why a tensor of the program cannot be filled; None if it can. Raises StateMismatch where it has to be."""
+        name = entry.name
+        if what is None:
+            found = f"the checkpoint has no {name}: the program has changed since it was saved"
+        elif what.shape != entry.place.shape:
+            found = f"{name} has shape {entry.place.shape} here and {what.shape} in the checkpoint"
+        elif what.dtype != entry.dtype and not self.converts(entry, what):
+            found = f"{name} is {entry.dtype} here and {what.dtype} in the checkpoint"
+            if not self.may_differ(name):
+                raise StateMismatch(f"{found}: convert_dtypes=True converts floating point numbers as they are read")
+        else:
+            return None
+        if not self.may_differ(name):
+            raise StateMismatch(
+                f"{found}; optional=({name.partition('/')[0] + '/…'!r},) or strict=False leaves it as built"
+            )
+        return f"{found}: it stays as the program built it"
