@@ -120,6 +120,14 @@ demo-cluster: $(VENV)/.ready ## chart installed, job applied, a node crashed and
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards
 
+$(VENV)/.compatibility: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group compatibility
+	touch $@
+
+.PHONY: compatibility
+compatibility: $(VENV)/.compatibility ## other people's libraries, each killed and begun again: build/compatibility.json, docs/compatibility.md
+	PYTHONPATH=tests $(BIN)/python -W ignore -m compatibility --json build/compatibility.json --page docs/compatibility.md
+
 BENCH_PEERS = build/bench/peers
 $(VENV)/.bench: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group bench

@@ -1,0 +1,218 @@
+"""Loaders of every kind: what a rank draws after the kill is what it would have drawn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import surefoot
+from compatibility.case import Case, Context, Training
+
+GLOBAL_BATCH, SIZE = 6, 100
+Draw = Callable[[], Iterator[list[int]]]
+"""Batches of sample numbers, for one rank, from where the loader stands."""
+
+
+def _training(loader: Any, batches: Draw, world: int, per_step: int = 1, **options: Any) -> Training:
+    """Fits one number to what was drawn; every rank has the same weight, as DDP would keep it."""
+    weight = torch.nn.Linear(1, 1, bias=False).double()
+    optimizer = torch.optim.SGD(weight.parameters(), 1e-3, momentum=0.9)
+    drawing: list[Iterator[list[int]]] = []
+    drawn: list[int] = []
+
+    def advance(step: int) -> float:
+        if not drawing:
+            drawing.append(batches())  # behind the restore, as scripts do
+        drawn.clear()
+        for _ in range(per_step):
+            drawn.extend(next(drawing[0]))
+        summed = torch.tensor([sum(drawn), len(drawn)], dtype=torch.float64)
+        if world > 1:
+            dist.all_reduce(summed)
+        loss = (weight(summed[:1] / summed[1]) - 1.0).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    objects = {"model": weight, "optimizer": optimizer, "loader": loader}
+    return Training(objects, advance, picture=dict, samples=lambda: list(drawn), options=options)
+
+
+def _elastic(workers: int = 0, per_step: int = 1, ahead: bool = False, **told: int) -> Callable[[Context], Training]:
+    def build(context: Context) -> Training:
+        loader = surefoot.ElasticLoader(list(range(SIZE)), GLOBAL_BATCH, seed=3, workers=workers, **told)
+
+        def batches() -> Iterator[list[int]]:
+            found = (batch.data.tolist() if batch.weight else [] for batch in loader)
+            if not ahead:
+                yield from found
+            waiting = [next(found), next(found)]  # as a prefetcher has them
+            while True:
+                yield waiting.pop(0)
+                waiting.append(next(found))
+
+        return _training(loader, batches, context.world, per_step)
+
+    return build
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Each rank's own, with a state, as shards on the web have."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.at = rank, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += self.rank + 1
+            yield self.rank * 1000 + self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def _of_tensors(loader: Any) -> Draw:
+    return lambda: (batch.tolist() for batch in loader)
+
+
+def _per_rank(context: Context) -> int:
+    return GLOBAL_BATCH // context.world
+
+
+def _stateful_stream(workers: int) -> Callable[[Context], Training]:
+    def build(context: Context) -> Training:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        loader = StatefulDataLoader(Stream(context.rank), batch_size=_per_rank(context), num_workers=workers)
+        return _training(loader, _of_tensors(loader), context.world)
+
+    return build
+
+
+def _stateful_sampler(workers: int) -> Callable[[Context], Training]:
+    def build(context: Context) -> Training:
+        from torch.utils.data.distributed import DistributedSampler
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        numbers: Any = list(range(SIZE))
+        sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
+        loader = StatefulDataLoader(numbers, batch_size=_per_rank(context), sampler=sampler, num_workers=workers)
+        return _training(loader, _of_tensors(loader), context.world)
+
+    return build
+
+
+def _plain_loader(context: Context) -> Training:
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
+
+    numbers: Any = list(range(SIZE))
+    sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, seed=1)
+    loader: Any = DataLoader(numbers, batch_size=_per_rank(context), sampler=sampler)
+    return _training(loader, _of_tensors(loader), context.world)
+
+
+def _plain_stream(context: Context) -> Training:
+    from torch.utils.data import DataLoader
+
+    loader: Any = DataLoader(Stream(context.rank), batch_size=_per_rank(context))
+    return _training(loader, _of_tensors(loader), context.world)
+
+
+def _elastic_over_loader(context: Context) -> Training:
+    from torch.utils.data import DataLoader
+
+    numbers: Any = list(range(SIZE))
+    return _training(surefoot.ElasticLoader(DataLoader(numbers, batch_size=3), GLOBAL_BATCH), iter, context.world)
+
+
+def _elastic_over_stream(context: Context) -> Training:
+    return _training(surefoot.ElasticLoader(Stream(0), GLOBAL_BATCH), iter, context.world)
+
+
+def _web(context: Context) -> Training:
+    """WebDataset's own loader over shards that it reads from tar files."""
+    import io
+    import tarfile
+
+    import webdataset
+
+    for shard in range(4):
+        path = context.scratch / f"{shard}-{context.rank}.tar"
+        with tarfile.open(path, "w") as tar:
+            for number in range(25):
+                text = str(shard * 25 + number).encode()
+                info = tarfile.TarInfo(f"{number:03}.txt")
+                info.size = len(text)
+                tar.addfile(info, io.BytesIO(text))
+    urls = [str(context.scratch / f"{shard}-{context.rank}.tar") for shard in range(4)]
+    read = webdataset.WebDataset(urls, shardshuffle=False, nodesplitter=lambda found: found).decode().to_tuple("txt")
+    loader = webdataset.WebLoader(read, batch_size=_per_rank(context), num_workers=0)
+    return _training(loader, lambda: ([int(text) for text in batch[0]] for batch in loader), context.world)
+
+
+def _hugging_face(context: Context) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_dict({"number": list(range(SIZE))}).to_iterable_dataset(num_shards=4)
+    found = rows  # shards may be shuffled; a shuffle buffer is not part of its state, as its own documents say
+    if context.world > 1:
+        from datasets.distributed import split_dataset_by_node
+
+        found = split_dataset_by_node(found, context.rank, context.world)
+    return found
+
+
+def _hugging_face_stream(context: Context) -> Training:
+    """A streaming data set named as it is: it tells its state itself."""
+    rows = _hugging_face(context)
+
+    def batches() -> Iterator[list[int]]:
+        while True:
+            numbers = (row["number"] for row in rows)
+            while batch := list(itertools.islice(numbers, _per_rank(context))):
+                yield batch
+
+    return _training(rows, batches, context.world)
+
+
+def _hugging_face_stateful(context: Context) -> Training:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = StatefulDataLoader(_hugging_face(context), batch_size=_per_rank(context))
+    return _training(loader, lambda: (batch["number"].tolist() for batch in loader), context.world)
+
+
+def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, Case]:
+    same = Case("loader", name, build, ranks=2, resumed=2)
+    return same, Case("loader", name, build, ranks=2, resumed=3, quick=quick)
+
+
+CASES = (
+    *_cases("ElasticLoader", _elastic(), quick=True),
+    *_cases("ElasticLoader, two worker processes", _elastic(workers=2)),
+    *_cases("ElasticLoader behind a prefetcher", _elastic(ahead=True), quick=True),
+    *_cases("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
+    *_cases("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
+    *_cases("ElasticLoader, three batches a step, told so", _elastic(per_step=3, batches_per_step=3)),
+    *_cases("StatefulDataLoader, a stream a rank", _stateful_stream(0)),
+    *_cases("StatefulDataLoader, a stream a rank, two worker processes", _stateful_stream(2)),
+    *_cases("StatefulDataLoader with DistributedSampler", _stateful_sampler(0)),
+    *_cases("StatefulDataLoader with DistributedSampler, two worker processes", _stateful_sampler(2)),
+    *_cases("StatefulDataLoader over Hugging Face streaming, no shuffle buffer", _hugging_face_stateful),
+    *_cases("Hugging Face streaming data set, no shuffle buffer", _hugging_face_stream),
+    *_cases("DataLoader with DistributedSampler", _plain_loader),
+    *_cases("DataLoader of an IterableDataset", _plain_stream),
+    *_cases("WebDataset", _web),
+    Case("loader", "ElasticLoader given a DataLoader", _elastic_over_loader, quick=True),
+    Case("loader", "ElasticLoader given an IterableDataset", _elastic_over_stream, quick=True),
+)

@@ -1,0 +1,79 @@
+"""From what lives wrote down to a row, and from rows to JSON and a page."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compatibility.judging import Life, judged, unlike
+from compatibility.rows import Row, as_json, as_page, of_page
+
+ABOUT = ("optimizer", "Any", "same")
+STEPS = 5
+
+
+def life(first: int = 1, restored: int | None = None, shift: float = 0.0, **more: object) -> Life:
+    losses = {step: float(step) + shift for step in range(first, STEPS + 1)}
+    return Life(restored=restored, losses=losses, **more)  # type: ignore[arg-type]
+
+
+def test_rows_survive_both_forms() -> None:
+    rows = [
+        Row("loader", "a | b, c", "resized", "refused", "give\nanother"),
+        Row("optimizer", "SGD", "same", "exact", "equal"),
+    ]
+    shown = of_page(as_page([rows[1]]))
+    assert shown == [rows[1]]
+    assert as_json(rows).index("SGD") < as_json(rows).index("a | b")
+
+
+def test_an_equal_continuation_is_exact() -> None:
+    row = judged(ABOUT, [life()], [Life(losses={1: 1.0, 2: 2.0})], [life(3, restored=2)], STEPS)
+    assert (row.result, row.why) == ("exact", "equal to the last bit")
+
+
+@pytest.mark.parametrize(
+    ("resumed", "why"),
+    [
+        (life(3, restored=2, shift=1e-15), "step 3 has loss"),
+        (life(1, restored=0), "nothing was restored"),
+        (life(4, restored=2), "step 3 has loss None"),
+        (life(3, restored=2, picture={"model/w": torch.ones(2)}), "at the end model/w of rank 0 differs"),
+        (Life(failure=("ours", "the checkpoint lacks it")), "after the kill, behind step 0: the checkpoint lacks it"),
+    ],
+)
+def test_anything_else_is_wrong(resumed: Life, why: str) -> None:
+    row = judged(ABOUT, [life(picture={"model/w": torch.zeros(2)})], [Life()], [resumed], STEPS)
+    assert row.result == "wrong"
+    assert why in row.why
+
+
+def test_a_refusal_counts_only_in_time_and_by_our_own_error() -> None:
+    early, late = Life(losses={1: 1.0}, failure=("ours", "no")), Life(losses={1: 1.0, 2: 2.0}, failure=("ours", "no"))
+    other = Life(failure=("other", "KeyError: 'exp_avg'"))
+    assert [judged(ABOUT, [one], [Life()], [Life()], STEPS).result for one in (early, late, other)] == [
+        "refused",
+        "wrong",
+        "wrong",
+    ]
+    resized = (*ABOUT[:2], "resized")
+    assert judged(resized, [life()], [Life()], [Life(failure=("ours", "no"))], STEPS).result == "refused"
+
+
+def test_over_ranks_samples_are_compared_by_rank_and_at_another_size_together() -> None:
+    def drawn(*parts: list[int]) -> list[Life]:
+        return [life(samples=dict.fromkeys(range(1, STEPS + 1), part), restored=2) for part in parts]
+
+    whole = drawn([1, 2], [3, 4])
+    assert judged(ABOUT, whole, drawn([], []), drawn([3, 4], [1, 2]), STEPS).result == "wrong"
+    resized = (*ABOUT[:2], "resized")
+    assert judged(resized, whole, drawn([], []), drawn([1], [2, 3], [4]), STEPS).result == "exact"
+    assert judged(resized, whole, drawn([], []), drawn([1], [2, 2], [4]), STEPS).result == "wrong"
+
+
+def test_pictures_differ_where_a_name_a_type_or_a_value_does() -> None:
+    one = {"a": torch.ones(2), "b": 1}
+    assert unlike(one, dict(one), 0.0) is None
+    assert unlike(one, {"a": torch.ones(2)}, 0.0) == "b"
+    assert unlike(one, one | {"a": torch.ones(2).double()}, 0.0) == "a"
+    assert unlike(one, one | {"a": torch.ones(2) + 1e-6}, 1e-12) == "a"
