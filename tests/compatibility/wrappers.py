@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compatibility.case import Case, Context, Training
+from compatibility.case import Case, Context, Training, Unrun
 from support.layout_kinds import KINDS
 from support.layout_model import Built, adam, fresh, gathered
 
@@ -70,8 +70,25 @@ SPREAD: tuple[tuple[str, Callable[[int], Built], int, tuple[int, ...]], ...] = (
 QUICK = ("DDP", "FSDP2")
 
 
-CASES = tuple(
-    Case("wrapper", name, _building(make), ranks=ranks, resumed=to, quick=name in QUICK and to != ranks)
-    for name, make, ranks, targets in SPREAD
-    for to in targets
+_SAID = (
+    "run by hand with deepspeed 0.19.8 (it compiles operators of its own when it starts), one rank: refused at the first step,"
+    " parts.optimizer.loss_scaler is a LossScaler, which cannot be saved as a plain value; its inner optimizer is refused too,"
+    " as its flat parameters belong to no model (surefoot.describe_flat says what they hold)"
+)
+BY_HAND = tuple(Unrun("wrapper", f"DeepSpeed, ZeRO-{stage}", _SAID) for stage in (1, 2))
+NOT_ON_A_CPU = Unrun(
+    "wrapper",
+    "Megatron's distributed optimizer",
+    "not run: megatron-core 0.16.1 asks for CUDA's current device where it allots its gradient buffers"
+    " (param_and_grad_buffer.py), so that its DistributedDataParallel cannot be built on a CPU",
+)
+
+CASES = (
+    *(
+        Case("wrapper", name, _building(make), ranks=ranks, resumed=to, quick=name in QUICK and to != ranks)
+        for name, make, ranks, targets in SPREAD
+        for to in targets
+    ),
+    *BY_HAND,
+    NOT_ON_A_CPU,
 )

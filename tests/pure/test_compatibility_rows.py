@@ -1,13 +1,17 @@
-"""From what lives wrote down to a row, and from rows to JSON and a page."""
+"""The page about other people's libraries says what its cases found: all of them, in the generator's form, none wrong."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
+from compatibility.catalogue import CASES
 from compatibility.judging import Life, judged, unlike
-from compatibility.rows import Row, as_json, as_page, of_page
+from compatibility.rows import AREAS, RESULTS, Row, as_json, as_page, of_page
 
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 ABOUT = ("optimizer", "Any", "same")
 STEPS = 5
 
@@ -15,6 +19,19 @@ STEPS = 5
 def life(first: int = 1, restored: int | None = None, shift: float = 0.0, **more: object) -> Life:
     losses = {step: float(step) + shift for step in range(first, STEPS + 1)}
     return Life(restored=restored, losses=losses, **more)  # type: ignore[arg-type]
+
+
+def test_the_page_is_what_the_generator_writes_of_its_rows() -> None:
+    text = PAGE.read_text()
+    assert as_page(of_page(text)) == text
+
+
+def test_the_page_has_every_case_and_none_is_wrong() -> None:
+    rows = of_page(PAGE.read_text())
+    assert {(r.area, r.name, r.world) for r in rows} == {(c.area, c.name, c.world) for c in CASES}
+    assert len(rows) == len(CASES)
+    assert {r.area for r in rows} == set(AREAS)
+    assert [r for r in rows if r.result not in RESULTS or r.result == "wrong" or not r.why] == []
 
 
 def test_rows_survive_both_forms() -> None:
