@@ -72,7 +72,7 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     steps = [checkpoint.step for checkpoint in tier.seen()]
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
-    assert sorted(tier.recorded_epochs()) == [1, 2]
+    assert sorted(tier.epochs.recorded()) == [1, 2]
 
 
 class Growing:

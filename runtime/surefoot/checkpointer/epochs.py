@@ -59,7 +59,7 @@ class Record:
 
 def record(tier: PersistentTier, entry: LineageEntry, writer: Writer | None = None) -> None:
     """Says what a claimed epoch stands on."""
-    tier.record_epoch(entry.epoch, _text(Record(entry, writer or Writer.here())))
+    tier.epochs.record(entry.epoch, _text(Record(entry, writer or Writer.here())))
 
 
 def recorded(copies: Mapping[int, Sequence[str]]) -> dict[int, Record | None]:

@@ -23,18 +23,17 @@ from zlib import crc32
 import xxhash
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers import newest
+from surefoot.tiers.epochs import EpochRecords
 from surefoot.tiers.objects import ObjectStore
 from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
 
 _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
 _MANIFEST = re.compile(r"rank-(\d+)\.json")
 _PART = re.compile(r"p(\d{4,})")
-_CLAIM_TRIES = 50
-_RECORDS = ("epochs", "lineage")
 _READERS = 8
 """Manifests read at once: those of a thousand ranks are a thousand round trips."""
 _LAYOUT_COPIES = 3
@@ -55,6 +54,7 @@ class PersistentTier:
         self._store = store
         self._read_only = read_only
         self._job = job
+        self.epochs = EpochRecords(store, job)
         self._damaged: tuple[str, ...] = ()
         self._gathered = Gathered()
         self._layout_of: dict[RankSave, str] = {}
@@ -250,38 +250,7 @@ class PersistentTier:
 
     def claim_epoch(self) -> int:
         """Takes the next epoch: newer than every claim and every save here, and nobody else gets the same."""
-        names = [n for folder in _RECORDS for n in self._store.sizes(f"{self._job}/{folder}")]
-        taken = [int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()]
-        taken += [checkpoint.epoch for checkpoint in self.seen()]
-        first = max(taken, default=0) + 1
-        for epoch in range(first, first + _CLAIM_TRIES):
-            if self._store.create(f"{self._job}/epochs/{epoch}", b"claimed\n"):
-                return epoch
-        raise TierUnavailable(
-            f"epochs {first} to {first + _CLAIM_TRIES - 1} of job {self._job} were all taken meanwhile"
-        )
-
-    def record_epoch(self, epoch: int, text: str) -> None:
-        """Says what the claimed epoch stands on, in two places; only whoever claimed it writes this, and what it says
-        may change as long as the epoch has saved nothing."""
-        for folder in _RECORDS:
-            self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
-            self._store.make_durable(f"{self._job}/{folder}")
-
-    def recorded_epochs(self) -> dict[int, tuple[str, ...]]:
-        """What the epochs of library mode stand on: every copy of each record; one that was claimed and never recorded
-        is left out."""
-        paths = [
-            (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
-            for folder in _RECORDS
-            for name in self._store.sizes(f"{self._job}/{folder}")
-            if name.endswith(".json") and name.removesuffix(".json").isdecimal()
-        ]
-        found: dict[int, tuple[str, ...]] = {}
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-epochs") as pool:
-            for (epoch, _), text in zip(paths, pool.map(self._text, [path for _, path in paths]), strict=True):
-                found[epoch] = (*found.get(epoch, ()), text)
-        return dict(sorted(found.items()))
+        return self.epochs.claim(max((checkpoint.epoch for checkpoint in self.seen()), default=0))
 
     def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
         """Rank saves of it that have a manifest, readable or not."""
@@ -379,13 +348,6 @@ class PersistentTier:
             return
         if not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
-
-    def _text(self, path: str) -> str:
-        """Empty where it has gone since it was listed."""
-        try:
-            return self._store.read(path).decode(errors="replace")
-        except ChunkMissing:
-            return ""
 
     def _visible(self, save: RankSave) -> RankManifest | Corrupt | None:
         """The manifest, or what is wrong with it; None while it is written, or where its writer died."""

@@ -1,0 +1,67 @@
+"""Epochs that were claimed in the persistent tier, and what each stands on: of programs that run without a coordinator.
+
+An epoch is claimed by creating its file, which no second program can. What it stands on is written twice: a record that
+is damaged would otherwise take every checkpoint of its epoch off the lineage. Used by `persistent`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from surefoot.errors import ChunkMissing, TierUnavailable
+from surefoot.tiers.objects import ObjectStore
+
+_CLAIM_TRIES = 50
+_FOLDERS = ("epochs", "lineage")
+_READERS = 8
+
+
+class EpochRecords:
+    """Of one job in a store."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        self._store, self._job = store, job
+
+    def claim(self, newest: int) -> int:
+        """Takes an epoch beyond `newest` and beyond every claim; nobody else gets the same.
+
+        Raises:
+            TierUnavailable: others took each one that was tried.
+        """
+        names = [name for folder in _FOLDERS for name in self._store.sizes(f"{self._job}/{folder}")]
+        taken = [int(n.removesuffix(".json")) for n in names if n.removesuffix(".json").isdecimal()]
+        first = max((newest, *taken))
+        for epoch in range(first + 1, first + 1 + _CLAIM_TRIES):
+            if self._store.create(f"{self._job}/epochs/{epoch}", b"claimed\n"):
+                return epoch
+        raise TierUnavailable(
+            f"epochs {first + 1} to {first + _CLAIM_TRIES} of job {self._job} were all taken meanwhile"
+        )
+
+    def record(self, epoch: int, text: str) -> None:
+        """Says what the claimed epoch stands on, in two places; only whoever claimed it writes this, and what it says
+        may change as long as the epoch has saved nothing."""
+        for folder in _FOLDERS:
+            self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
+            self._store.make_durable(f"{self._job}/{folder}")
+
+    def recorded(self) -> dict[int, tuple[str, ...]]:
+        """Every copy of each record by its epoch; an epoch that was claimed and never recorded is left out."""
+        paths = [
+            (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
+            for folder in _FOLDERS
+            for name in self._store.sizes(f"{self._job}/{folder}")
+            if name.endswith(".json") and name.removesuffix(".json").isdecimal()
+        ]
+        found: dict[int, tuple[str, ...]] = {}
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-epochs") as pool:
+            for (epoch, _), text in zip(paths, pool.map(self._text, [path for _, path in paths]), strict=True):
+                found[epoch] = (*found.get(epoch, ()), text)
+        return dict(sorted(found.items()))
+
+    def _text(self, path: str) -> str:
+        """Empty where it has gone since it was listed."""
+        try:
+            return self._store.read(path).decode(errors="replace")
+        except ChunkMissing:
+            return ""
