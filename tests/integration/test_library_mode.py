@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,25 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
     assert sorted(tier.epochs.recorded()) == [1, 2]
+
+
+WITHOUT_CLOSE = """
+import sys, torch, surefoot
+model = torch.nn.Linear(1024, 4096)  # two parts, written side by side
+checkpointer = surefoot.Checkpointer(model=model, folder=sys.argv[1], interval_steps=1, keep=1)
+start = checkpointer.restore()
+for step in range(start, start + 3):
+    checkpointer.step(1.0)
+"""
+
+
+def test_a_script_that_ends_without_close_saves_its_last_step_and_keeps_no_more_than_it_may(tmp_path: Path) -> None:
+    for last in (3, 6):
+        script = [sys.executable, "-c", WITHOUT_CLOSE, str(tmp_path)]
+        done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
+        assert "Traceback" not in done.stderr
+        with closing(PersistentTier(DirectoryStore(tmp_path), "default")) as tier:
+            assert [checkpoint.step for checkpoint in tier.seen()] == [last]
 
 
 class Growing:

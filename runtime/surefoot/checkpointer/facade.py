@@ -20,6 +20,7 @@ from surefoot import metrics
 from surefoot.agent.line import Stepped
 from surefoot.agent.link import Link
 from surefoot.checkpointer import forks, restoring
+from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.links import Options, link_of
 from surefoot.checkpointer.objects import Stateful, taken
 from surefoot.checkpointer.peers import ShareReads
@@ -94,7 +95,7 @@ class Checkpointer:
         self._restored = False
         self._closed = False
         self._disowned = False
-        atexit.register(self._at_exit)
+        call_at_exit(self._at_exit)
         forks.watch(self)
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
@@ -333,6 +334,8 @@ class Checkpointer:
     def _at_exit(self) -> None:
         """A script that ends without `close` is closed; one that ends by an exception saves nothing more: the interpreter
         leaves it in `sys.last_value`, and so does the agent's way of running a program."""
+        if self._closed:
+            return
         if getattr(sys, "last_value", None) is None:
             self.close()
         else:
