@@ -105,7 +105,7 @@ def job(redis: HolderServer, s3: S3Server, tmp_path: Path) -> Job:
     return Job(redis, s3, tmp_path)
 
 
-OTHERS = ("layout", "digests", "values", "manifest", "newest")
+OTHERS = ("layout", "layout beside the save", "digests", "values", "manifest", "newest")
 
 
 def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> None:
