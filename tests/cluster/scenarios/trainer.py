@@ -43,7 +43,7 @@ class Written:
             "step": step,
             "rank": self._rank,
             "loss": loss,
-            "samples": samples,
+            "samples": [samples],
             "at": time.time(),
             "seconds": seconds,
             "worker": self._worker,
