@@ -84,9 +84,25 @@ def test_a_job_of_which_nothing_was_saved_anywhere_has_failed() -> None:
     empty = tuple(replace(h, entries=()) for h in seen.holders)
     sessions = tuple(replace(s, saved=None) for s in seen.sessions)
     seen = replace(seen, holders=empty, sessions=sessions, status=replace(seen.status, last_complete=None))
-    made = plan(seen)
+    assert plan(seen).status.phase == "Running", "workers may still be to say what they saved"
+    made = plan(after(seen, SAVING_SECONDS))
     assert made.status.phase == "Failed"
     assert "not one checkpoint" in made.status.message
+
+
+@pytest.mark.parametrize("silent", ["a worker", "a holder"])
+def test_a_leader_that_has_just_begun_takes_what_it_has_not_heard_for_unknown_and_not_for_unsaved(silent: str) -> None:
+    """Step 40 is in the persistent tier and all have finished after step 47; where that is saved is still to be heard."""
+    seen = persisted(finished(step=47, saved=40), Checkpoint(1, 40))
+    if silent == "a worker":
+        seen = with_session(seen, 1, saved=None)
+    else:
+        (first, *others) = seen.holders
+        seen = replace(seen, holders=(replace(first, state="Silent", read_epoch=None), *others))
+    made = plan(seen)
+    assert made.status.phase == "Running"
+    assert "still to say whether that was saved" in made.reason
+    assert plan(after(seen, SAVING_SECONDS)).status.phase == "Complete"
 
 
 def restarted(saved: bool = True, **other: Any) -> Observed:

@@ -64,6 +64,9 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     wanted = final if saved or final in there else newest(there)
     step = f"every trainer finished after step {final.step}"
     if wanted is None or _is_kept(facts, wanted):
+        until = _since(facts) + SAVING_SECONDS
+        if facts.now < until and not _all_known(facts, members):
+            return Pending(f"{step}; holders and workers are still to say whether that was saved", until)
         return _unsaved(facts, final, wanted)
     if not heard:
         until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
@@ -102,6 +105,17 @@ def in_memory(facts: Facts) -> list[Checkpoint]:
     epoch = facts.world.epoch
     reading = TierReading(reading_at(facts, epoch).holders, None)
     return complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+
+
+def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
+    """Whether every member has said what it saved, and every named holder that is left was read.
+
+    A leader that has just begun hears that all finished before it hears what they saved: unknown is not unsaved.
+    """
+    epoch = facts.world.epoch
+    named = {endpoint.holder for endpoint in facts.status.named_holders}
+    left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
+    return all(h.read_epoch == epoch for h in left) and all(_saved(s) is not None for s in members)
 
 
 def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
