@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.errors import ProtocolError, SurefootError
+from surefoot.errors import HolderDamaged, ProtocolError, SurefootError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire, explained
 from surefoot.holder.provisioning import HolderAdmin
@@ -83,6 +83,13 @@ def test_an_administrator_raises_from_our_tree_alone(call: str, reply: Any) -> N
     admin._wire = Answering(reply)  # type: ignore[assignment]
     with contextlib.suppress(SurefootError):
         ADMIN[call](admin)
+
+
+def test_a_scan_that_makes_no_progress_ends_with_the_holders_name() -> None:
+    admin = HolderAdmin("127.0.0.1", 1, "")
+    admin._wire = Answering([b"7", [b"sf:job:index"]])  # type: ignore[assignment]
+    with pytest.raises(HolderDamaged):
+        admin.jobs()
 
 
 @given(text=st.binary(max_size=200) | st.text(max_size=200))

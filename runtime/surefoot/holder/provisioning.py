@@ -139,7 +139,9 @@ class HolderAdmin:
         pattern, cursor = f"{_literal(prefix)}*", 0
         while True:
             answer = self._wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
-            cursor = int(answer[0])
+            asked, cursor = cursor, int(answer[0])
+            if cursor and cursor == asked:
+                raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
             if answer[1]:
                 yield answer[1]
             if cursor == 0:
