@@ -24,7 +24,9 @@ def loader(**options: Any) -> ElasticLoader:
     return made
 
 
-ORDER = [batch.indexes for batch in islice(ElasticLoader(range(SIZE), BATCH, seed=1, collate=list), 60)]
+ORDER = [
+    batch.indexes for batch in islice(ElasticLoader(range(SIZE), BATCH, seed=1, collate=list), 80)
+]  # four a step, four lives of five
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(1, 5), min_size=1, max_size=4))
