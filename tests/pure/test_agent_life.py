@@ -171,6 +171,15 @@ def test_trainers_that_stand_when_a_newer_epoch_comes_are_asked_where() -> None:
     assert life.facts == (), "of the epoch that is over"
 
 
+def test_the_peer_of_a_hang_is_asked_where_it_stands_although_its_own_time_is_not_up() -> None:
+    life = replace(running(), step_timeout_seconds=4.0)
+    life, _ = live(step(1, 0, 3, at=100.0), step(1, 1, 3, at=100.0), life=life)
+    life, said = live(on.Ticked(103.9), life=life)
+    assert said == []
+    _, said = live(on.StopAsked(2), life=life)
+    assert said == [on.TakeStacks(1)]
+
+
 def test_trainers_that_hold_or_fail_at_once_are_not_asked_where_they_stand() -> None:
     life, _ = live(step(1, 0, 3, at=100.0), step(1, 1, 3, at=100.0), on.Ticked(100.0), life=running())
     _, said = live(on.TrainerExited(1, 0, 1, "ValueError: x"), life=life)

@@ -113,7 +113,8 @@ class Life:
         if self.progress_at is None:
             return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
         limit = max(_STAND_SECONDS, _STAND_STEPS * (self.step_seconds or 0.0))
-        return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds)
+        # well before the hang itself: whose step ended a moment later than its peer's hangs as well when told to stop
+        return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds / 2)
 
     @property
     def restored(self) -> bool:
