@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.reading import read_together
 
 T = TypeVar("T")
 
@@ -30,7 +30,6 @@ _TRIES = 3
 _WAIT_SECONDS = 0.1
 _MOST_SILENT = 16
 """Reads that may stay unanswered before the tier counts as away, and not these records as unreadable."""
-_READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +41,25 @@ class Survey:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def survey(tier: PersistentTier) -> Survey:
-    """Every manifest that can be read, and what could not. Raises TierUnavailable where the tier itself is away."""
+def survey(tier: PersistentTier, remembered: Mapping[RankSave, RankManifest] | None = None) -> Survey:
+    """Every manifest that can be read, and what could not. Raises TierUnavailable where the tier itself is away.
+
+    `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
+    """
     seen = patiently(tier.seen)
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-survey") as pool:
-        listed = pool.map(lambda checkpoint: patiently(lambda: tier.committed(checkpoint)), seen)
-        saves = [save for names in listed for save in names]
-        found = list(pool.map(lambda save: _manifest(tier, save), saves))
-    left_out = tuple(one for one in found if isinstance(one, LeftOut))
+    looks = read_together(lambda checkpoint: patiently(lambda: tier.standing(checkpoint, remembered)), seen)
+    read = read_together(lambda save: _manifest(tier, save), [save for _, unread in looks for save in unread])
+    left_out = tuple(one for one in read if isinstance(one, LeftOut))
     _unless_away(left_out)
-    return Survey(seen, tuple(one for one in found if isinstance(one, RankManifest)), left_out)
+    found = [manifest for known, _ in looks for manifest in known]
+    found += [one for one in read if isinstance(one, RankManifest)]
+    return Survey(seen, tuple(sorted(found, key=lambda m: m.save)), left_out)
 
 
 def layout_texts(tier: PersistentTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
     """The layout records that are good, by digest, and what is wrong with the others."""
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-survey") as pool:
-        found = dict(zip(sorted(digests), pool.map(lambda digest: _layout(tier, digest), sorted(digests)), strict=True))
+    wanted = sorted(digests)
+    found = dict(zip(wanted, read_together(lambda digest: _layout(tier, digest), wanted), strict=True))
     left_out = tuple(one for one in found.values() if isinstance(one, LeftOut))
     _unless_away(left_out)
     return {digest: one for digest, one in found.items() if isinstance(one, str)}, left_out

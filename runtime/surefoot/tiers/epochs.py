@@ -6,14 +6,12 @@ is damaged would otherwise take every checkpoint of its epoch off the lineage. U
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from surefoot.errors import ChunkMissing, TierUnavailable
 from surefoot.tiers.objects import ObjectStore
+from surefoot.tiers.reading import read_together
 
 _CLAIM_TRIES = 50
 _FOLDERS = ("epochs", "lineage")
-_READERS = 8
 
 
 class EpochRecords:
@@ -54,9 +52,8 @@ class EpochRecords:
             if name.endswith(".json") and name.removesuffix(".json").isdecimal()
         ]
         found: dict[int, tuple[str, ...]] = {}
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-epochs") as pool:
-            for (epoch, _), text in zip(paths, pool.map(self._text, [path for _, path in paths]), strict=True):
-                found[epoch] = (*found.get(epoch, ()), text)
+        for (epoch, _), text in zip(paths, read_together(self._text, [path for _, path in paths]), strict=True):
+            found[epoch] = (*found.get(epoch, ()), text)
         return dict(sorted(found.items()))
 
     def _text(self, path: str) -> str:

@@ -3,6 +3,7 @@
     {job}/{step}-{epoch}/rank-{N}/p0000 …, digests, values: chunks lie four to a part (`parts`)
     {job}/{step}-{epoch}/rank-{N}/layout its layout record, once more: one that is lost takes no other checkpoint along
     {job}/{step}-{epoch}/rank-{N}.json   its manifest, last
+    {job}/{step}-{epoch}/manifests.jsonl all of them once more in one, once the last is there (`manifest_lists`)
     {job}/layouts/{digest}.json
     {job}/newest.json                    the newest checkpoint of which every rank's manifest is here
     {job}/epochs/{E}                     who runs without a coordinator claims its epoch by creating this
@@ -16,8 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import xxhash
@@ -26,16 +26,15 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import newest
+from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.epochs import EpochRecords
 from surefoot.tiers.objects import ObjectStore
 from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
+from surefoot.tiers.reading import read_together
 
 _CHECKPOINT = re.compile(r"(\d+)-(\d+)")
 _MANIFEST = re.compile(r"rank-(\d+)\.json")
 _PART = re.compile(r"p(\d{4,})")
-_READERS = 8
-"""Manifests read at once: those of a thousand ranks are a thousand round trips."""
 _LAYOUT_COPIES = 3
 """Rank saves whose own copy of a layout record is looked at, where the shared one is not good."""
 
@@ -103,7 +102,8 @@ class PersistentTier:
         self._store.make_durable(f"{self._job}/layouts")
         self._store.make_durable(self._folder(save))
         self._publish(manifest)
-        self._tell_newest(save.checkpoint, manifest.world)
+        if len(self.committed(save.checkpoint)) >= manifest.world:
+            self._tell_whole(save.checkpoint, manifest.world)
 
     def manifests(self) -> tuple[RankManifest, ...]:
         return self._manifests_of(self.seen())
@@ -111,18 +111,10 @@ class PersistentTier:
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
         return self._manifests_of((checkpoint,))
 
-    def _manifests_of(self, checkpoints: tuple[Checkpoint, ...]) -> tuple[RankManifest, ...]:
-        found, damaged = [], []
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-            saves = [save for listed in pool.map(self.committed, checkpoints) for save in listed]
-            for read in pool.map(self._visible, saves):
-                if isinstance(read, RankManifest):
-                    found.append(read)
-                elif read is not None:
-                    damaged.append(str(read))
-        self._damaged = tuple(damaged)
+    def _manifests_of(self, checkpoints: Sequence[Checkpoint]) -> tuple[RankManifest, ...]:
+        found, self._damaged = self._read_all(checkpoints)
         self._layout_of = {manifest.save: manifest.layout for manifest in found}
-        return tuple(sorted(found, key=lambda m: m.save))
+        return found
 
     def damaged(self) -> tuple[str, ...]:
         return self._damaged
@@ -189,6 +181,7 @@ class PersistentTier:
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         """Manifest first, durably, then everything beside it."""
         self._layout_of.pop(save, None)
+        self._store.remove(self._list(save.checkpoint))
         self._store.remove(self._manifest(save))
         self._store.make_durable(self._of_checkpoint(save.checkpoint))
         self._store.remove_folder(self._folder(save))
@@ -221,11 +214,12 @@ class PersistentTier:
         if told is not None:
             checkpoint, world = told
             saves = [RankSave(checkpoint.epoch, checkpoint.step, rank) for rank in range(world)]
-            with ThreadPoolExecutor(_READERS, thread_name_prefix="surefoot-manifests") as pool:
-                found = [read for read in pool.map(self._visible, saves) if isinstance(read, RankManifest)]
+            if world < manifest_lists.LEAST_RANKS:
+                found = tuple(read for read in read_together(self._visible, saves) if isinstance(read, RankManifest))
+            else:
+                found, _ = self._read_all((checkpoint,))
             if len(found) == world:
-                self._layout_of |= {manifest.save: manifest.layout for manifest in found}
-                return tuple(found)
+                return found
         metrics.fallbacks.labels("persistent_listed").inc()
         return newest.of(self.manifests())
 
@@ -238,6 +232,7 @@ class PersistentTier:
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
+        self._store.remove(self._list(checkpoint))
         for save in self.committed(checkpoint):
             self._layout_of.pop(save, None)
             self._store.remove(self._manifest(save))
@@ -254,8 +249,21 @@ class PersistentTier:
 
     def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
         """Rank saves of it that have a manifest, readable or not."""
-        matches = [_MANIFEST.fullmatch(name) for name in self._store.sizes(self._of_checkpoint(checkpoint))]
-        return sorted(RankSave(checkpoint.epoch, checkpoint.step, int(m[1])) for m in matches if m)
+        return sorted(self._committed(checkpoint)[0])
+
+    def standing(
+        self, checkpoint: Checkpoint, remembered: Mapping[RankSave, RankManifest] | None = None
+    ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
+        """Manifests that lie there and are known without reading each, and the saves whose manifest must be read.
+
+        `remembered`: those that were read before; where they do not tell all, the checkpoint's list is read.
+        """
+        sizes, listed = self._committed(checkpoint)
+        known, unread = manifest_lists.standing(remembered or {}, sizes)
+        if unread and listed:
+            known, unread = manifest_lists.standing({**(remembered or {}), **self._listed(checkpoint)}, sizes)
+        self._layout_of |= {manifest.save: manifest.layout for manifest in known}
+        return known, unread
 
     def read_manifest(self, save: RankSave) -> RankManifest:
         """One manifest. Raises ChunkMissing where it is not there, Corrupt with the file and the cause where it cannot
@@ -329,12 +337,40 @@ class PersistentTier:
                 raise Corrupt(f"layout {digest} in the persistent tier is damaged; another copy is needed") from error
         return self._cuts[digest]
 
-    def _tell_newest(self, checkpoint: Checkpoint, world: int) -> None:
-        """Leaves the record if this was the last rank. Of several that came last at once each sees all the others."""
-        if len(self.committed(checkpoint)) < world:
-            return
-
+    def _tell_whole(self, checkpoint: Checkpoint, world: int) -> None:
+        """Leaves the records of a checkpoint that has all its ranks; of several that came last at once each sees all."""
         self._store.change(self._newest(), lambda before: newest.grown(before, checkpoint, world))
+        if world < manifest_lists.LEAST_RANKS:
+            return
+        try:
+            found, _ = self._read_all((checkpoint,))
+            if len(found) == world:
+                self._store.put(self._list(checkpoint), manifest_lists.text_of(found))
+        except TierError as problem:
+            metrics.fallbacks.labels("manifest_list_unwritten").inc()
+            log.warning(
+                "the manifests of %s are listed one by one: their list could not be written: %s", checkpoint, problem
+            )
+
+    def _listed(self, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
+        """What its list tells; nothing where it is gone, damaged or silent: then each manifest is read itself."""
+        try:
+            return manifest_lists.read(self._store.read(self._list(checkpoint)), checkpoint)
+        except ChunkMissing:
+            return {}
+        except (TierError, ProtocolError) as problem:
+            metrics.fallbacks.labels("manifest_list_unread").inc()
+            log.warning("%s; its manifests are read one by one", problem)
+            return {}
+
+    def _committed(self, checkpoint: Checkpoint) -> tuple[dict[RankSave, int], bool]:
+        """Bytes of each manifest that lies there, and whether their list does."""
+        names = self._store.sizes(self._of_checkpoint(checkpoint))
+        matches = {name: _MANIFEST.fullmatch(name) for name in names}
+        sizes = {
+            RankSave(checkpoint.epoch, checkpoint.step, int(m[1])): names[name] for name, m in matches.items() if m
+        }
+        return sizes, manifest_lists.NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
         path, text = self._manifest(manifest.save), manifest.to_json().encode()
@@ -348,6 +384,14 @@ class PersistentTier:
             return
         if not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
+
+    def _read_all(self, checkpoints: Sequence[Checkpoint]) -> tuple[tuple[RankManifest, ...], tuple[str, ...]]:
+        """Every manifest that can be read, by save, and what is wrong with the others."""
+        looks = read_together(self.standing, checkpoints)
+        read = read_together(self._visible, [save for _, unread in looks for save in unread])
+        found = [manifest for known, _ in looks for manifest in known]
+        found += [one for one in read if isinstance(one, RankManifest)]
+        return tuple(sorted(found, key=lambda m: m.save)), tuple(str(one) for one in read if isinstance(one, Corrupt))
 
     def _visible(self, save: RankSave) -> RankManifest | Corrupt | None:
         """The manifest, or what is wrong with it; None while it is written, or where its writer died."""
@@ -366,6 +410,9 @@ class PersistentTier:
 
     def _of_checkpoint(self, checkpoint: Checkpoint) -> str:
         return f"{self._job}/{checkpoint.step}-{checkpoint.epoch}"
+
+    def _list(self, checkpoint: Checkpoint) -> str:
+        return f"{self._of_checkpoint(checkpoint)}/{manifest_lists.NAME}"
 
     def _folder(self, save: RankSave) -> str:
         return f"{self._of_checkpoint(save.checkpoint)}/rank-{save.rank}"

@@ -26,6 +26,7 @@ from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
 from surefoot.tiers.objects import Change
+from surefoot.tiers.reading import READERS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -202,7 +203,7 @@ def _client(settings: PersistentSettings) -> S3Client:
         connect_timeout=3,
         read_timeout=15,
         retries={"mode": "standard", "total_max_attempts": 3},
-        max_pool_connections=8,
+        max_pool_connections=READERS,
         # botocore's own are sent in a trailer, which other servers often lack: ours goes in a header
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

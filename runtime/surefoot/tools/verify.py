@@ -27,6 +27,7 @@ def describe(tier: PersistentTier, checkpoint: Checkpoint, ranks: Ranks, progres
         damaged += [problem] if problem else []
         for _, manifest in sorted(ranks.items()):
             try:
+                tier.read_manifest(manifest.save)  # a list of all manifests would hide one whose own file is damaged
                 read_rank(tier, manifest, progress)
             except SurefootError as error:
                 damaged.append(str(error))

@@ -1,0 +1,64 @@
+"""One record with the manifests of all ranks of a checkpoint: pure. Read and written by `persistent`.
+
+Of 2,048 ranks it is one read instead of as many. It vouches for nothing by itself: whoever reads it looks which
+manifests lie there and how long they are, and one that the list does not tell, or tells otherwise, is read itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.records import FORMAT, RankManifest
+
+NAME = "manifests.jsonl"
+LEAST_RANKS = 9
+"""Of fewer ranks the manifests themselves are read as quickly."""
+
+
+def text_of(manifests: Iterable[RankManifest]) -> bytes:
+    """The record: a line that names the checkpoint and the digest of what follows, then a manifest a line, by rank."""
+    order = sorted(manifests, key=lambda m: m.save)
+    lines = "\n".join(m.to_json() for m in order).encode()
+    head = {
+        "format": FORMAT,
+        "epoch": order[0].save.epoch,
+        "step": order[0].save.step,
+        "world": order[0].world,
+        "digest": xxhash.xxh3_64_hexdigest(lines),
+    }
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + lines
+
+
+def read(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
+    """Each manifest by its save.
+
+    Raises:
+        ProtocolError: the record is damaged, of another format or of another checkpoint.
+    """
+    first, _, lines = text.partition(b"\n")
+    try:
+        head = json.loads(first)
+        told = (head["format"], head["epoch"], head["step"], head["digest"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"the list of manifests of {checkpoint} cannot be read: {error!r}") from error
+    if told != (FORMAT, checkpoint.epoch, checkpoint.step, xxhash.xxh3_64_hexdigest(lines)):
+        raise ProtocolError(f"the list of manifests of {checkpoint} does not match its digest, or is of another one")
+    manifests = [RankManifest.from_json(line) for line in lines.split(b"\n")]
+    return {m.save: m for m in manifests if m.save.checkpoint == checkpoint}
+
+
+def standing(
+    told: Mapping[RankSave, RankManifest], sizes: Mapping[RankSave, int]
+) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
+    """Of the manifests that lie there, by their bytes: those known from what is `told`, and those that must be read."""
+    known = {
+        save: manifest
+        for save, size in sizes.items()
+        if (manifest := told.get(save)) is not None and len(manifest.to_json().encode()) == size
+    }
+    return tuple(known[save] for save in sorted(known)), tuple(sorted(sizes.keys() - known.keys()))
