@@ -59,7 +59,7 @@ def surefoot_plan(tensors: int, ranks: int = RANKS, rows: int = ROWS) -> dict[st
     )
     program = Program({"model": model}, (0, ranks))
     silent: Any = None
-    saver = Saver(program, silent, 0, compare_all=False)
+    saver = Saver(program, silent, 0)
 
     def planned() -> float:
         began = time.perf_counter()

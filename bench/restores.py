@@ -87,7 +87,7 @@ class Restores:
         return made
 
     def _digests(self) -> list[str]:
-        return [xxh3_64_hexdigest(t.detach().contiguous().numpy()) for t in self.program.tensors()]
+        return [xxh3_64_hexdigest(t.detach().contiguous().numpy().data) for t in self.program.tensors()]
 
     def _spoil(self) -> None:
         with torch.no_grad():
