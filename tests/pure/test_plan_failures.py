@@ -72,12 +72,46 @@ def test_a_node_that_is_not_ready_is_believed_alive_while_its_agent_speaks() -> 
     assert not claims(with_node(running(), "n1", ready=False))
 
 
-def test_a_broken_line_has_a_quarter_of_a_second_to_come_back() -> None:
-    early = with_session(stood_still(running(), 0.3), 1, connected=False, since_seconds=NOW - 0.2)
-    assert not claims(early)
-    assert decided(early).wake_after_seconds == pytest.approx(0.05)
-    late = with_session(stood_still(running(), 0.5), 1, connected=False, since_seconds=NOW - 0.26)
-    assert claims(late)
+def broken(seen: Observed, seconds: float, index: int = 1) -> Observed:
+    """The line of one worker broke so long ago; nothing was heard of its agent since."""
+    return with_session(seen, index, connected=False, since_seconds=NOW - seconds, heard_seconds=NOW - seconds)
+
+
+def stepping(seen: Observed, step_seconds: float, ago: float) -> Observed:
+    """Steps usually take so long, and the last was so long ago."""
+    return replace(
+        seen,
+        sessions=tuple(replace(s, step_at_seconds=NOW - ago, step_seconds=step_seconds) for s in seen.sessions),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "ago", "gap", "workers", "lost"),
+    [
+        pytest.param(60.0, 10.0, 0.26, 100, False, id="a minute's step, a line reset"),
+        pytest.param(60.0, 10.0, 2.9, 3, False, id="a minute's step, a slow return"),
+        pytest.param(60.0, 10.0, 3.1, 3, True, id="as silent as one without a line"),
+        pytest.param(0.1, 0.5, 0.45, 3, False, id="short steps that others report twice a second"),
+        pytest.param(0.1, 1.2, 1.05, 3, True, id="short steps, and everybody stands"),
+        pytest.param(1.0, 1.9, 1.5, 3, False, id="the step may still come"),
+        pytest.param(1.0, 2.1, 1.5, 3, True, id="the step is overdue"),
+        pytest.param(0.1, 2.0, 2.0, 1, False, id="nobody else to say that it stands"),
+        pytest.param(0.1, 3.2, 3.1, 1, True, id="alone, and as silent as can be"),
+    ],
+)
+def test_a_line_that_broke_is_judged_by_the_step_that_should_have_come(
+    step_seconds: float, ago: float, gap: float, workers: int, lost: bool
+) -> None:
+    seen = broken(stepping(running(workers=workers), step_seconds, ago), gap, index=workers - 1)
+    assert claims(seen) == lost
+    assert lost or 0 < (decided(seen).wake_after_seconds or 0) <= 3.0
+
+
+def test_others_say_that_a_step_is_overdue_once_it_is_and_not_before() -> None:
+    seen = broken(stepping(running(), 0.1, 1.3), 1.2)
+    unheard = replace(seen, sessions=tuple(replace(s, heard_seconds=min(s.heard_seconds, NOW - 0.3)) for s in seen.sessions))
+    assert claims(seen)
+    assert not claims(unheard)
 
 
 def test_a_broken_line_is_no_loss_while_steps_advance() -> None:
@@ -85,8 +119,8 @@ def test_a_broken_line_is_no_loss_while_steps_advance() -> None:
 
 
 def test_one_last_step_after_a_line_broke_is_no_proof_of_life_for_long() -> None:
-    seen = with_session(stood_still(running(), 0.4), 1, connected=False, since_seconds=NOW - 0.45)
-    assert claims(seen)
+    assert not claims(broken(stepping(running(), 0.1, 0.15), 1.2))
+    assert claims(broken(stepping(running(), 0.1, 0.3), 1.2))
 
 
 def test_a_broken_line_beside_a_dead_peer_needs_no_grace() -> None:

@@ -24,7 +24,11 @@ from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.standstill import standstill, told_to_hang
 
 RECONNECT_GRACE_SECONDS = 0.25
-"""A line that broke may come back for so long; also how long a first cause may trail its echoes on other ranks."""
+"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
+
+RECONNECT_SECONDS = 1.0
+"""A living agent is back on a line that broke by then: it tries at once, and TLS and the token's review take their time."""
+_LOOK_SECONDS = 0.25
 
 UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
@@ -152,15 +156,36 @@ def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | No
 
 
 def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | float | None:
-    due = session.since_seconds + RECONNECT_GRACE_SECONDS
+    """A line that broke is no witness: a reset link and a dead process look alike.
+
+    A process that died is told by the fabric, or by peers whose collectives broke. Failing that, others say that a step
+    is overdue; and an agent that does not come back within the heartbeat timeout is as silent as one without a word.
+    """
     if not epoch_dead:
-        if facts.now < due:
-            return due
         moving = _moving_until(facts, session.since_seconds)
         if moving is not None:
             return moving
+        silent = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
+        overdue = min(silent, _overdue_seconds(facts, session.since_seconds))
+        if facts.now < overdue:
+            return overdue
+        if facts.now < silent and not _stands(facts, overdue):
+            return min(silent, facts.now + _LOOK_SECONDS)
     reason = f"the connection to worker {member.index} broke and did not come back"
     return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
+
+
+def _overdue_seconds(facts: Facts, since_seconds: float) -> float:
+    """From when on a step that has not come says something about a line that broke at `since_seconds`."""
+    last, usual = last_step_seconds(facts, facts.world.epoch), seconds_per_step(facts)
+    if last is None or usual is None:
+        return float("inf")
+    return max(since_seconds + RECONNECT_SECONDS, last + 2 * usual)
+
+
+def _stands(facts: Facts, overdue_seconds: float) -> bool:
+    """Whether another rank said so late that it has no further step: nobody reports steps at the moment they are made."""
+    return any(s.connected and s.heard_seconds >= overdue_seconds for s in in_epoch(facts, facts.world.epoch))
 
 
 def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float | None:
