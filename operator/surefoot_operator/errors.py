@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING
+
+from surefoot.protocol.plain import shown
 
 if TYPE_CHECKING:
     from surefoot_operator.api.status import JobStatus
-
-_SHOWN_CHARACTERS = 100
 
 
 class Hidden:
@@ -19,22 +18,6 @@ class Hidden:
 
     def __repr__(self) -> str:
         return self._said
-
-
-def shorten(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    """`text`, its middle left out where it is longer."""
-    half = characters // 2
-    return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
-
-
-def shown(value: object, characters: int = _SHOWN_CHARACTERS) -> str:
-    """`value` as Python writes it, never longer than `characters` and never more than a glance of it looked at."""
-    brief = reprlib.Repr()
-    brief.maxstring = brief.maxother = brief.maxlong = characters
-    try:
-        return shorten(brief.repr(value), characters)
-    except ValueError:
-        return "a number of thousands of digits"  # Python refuses to write those
 
 
 class OperatorError(Exception):

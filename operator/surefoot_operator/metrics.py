@@ -157,7 +157,7 @@ def ended(namespace: str, job: str) -> None:
 
 
 # a rate sees the first of anything only if the series was there before it
-for _reason in ("not-leading", "foreign-job", "token", "timeout", "protocol", "worker"):
+for _reason in ("not-leading", "foreign-job", "token", "timeout", "protocol", "worker", "crowd", "size", "full"):
     agents_refused.labels(_reason)
 for _call in ("away", "fenced", "refused", "drop", "mark", "sweep", "clean"):
     holder_failures.labels(_call)

@@ -18,12 +18,18 @@ class CoordinatorSettings:
     """How long a closing line is waited for before it is cut."""
     send_queue: int = 256
     """Messages waiting for one agent; one that takes fewer is closed, and hears everything anew when it returns."""
+    hello_bytes: int = 64 * 1024
+    """What a connection may send before its hello is accepted."""
+    strangers: int = 512
+    """Connections in all whose hello was not accepted yet; they take nothing of `lines`."""
+    strangers_of_a_peer: int = 32
+    """The same of one address: behind one address stand the workers of a node, or of a whole machine."""
     message_bytes: int = 64 * 1024 * 1024
-    """Largest message of an agent: a listing of the persistent tier."""
+    """Largest message of an agent: a listing of the persistent tier. Others have limits of their own (`coordinator.sizes`)."""
     foreign_retry: bool = False
     """Whether agents of a job that is not served here shall ask again: on a cluster, word of a job may come after them."""
     lines: int = 4096
-    """Open connections in all, those that have not said hello included."""
+    """Agents on their lines, in all."""
 
 
 @dataclass(frozen=True, slots=True)

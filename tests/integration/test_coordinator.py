@@ -251,9 +251,9 @@ async def test_too_many_lines_are_turned_away(standing: Standing) -> None:
     stand = await standing(CoordinatorSettings(lines=1))
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
-        with pytest.raises(aiohttp.WSServerHandshakeError):
-            async with FakeAgent(stand.server.url, hello(1)):
-                pass
+        async with refused(stand, hello(1)) as word:
+            assert word.retry
+            assert "raise `lines`" in word.reason
 
 
 async def test_steps_alone_do_not_ask_for_a_plan_at_once(standing: Standing) -> None:

@@ -109,7 +109,9 @@ def test_a_line_that_broke_is_judged_by_the_step_that_should_have_come(
 
 def test_others_say_that_a_step_is_overdue_once_it_is_and_not_before() -> None:
     seen = broken(stepping(running(), 0.1, 1.3), 1.2)
-    unheard = replace(seen, sessions=tuple(replace(s, heard_seconds=min(s.heard_seconds, NOW - 0.3)) for s in seen.sessions))
+    unheard = replace(
+        seen, sessions=tuple(replace(s, heard_seconds=min(s.heard_seconds, NOW - 0.3)) for s in seen.sessions)
+    )
     assert claims(seen)
     assert not claims(unheard)
 

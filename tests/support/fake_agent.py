@@ -19,8 +19,11 @@ DEADLINE_SECONDS = 60.0
 class FakeAgent:
     """One connection. `said` is everything heard so far, in order; waits have a deadline."""
 
-    def __init__(self, url: str, hello: Hello | None, protocols: tuple[str, ...] = SUBPROTOCOLS) -> None:
-        self.url, self.hello, self.protocols = url, hello, protocols
+    def __init__(
+        self, url: str, hello: Hello | None, protocols: tuple[str, ...] = SUBPROTOCOLS, address: str | None = None
+    ) -> None:
+        """`address`: which of this machine's it comes from."""
+        self.url, self.hello, self.protocols, self.address = url, hello, protocols, address
         self.said: list[ToAgent] = []
         self.closed = asyncio.Event()
         self._news = asyncio.Condition()
@@ -29,7 +32,8 @@ class FakeAgent:
         self.socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def __aenter__(self) -> FakeAgent:
-        self._session = aiohttp.ClientSession()
+        local = (self.address, 0) if self.address is not None else None
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=local))
         try:
             self.socket = await self._session.ws_connect(
                 self.url, protocols=self.protocols, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)

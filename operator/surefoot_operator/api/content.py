@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from surefoot_operator.errors import Hidden, SpecError, shown
+from surefoot.protocol.plain import shown
+from surefoot_operator.errors import Hidden, SpecError
 
 MOST_CHARACTERS = 1 << 18
 """Of a file: a template with all that Kubernetes knows takes a tenth of it."""

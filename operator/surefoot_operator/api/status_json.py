@@ -12,6 +12,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+from surefoot.protocol.plain import shown
 from surefoot_operator.api.names import camel_case
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import InvariantBroken
@@ -81,4 +82,4 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:
         return value
-    raise InvariantBroken(f"{path} is {value!r}, which is not of the type {hint}: the stored status was damaged")
+    raise InvariantBroken(f"{path} is {shown(value)}, which is not of the type {hint}: the stored status was damaged")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot_operator.errors import shorten, shown
+from surefoot.protocol.plain import shorten, shown
 
 Kind = Literal["node", "trainer", "agent", "freeze", "memory", "coordinator"]
 KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "coordinator")

@@ -21,6 +21,7 @@ from typing import Any
 
 from surefoot.errors import ConfigurationError
 from surefoot.holder.server import find_program
+from surefoot.protocol.plain import shown
 from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
@@ -33,7 +34,6 @@ from surefoot_operator.cli.supervise import Scene, Supervisor
 from surefoot_operator.cli.trying import try_file, try_folder
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.view import view_for
-from surefoot_operator.errors import shown
 from surefoot_operator.extras import lacking
 from surefoot_operator.fabric.processes.folder import RunFolder
 from surefoot_operator.fabric.processes.machine import Machine

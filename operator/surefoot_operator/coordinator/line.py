@@ -27,13 +27,13 @@ class Line:
 
     def __init__(self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int) -> None:
         self._websocket = websocket
-        self._transport = request.transport
+        self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._told: Told = {}
         self.version: int | None = None
         self.worker: WorkerId | None = None
-        if self._transport is not None:
-            raw = self._transport.get_extra_info("socket")
+        if self.transport is not None:
+            raw = self.transport.get_extra_info("socket")
             if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -84,5 +84,5 @@ class Line:
 
     def cut(self) -> None:
         """Breaks the connection now, whatever is still queued."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()

@@ -29,7 +29,9 @@ from surefoot.protocol.messages import (
 )
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.gate import Gate
 from surefoot_operator.coordinator.line import Line
+from surefoot_operator.coordinator.sizes import check_hello, check_size
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class AgentServer:
         self._jobs: dict[str, Conversation] = {}
         self._leading = False
         self._open: set[Line] = set()
+        self._gate: Gate | None = None
+        self._listening: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self._port: int | None = None
 
@@ -101,23 +105,29 @@ class AgentServer:
         app.router.add_get(PATH, self._agent)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
         await self._runner.setup()
-        # reuse_address: an operator that was killed comes back to the port that its agents know
-        site = web.TCPSite(
-            self._runner, self._settings.host, self._settings.port, reuse_address=True, ssl_context=self._tls
+        behind = self._runner.server
+        assert behind is not None, "setup() makes it"
+        self._gate = Gate(self._settings, behind)
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._gate.door,
+            self._settings.host,
+            self._settings.port,
+            reuse_address=True,  # an operator that was killed comes back to the port that its agents know
+            ssl=self._tls,
+            ssl_handshake_timeout=self._settings.hello_seconds if self._tls else None,
         )
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Closes every line and stops listening, within a second or so. Agents go on, and look for a coordinator."""
         self._leading = False
         await asyncio.gather(*(line.close(self._settings.close_seconds) for line in tuple(self._open)))
+        if self._listening is not None:
+            self._listening.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def _agent(self, request: web.Request) -> web.StreamResponse:
-        if len(self._open) >= self._settings.lines:
-            return web.Response(status=503, text="too many agents: raise `lines` in the operator's settings")
         websocket = web.WebSocketResponse(
             timeout=self._settings.close_seconds,
             protocols=SUBPROTOCOLS,
@@ -140,6 +150,8 @@ class AgentServer:
             await line.close_with(admitted, self._settings.close_seconds)
             return
         hello, conversation = admitted
+        assert self._gate is not None, "it listens"
+        self._gate.admit(line.transport)
         pump = asyncio.create_task(line.pump(), name=f"to worker {hello.index}")
         try:
             conversation.join(hello, line)
@@ -172,13 +184,20 @@ class AgentServer:
                 line.version = OLDEST  # whoever speaks none of ours is likeliest to read the oldest
             return _refused("protocol", Refused(str(error), retry=False))
         bad = conversation.refusal(hello)
-        return _refused("worker", bad) if bad is not None else (hello, conversation)
+        if bad is not None:
+            return _refused("worker", bad)
+        agents = sum(line.worker is not None for line in self._open)
+        if agents >= self._settings.lines:
+            text = f"{agents} agents are on their lines, no more are taken: raise `lines` in the operator's settings"
+            return _refused("full", Refused(text, retry=True))
+        return hello, conversation
 
-    @staticmethod
-    async def _hello(websocket: web.WebSocketResponse, line: Line) -> Hello:
+    async def _hello(self, websocket: web.WebSocketResponse, line: Line) -> Hello:
         frame = await websocket.receive()
         if frame.type is not WSMsgType.TEXT:
             raise ProtocolError(f"the first frame is {frame.type.name}, not a hello")
+        if len(frame.data) > self._settings.hello_bytes:
+            raise ProtocolError(f"the first message has {len(frame.data)} characters: no hello is so long")
         message, version = decode_versioned(frame.data)
         if line.version is None:
             line.version = version
@@ -186,6 +205,7 @@ class AgentServer:
             raise ProtocolError(f"the hello speaks version {version}, the line was opened for {line.version}")
         if not isinstance(message, Hello):
             raise ProtocolError(f"the first message is {type(message).__name__}, not Hello")
+        check_hello(message)
         return message
 
     @staticmethod
@@ -193,6 +213,8 @@ class AgentServer:
         """Hears messages until the line ends. One that cannot be read ends it: the agent comes back and says all anew."""
         try:
             async for frame in websocket:
+                if frame.type is WSMsgType.TEXT:
+                    check_size(frame.data)
                 message = decode(frame.data) if frame.type is WSMsgType.TEXT else None
                 if not isinstance(message, _FROM_AGENT) or isinstance(message, Hello):
                     raise ProtocolError(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol.plain import shown
 
 
 def since(version: int, default: Any) -> Any:
@@ -64,18 +65,18 @@ class Codec:
             raise ProtocolError(f"a message is a JSON {type(body).__name__}, not an object")
         version, name = body.pop("v", None), body.pop("type", None)
         if type(version) is not int:
-            raise ProtocolError(f"message {name!r} has version {version!r}, which is not a whole number")
+            raise ProtocolError(f"message {shown(name)} has version {shown(version)}, which is not a whole number")
         self._check_version(version, name)
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None or _since(cls) > version:
-            raise ProtocolError(f"no message of version {version} is called {name!r}")
+            raise ProtocolError(f"no message of version {version} is called {shown(name)}")
         return _build(cls, body, str(name), _Reading(version, self._text)), version
 
     def _check_version(self, version: int, name: object) -> None:
         if not self._oldest <= version <= self._version:
             spoken = f"{self._oldest} to {self._version}"
             raise ProtocolError(
-                f"message {name!r} speaks version {version!r}, this side {spoken}: upgrade the older one"
+                f"message {shown(name)} speaks version {shown(version)}, this side {spoken}: upgrade the older one"
             )
 
 
@@ -119,7 +120,7 @@ def _build(cls: type[Any], body: dict[str, Any], path: str, how: _Reading) -> An
     spoken = {f.name for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= how.version}
     foreign = sorted(set(body) - spoken)
     if foreign:
-        raise ProtocolError(f"{path} has no field {foreign[0]!r} in version {how.version}")
+        raise ProtocolError(f"{path} has no field {shown(foreign[0])} in version {how.version}")
     try:
         return cls(**{name: _value(hints[name], value, f"{path}.{name}", how) for name, value in body.items()})
     except TypeError as error:
@@ -134,12 +135,12 @@ def _value(hint: Any, value: Any, path: str, how: _Reading) -> Any:
         return _value(next(a for a in arguments if a is not type(None)), value, path, how)
     if origin is Literal:
         if value not in arguments:
-            raise ProtocolError(f"{path} is {value!r}, not one of {', '.join(map(repr, arguments))}")
+            raise ProtocolError(f"{path} is {shown(value)}, not one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
         return _tuple(arguments, value, path, how)
     if origin is dict and isinstance(value, dict):
-        return {how.text(str(k)): _value(arguments[1], v, f"{path}[{k!r}]", how) for k, v in value.items()}
+        return {how.text(str(k)): _value(arguments[1], v, f"{path}[{shown(k)}]", how) for k, v in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _build(typing.cast(type[Any], hint), value, path, how)
     if hint is float and type(value) in (int, float):
@@ -148,12 +149,12 @@ def _value(hint: Any, value: Any, path: str, how: _Reading) -> Any:
         return how.text(value)
     if hint in (int, bool) and type(value) is hint:
         return value
-    raise ProtocolError(f"{path} is {value!r}, which is not of type {getattr(hint, '__name__', hint)}")
+    raise ProtocolError(f"{path} is {shown(value)}, which is not of type {getattr(hint, '__name__', hint)}")
 
 
 def _tuple(arguments: tuple[Any, ...], value: Any, path: str, how: _Reading) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise ProtocolError(f"{path} is {value!r}, not a list")
+        raise ProtocolError(f"{path} is {shown(value)}, not a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return tuple(_value(arguments[0], item, f"{path}[{i}]", how) for i, item in enumerate(value))
     if len(value) != len(arguments):

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless where it leaves for a terminal, a log, an event or a status. Pure.
+"""Text that others wrote, made harmless and short where it leaves for a terminal, a log, an event or a status. Pure.
 
 A program's exception may hold escape sequences, which clear a screen, forge a line or set a window's title; overrides
 of the direction of text make a name look like another. They are shown as what they are: `\\x1b`, `\\u202e`.
@@ -7,6 +7,10 @@ of the direction of text make a name look like another. They are shown as what t
 from __future__ import annotations
 
 import re
+import reprlib
+
+SHOWN_CHARACTERS = 100
+"""Of any input, in an error or a log."""
 
 # C0 but tab and newline, DEL, C1, overrides and isolates of direction, line ends that only some know, half characters
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -20,3 +24,22 @@ def plain(text: str) -> str:
 def _written_out(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+    """`text`, its middle left out where it is longer."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
+
+
+def shown(value: object, characters: int = SHOWN_CHARACTERS) -> str:
+    """`value` as Python writes it, never longer than `characters` and never more than a glance of it looked at.
+
+    Whoever refuses an input repeats it in an error, and the error goes to a log: an input of megabytes would fill both.
+    """
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = characters
+    try:
+        return shorten(brief.repr(value), characters)
+    except ValueError:
+        return "a number of thousands of digits"  # Python refuses to write those

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import RankSave
+from surefoot.protocol.plain import shorten, shown
 
 FORMAT = 1
 """Version of every record in this file."""
@@ -106,7 +107,7 @@ class Layout:
             return cls(tensors, tuple(body["chunk_starts"]), body["stream_bytes"], _spread(body.get("spread")))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError(
-                f"a layout record cannot be read: {error!r}; the copy is damaged, another is needed"
+                f"a layout record cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
             ) from error
 
 
@@ -206,7 +207,7 @@ class RankManifest:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(
-                f"a rank manifest cannot be read: {error!r}; the copy is damaged, another is needed"
+                f"a rank manifest cannot be read: {shorten(repr(error))}; the copy is damaged, another is needed"
             ) from error
 
     def same_bytes_as(self, other: RankManifest) -> bool:
@@ -234,6 +235,6 @@ def _body(text: str | bytes, what: str) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise ProtocolError(
-            f"a {what} has format {found!r}, this version reads {FORMAT}: use the surefoot that wrote it"
+            f"a {what} has format {shown(found)}, this version reads {FORMAT}: use the surefoot that wrote it"
         )
     return body
