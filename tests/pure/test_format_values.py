@@ -129,6 +129,12 @@ class Pair(NamedTuple):
     right: Any = None
 
 
+def _namespace(held: dict[str, Any]) -> Namespace:
+    made = Namespace()
+    vars(made).update(held)  # its own constructor sets attributes, and refuses what an object gives to nobody
+    return made
+
+
 leaf = (
     hashable
     | st.fractions()
@@ -152,7 +158,7 @@ nested = st.recursive(
         | st.lists(inner, max_size=3).map(lambda items: deque(items, 5))
         | st.dictionaries(hashable, inner, max_size=3).map(lambda d: defaultdict(int, d))
         | st.dictionaries(st.text(), inner, max_size=3).map(lambda d: SimpleNamespace(**d))
-        | st.dictionaries(st.text(), inner, max_size=3).map(lambda d: Namespace(**d))
+        | st.dictionaries(st.text(), inner, max_size=3).map(_namespace)
         | st.builds(Pair, inner, inner)
         | st.builds(Place, inner, inner)
     ),
@@ -166,6 +172,12 @@ def test_what_json_cannot_say_comes_back_by_its_kind(values: dict[str, Any]) -> 
     back = decode_values(text)
     assert encode_values(back) == text
     assert same(back, values)
+
+
+@pytest.mark.parametrize("made", [SimpleNamespace(__dict__=1, __class__=2), _namespace({"__dict__": 1})])
+def test_a_namespace_may_hold_names_that_no_attribute_can_be_set_by(made: Any) -> None:
+    back = decode_values(encode_values({"made": made}))["made"]
+    assert (type(back), vars(back)) == (type(made), vars(made))
 
 
 def test_no_code_of_a_class_runs_when_its_values_are_read() -> None:

@@ -127,7 +127,12 @@ def beyond_fields(value: Any) -> list[str]:
 
 def made_of(kind: type, held: dict[str, Any]) -> Any:
     """A dataclass or namespace with these fields; nothing of its own code runs."""
-    value: Any = SimpleNamespace() if kind is SimpleNamespace else object.__new__(kind)
+    if kind in _NAMESPACES.values():
+        holder: Any = kind()
+        # not by setattr: a namespace may hold a name such as `__dict__` that an object gives to nobody
+        vars(holder).update(held)
+        return holder
+    value: Any = object.__new__(kind)
     for name, one in held.items():
         object.__setattr__(value, name, one)
     return value
