@@ -31,7 +31,7 @@ class Operator:
         self.memory = MemoryTier("u", Credentials("u", "p"), settings.memory, time.time, lambda urgent: None)
         conversation = Conversation("u", 0.5, time.time, lambda urgent: None)
         empty = WorkerEnvironment({}, {})
-        parts = Parts(self.fabric, conversation, self.memory, lambda job, worker: empty, settings, time.time)
+        parts = Parts(self.fabric, conversation, self.memory, lambda job, worker: empty, settings, time.time, str)
         self.reconciler = Reconciler(parts)
 
     async def once(self) -> None:

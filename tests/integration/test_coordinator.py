@@ -34,7 +34,7 @@ from surefoot_operator.observed import SessionSeen
 from surefoot_operator.settings import CoordinatorSettings
 
 MEMBERS = (Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1"))
-WORLD = World(epoch=2, state="Committed", parent=Checkpoint(1, 40), size=2, members=MEMBERS, token="t2")
+WORLD = World(epoch=2, state="Committed", parent=Checkpoint(1, 40), size=2, members=MEMBERS)
 STATUS = JobStatus(world=WORLD)
 DEFAULT = CoordinatorSettings()
 
@@ -45,13 +45,14 @@ class Stand:
     def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator) -> None:
         self.server = AgentServer(settings, authenticate)
         self.wakes: list[bool] = []
+        self.token = "t2"
         self.conversation = Conversation("job-1", 0.5, time.time, self.wakes.append)
 
     def seen(self, index: int = 0) -> SessionSeen:
         return next(s for s in seen(self.conversation.sessions) if s.index == index)
 
     def stands(self, status: JobStatus) -> None:
-        self.conversation.rule(rule(status, (), 2))
+        self.conversation.rule(rule(status, (), 2, self.token))
 
 
 async def _expected(given: Hello) -> Refused | None:
@@ -222,7 +223,7 @@ async def test_an_agent_without_subprotocols_speaks_the_version_of_its_hello(sta
 
 async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_not_delayed(standing: Standing) -> None:
     stand = await standing(CoordinatorSettings(send_queue=8))
-    big = replace(STATUS, world=replace(WORLD, token="x" * 300_000))
+    stand.token = "x" * 300_000
     async with aiohttp.ClientSession() as session:
         deaf = await session.ws_connect(stand.server.url, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.2))
         connection = deaf._response.connection
@@ -233,8 +234,7 @@ async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_no
         connection.transport.pause_reading()
         async with FakeAgent(stand.server.url, hello(1)) as other:
             for epoch in range(3, 500):
-                assert big.world is not None
-                stand.stands(replace(big, world=replace(big.world, epoch=epoch)))
+                stand.stands(replace(STATUS, world=replace(WORLD, epoch=epoch)))
                 await other.heard(Assign, lambda a, epoch=epoch: a.epoch == epoch)  # type: ignore[misc]  # a default binds it
                 if not stand.seen(0).connected:
                     break

@@ -68,7 +68,7 @@ def claimed_again(*own: tuple[int, int], recorded: bool = False, **spec: Any) ->
     incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - 20, NOW - 20, last_step=65, world_before=3)
     status = replace(
         seen.status,
-        world=World(2, "Claimed", origin, 3, old.members, "token", "a test", NOW - 20),
+        world=World(2, "Claimed", origin, 3, old.members, "a test", NOW - 20),
         lineage=(LineageEntry(1, origin, 3),),
         origin=origin,
         older_job=OLDER,

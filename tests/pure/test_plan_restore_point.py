@@ -31,7 +31,7 @@ def claimed(read: bool = True, ago: float = 2.0, **spec: object) -> Observed:
     seen = running(**spec)  # type: ignore[arg-type]  # fields of the spec, as they come
     world = seen.status.world
     assert world is not None
-    claim = World(2, "Claimed", None, 3, world.members, "token", "a test", NOW - ago)
+    claim = World(2, "Claimed", None, 3, world.members, "a test", NOW - ago)
     incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
     return replace(
         seen,
@@ -203,13 +203,6 @@ def test_the_incident_says_what_was_lost() -> None:
     incident = decided(claimed()).status.incidents[-1]
     assert (incident.parent_step, incident.steps_lost, incident.world_after) == (40, 2, 3)
     assert incident.assigned_seconds == NOW
-
-
-def test_the_token_is_the_same_for_every_leader() -> None:
-    first, second = decided(claimed()).status.world, decided(claimed(ago=2.5)).status.world
-    assert first is not None
-    assert second is not None
-    assert first.token == second.token != ""
 
 
 def unreadable(*left_out: LeftOut, step: int = 50, **changes: object) -> PersistentSeen:

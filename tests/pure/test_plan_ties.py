@@ -42,7 +42,7 @@ def claimed(seen: Observed, gone: int | None = None) -> Observed:
     """Epoch 2 is claimed since long, everybody has stopped but who is gone, and everything was read."""
     world = seen.status.world
     assert world is not None
-    claim = World(2, "Claimed", None, world.size, world.members, "token", "a test", NOW - 60)
+    claim = World(2, "Claimed", None, world.size, world.members, "a test", NOW - 60)
     incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - 60, NOW - 60, last_step=42, world_before=3)
     made = replace(
         seen,

@@ -28,7 +28,6 @@ COMMITTED = World(
     parent=Checkpoint(1, 40),
     size=4,
     members=(Member(0, 1, "i0-1", "node-0"), Member(1, 1, "i1-1", "node-1")),
-    token="t2",
 )
 STATUS = JobStatus(
     world=COMMITTED,
@@ -47,7 +46,7 @@ def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
 
 
 def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
-    return desired(rule(status, NODES, 2), sessions, worker)
+    return desired(rule(status, NODES, 2, "t2"), sessions, worker)
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:

@@ -37,7 +37,6 @@ class World:
     parent: Checkpoint | None = None
     size: int = 0
     members: tuple[Member, ...] = ()
-    token: str = ""
     reason: str = ""
     changed_seconds: float = 0.0
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,7 +76,8 @@ class LocalOperator:
             self._secrets,
             metrics_port=self._settings.metrics_port,
         )
-        parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, time.time)
+        token = partial(self._secrets.epoch_token, job.uid)
+        parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, time.time, token)
         self.reconciler = Reconciler(parts)
         self._server.serve(job.uid, conversation)
         self._server.lead(True)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
@@ -74,8 +75,9 @@ class JobRunner:
         account = shared.telling.secrets.holder_account(key.uid)
         self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
         conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
+        token = partial(shared.telling.secrets.epoch_token, key.uid)
         parts = Parts(
-            self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock, shared.turns
+            self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock, token, shared.turns
         )
         self._conversation = conversation
         self._reconciler = Reconciler(parts)

@@ -29,6 +29,10 @@ class Secrets:
         """What worker (index, attempt) shows to the coordinator."""
         return self._derived(f"worker:{job}:{index}:{attempt}")
 
+    def epoch_token(self, job: str, epoch: int) -> str:
+        """What the members of an epoch share: each leader tells the same to whoever joins late, and nobody stores it."""
+        return self._derived(f"epoch:{job}:{epoch}")
+
     def holder_account(self, job: str) -> Credentials:
         """The job's account on every holder."""
         return Credentials(f"job-{job}", self._derived(f"holder:{job}"))

@@ -41,10 +41,12 @@ class Rule:
     """Provisioned, answering and named in status: nobody else's address is ever given away."""
     targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
     """worker index → where its saves go."""
+    token: str = field(default="", repr=False)
+    """The epoch's secret, which stands nowhere else."""
 
 
-def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int) -> Rule:
-    """The rule that follows from `status`, the holders that are ready for this epoch, and the spec's R.
+def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> Rule:
+    """The rule that follows from `status`, the holders that are ready for this epoch, the spec's R and its secret.
 
     A holder must stand in status as named before an agent hears of it: what is saved there could be the newest, and
     whoever chooses the next restore point must know whom to wait for.
@@ -54,7 +56,7 @@ def rule(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int) -> R
     members = status.world.members if status.world is not None else ()
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)
-    return Rule(status, wanted, holders, places)
+    return Rule(status, wanted, holders, places, token)
 
 
 def desired(rule: Rule, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
@@ -98,7 +100,7 @@ def _to_member(rule: Rule, sessions: Sessions, session: Session, place: int) -> 
             restarts=rule.status.restarts,
             parent=world.parent,
             lineage=tuple((e.epoch, e.parent, e.size) for e in rule.status.lineage),
-            token=world.token,
+            token=rule.token,
             hosts_store=place == 0,
             store=store_address(sessions),
             holders=rule.holders,

@@ -5,7 +5,6 @@ Each is one new status; the reconciler writes it by compare-and-swap on the old 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
 from surefoot.protocol.completeness import complete, complete_persistent, watermark
@@ -83,7 +82,6 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         parent=chosen.parent,
         size=size,
         members=members,
-        token=_token(facts.seen.job.uid, claim.epoch),
         reason=claim.reason,
         changed_seconds=facts.now,
     )
@@ -239,8 +237,3 @@ def _bounded(facts: Facts, lineage: Lineage) -> Lineage:
     needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
     oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
     return pruned(lineage, oldest, epoch)
-
-
-def _token(uid: str, epoch: int) -> str:
-    """The epoch's secret for its rendezvous: the same for every leader that commits it."""
-    return hashlib.sha256(f"surefoot:{uid}:{epoch}".encode()).hexdigest()[:32]

@@ -194,7 +194,8 @@ class Reconciler:
         else:
             parts.memory.follow(shown.holders, status, resting)
         epoch = status.world.epoch if status.world is not None else 0
-        parts.conversation.rule(rule(status, parts.memory.ready(epoch), shown.job.spec.checkpoint.memory.replicas))
+        replicas = shown.job.spec.checkpoint.memory.replicas
+        parts.conversation.rule(rule(status, parts.memory.ready(epoch), replicas, parts.epoch_token(epoch)))
 
     def _upkeep(self, kept: Upkeep, seen: Observed) -> None:
         parts, world = self._parts, seen.status.world

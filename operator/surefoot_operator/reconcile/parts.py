@@ -31,6 +31,8 @@ class Parts:
     settings: OperatorSettings
     clock: Callable[[], float]
     """Unix seconds."""
+    epoch_token: Callable[[int], str]
+    """The secret of an epoch: the same from every leader, and in no status."""
     turns: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
     """How many jobs reconcile at one moment; all that share an event loop share it."""
 
