@@ -77,6 +77,8 @@ class NodeSeen:
     reason: str = ""
     signal: str = ""
     """Why others want it left, though it lives; empty: nobody does."""
+    doubt: str = ""
+    """What says that it is gone, where that is said of most nodes at once and the observer is the likelier fault."""
 
 
 @dataclass(frozen=True, slots=True)

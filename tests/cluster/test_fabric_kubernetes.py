@@ -24,8 +24,9 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import Fabric
 from surefoot_operator.fabric.kubernetes.api import Api, connect
-from surefoot_operator.fabric.kubernetes.cache import LEASE_SECONDS, ClusterCache
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.leases import LEASE_SECONDS
 from surefoot_operator.policy.actions import CreateWorker, Event
 
 pytest.register_assert_rewrite("support.fabric_suite")

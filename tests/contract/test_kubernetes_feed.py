@@ -113,6 +113,19 @@ async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: Fee
     assert list(feed.items) == [("n", "b")]
 
 
+async def test_a_feed_knows_since_when_it_hears_without_a_break(server: Server, feed: Feed) -> None:
+    server.pods = [pod("a", 3)]
+    server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 11)}])
+    server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 12)}])
+    await until(lambda: feed.items.get(("n", "a"), {}).get("metadata", {}).get("resourceVersion") == "12")
+    whole = feed.heard_since
+    assert whole < feed.heard_at, "a watch that the server ended in order is no break"
+    server.watches.put_nowait([{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}])
+    server.watches.put_nowait([None])
+    await until(lambda: feed.heard_since > whole)
+    assert whole < feed.heard_since <= feed.heard_at
+
+
 async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(server: Server, feed: Feed) -> None:
     server.pods = [pod("a", 3)]
     await feed.synced.wait()

@@ -10,6 +10,7 @@ import pytest
 
 from surefoot_operator.fabric.kubernetes import holders
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.policy.rollout import HolderPod
 
 OWNED = [{"uid": "ds-1"}]
@@ -89,6 +90,7 @@ def test_pods_are_the_daemon_set_s_own_with_node_and_domain() -> None:
         ],
         "ds-1",
         [node("n1", "z1", "True"), node("n2", "z2", "Unknown")],
+        Heard(),
         "zone",
     )
     assert found == (

@@ -1,4 +1,4 @@
-"""What pods and nodes of the API mean, and how a status becomes a patch."""
+"""What pods of the API mean, and how a status becomes a patch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.api.status import Condition, JobStatus, World, stamp
 from surefoot_operator.api.status_json import status_to_json
 from surefoot_operator.errors import FabricError
@@ -104,29 +103,6 @@ def test_foreign_labels_are_an_error_and_no_worker() -> None:
         seen.worker(found)
 
 
-def node(ready: str = "True", **spec: Any) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": ready, "message": "said so"}]
-    return {"metadata": {"name": "n1", "labels": {"zone": "z"}}, "spec": spec, "status": {"conditions": conditions}}
-
-
-@pytest.mark.parametrize(
-    ("found", "silent", "ready"),
-    [
-        (node(), (), True),
-        (node(), ("n1",), False),
-        (node("Unknown"), (), False),
-        (node(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), (), False),
-        (node(taints=[{"key": "gpu", "effect": "NoSchedule"}]), (), True),
-        ({**node(), "status": {}}, (), False),
-    ],
-)
-def test_a_node_is_ready_if_nothing_speaks_against_it(
-    found: dict[str, Any], silent: tuple[str, ...], ready: bool
-) -> None:
-    shown = seen.node(found, frozenset(silent), "zone")
-    assert (shown.ready, shown.reason == "", shown.domain) == (ready, ready, "z")
-
-
 def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
     assert seen.holder(pod("Pending"), False, "z", TierAccess("a", "b")) is None
     running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
@@ -155,50 +131,6 @@ def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> No
     found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     again = seen.holder(found, False, "z", TierAccess("a", "b"))
     assert again == replace(place, settling=False)
-
-
-@pytest.mark.parametrize(
-    ("bears", "signal"),
-    [
-        ({"labels": {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}}, ""),
-        (
-            {"labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}},
-            "it bears the label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
-        ),
-        ({"taints": [{"key": "karpenter.sh/disrupted"}]}, "it bears the taint karpenter.sh/disrupted"),
-        ({"conditions": [{"type": "GpuUnhealthy", "status": "True"}]}, ""),
-    ],
-)
-def test_what_others_say_of_a_node_is_a_reason_to_leave_it(bears: dict[str, Any], signal: str) -> None:
-    assert seen.node(a_node(**bears), frozenset(), "zone").signal == signal
-
-
-def test_a_job_may_name_signals_of_its_own_instead() -> None:
-    own = NodeSignals(conditions=("GpuUnhealthy=True",))
-    sick = a_node(conditions=[{"type": "GpuUnhealthy", "status": "True"}], taints=[{"key": "karpenter.sh/disrupted"}])
-    shown = seen.node(sick, frozenset(), "zone", own)
-    assert (shown.ready, shown.signal) == (True, "it bears the condition GpuUnhealthy=True")
-
-
-def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:
-    beat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
-    first = a_node(conditions=[beat])
-    assert seen.marks(first) == seen.marks(a_node(conditions=[{**beat, "lastHeartbeatTime": "later"}]))
-    assert seen.marks(first) != seen.marks(a_node(conditions=[beat], labels={"a": "b"}))
-
-
-def a_node(
-    labels: dict[str, str] | None = None,
-    taints: list[dict[str, Any]] | None = None,
-    conditions: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """A node that is ready, and bears all that."""
-    ready = {"type": "Ready", "status": "True"}
-    return {
-        "metadata": {"name": "n1", "uid": "x", "labels": labels or {}},
-        "spec": {"taints": taints or []},
-        "status": {"conditions": [ready, *(conditions or [])]},
-    }
 
 
 def test_a_patch_tests_the_status_that_it_stands_on() -> None:

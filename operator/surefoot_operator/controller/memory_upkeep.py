@@ -72,7 +72,11 @@ class MemoryUpkeep:
             return
         jobs = self._safeties()
         pods = holders.pods(
-            self._cache.holders.items.values(), newest.uid, self._cache.nodes.items.values(), _topology_key(jobs)
+            self._cache.holders.items.values(),
+            newest.uid,
+            self._cache.nodes.items.values(),
+            self._cache.kubelets(),
+            _topology_key(jobs),
         )
         decided = rollout(pods, newest.wanted, newest.revision, jobs, self._shared.clock())
         metrics.outdated_holders.set(decided.outdated)

@@ -11,6 +11,9 @@ from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
 
+UNHEARD_SECONDS = 30.0
+"""Workers not heard in this term are judged only after so long, and only with a witness."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -20,6 +23,8 @@ class Facts:
     workers: Mapping[WorkerId, WorkerSeen]
     sessions: Mapping[WorkerId, SessionSeen]
     nodes: Mapping[str, NodeSeen]
+    heard_on: Mapping[str, bool]
+    """Of each node that an agent said hello from in this term: whether one there is heard now."""
 
     @property
     def now(self) -> float:
@@ -52,11 +57,17 @@ def gather(seen: Observed) -> Facts:
     sessions: dict[WorkerId, SessionSeen] = {}
     for session in sorted(seen.sessions, key=lambda s: (s.connected, s.since_seconds, s.incarnation)):
         sessions[WorkerId(session.index, session.attempt)] = session
+    silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
+    heard_on: dict[str, bool] = {}
+    for session in sessions.values():
+        heard = session.connected and seen.now - session.heard_seconds <= silence
+        heard_on[session.node] = heard_on.get(session.node, False) or heard
     return Facts(
         seen,
         {WorkerId(w.index, w.attempt): w for w in seen.workers},
         sessions,
         {node.name: node for node in seen.nodes},
+        heard_on,
     )
 
 
@@ -65,11 +76,22 @@ def worker_id(one: Member | SessionSeen | WorkerSeen) -> WorkerId:
 
 
 def node_lost(facts: Facts, name: str | None) -> bool:
-    """Whether the fabric itself says that this node is gone: a witness, where silence alone is none."""
+    """Whether the fabric itself says that this node is gone: a witness, where silence alone is none.
+
+    Not while an agent there is heard: who was away is then the node's observer, and what runs there must not be deleted.
+    """
     if name is None or not facts.nodes:
         return False
     node = facts.nodes.get(name)
-    return node is None or not node.ready
+    if node is not None and node.ready and not node.doubt:
+        return False
+    if facts.heard_on.get(name):
+        return False
+    if node is None or not node.ready:
+        return True
+    # two witnesses that know nothing of each other: the cluster's, and our own line, which reaches others
+    unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
+    return unheard and (any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes))
 
 
 def unwanted(facts: Facts, name: str | None) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
+    UNHEARD_SECONDS,
     Facts,
     audible,
     in_epoch,
@@ -29,9 +30,6 @@ RECONNECT_GRACE_SECONDS = 0.25
 RECONNECT_SECONDS = 1.0
 """A living agent is back on a line that broke by then: it tries at once, and TLS and the token's review take their time."""
 _LOOK_SECONDS = 0.25
-
-UNHEARD_SECONDS = 30.0
-"""Workers not heard in this term are judged only after so long, and only with a witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,8 @@ def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Los
     over = worker is None or worker.phase in ("Succeeded", "Failed")
     if gone and (over or (session is not None and not audible(facts, session))):
         node = facts.nodes.get(member.node)
-        why = f": {node.reason}" if node is not None and node.reason else ""
+        said = node.reason or node.doubt if node is not None else ""
+        why = f": {said}" if said else ""
         return Loss("node-lost", f"node {member.node} of worker {member.index} is gone{why}", sign, *_at(member))
     if not over:
         return None

@@ -30,6 +30,9 @@ LONGEST_FAILING_SECONDS = 160.0
 UNSTARTED_SECONDS = 60.0
 """A worker that its fabric cannot start, and tries to by itself, counts as failed after so long: a registry may come back."""
 
+PLACED_SECONDS = 30.0
+"""A scheduler that has just placed a worker took its node for well: so soon it is not replaced for its node's sake."""
+
 _MOST_NAMED = 4
 _LONGEST_DETAIL = 300
 
@@ -181,8 +184,13 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
         return _Place(tuple(workers))
     for worker in reversed(workers):
         over = worker.phase in ("Succeeded", "Failed") or _stuck(facts, worker)
-        if worker.deleting or over or node_lost(facts, worker.node):
+        if worker.deleting or over:
             continue
+        if node_lost(facts, worker.node):
+            placed = _placed_until(facts, worker)
+            if placed is None:
+                continue
+            return _Place(tuple(w for w in workers if w is not worker), until_seconds=placed)
         due = _patience_ends(facts, worker)
         if due is None or blind or facts.now < due:
             look = _stuck_at(worker) if due is None or blind else due
@@ -206,6 +214,17 @@ def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Pla
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(goes, vacant=True, beside=True)
+
+
+def _placed_until(facts: Facts, worker: WorkerSeen) -> float | None:
+    """Until when it is believed that a node is well, which seems gone, because this worker was just placed there.
+
+    Otherwise workers would be made and deleted on it by the second, for as long as two observers disagree.
+    """
+    if facts.seen.free_nodes is not None or worker_id(worker) in facts.sessions:
+        return None
+    age = facts.now - worker.created_seconds
+    return worker.created_seconds + PLACED_SECONDS if 0.0 <= age < PLACED_SECONDS else None
 
 
 def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:

@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.kubernetes import labels, nodes, seen
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.feed import Feed, Object
+from surefoot_operator.fabric.kubernetes.leases import Heard, Leases
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 25.0
-"""A kubelet renews its lease every 10 s; after this without, its node counts as not ready."""
 JUDGE_SECONDS = 1.0
 SYNC_SECONDS = 20.0
 
@@ -52,8 +51,8 @@ class ClusterCache:
             "leases": self.leases,
         }
         self._feeds = tuple(self._named.values())
-        self._renewals: dict[str, float] = {}
-        self._silent: frozenset[str] = frozenset()
+        self._kubelets = Leases()
+        self._told = Heard()
         self.gone_holders: dict[str, Object] = {}
         """Node -> the last holder's pod there that is gone, until another comes."""
         self.listen("holders", self._holder)
@@ -110,10 +109,9 @@ class ClusterCache:
         """The pods that bear this job's uid, strangers that only say so among them."""
         return list(self._by_job.get(job, {}).values())
 
-    def silent_nodes(self) -> frozenset[str]:
-        """Nodes whose kubelet was not heard of for too long, by our own clock and only as far as the leases' watch lives."""
-        now = self.leases.heard_at
-        return frozenset(node for node, at in self._renewals.items() if now - at > LEASE_SECONDS)
+    def kubelets(self) -> Heard:
+        """Which kubelets were heard of lately, as far as the leases' watch lives."""
+        return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
 
     def _feed(self, path: str, selector: str, kind: str = "") -> Feed:
         kind = kind or path.rsplit("/", 1)[-1]
@@ -125,14 +123,7 @@ class ClusterCache:
         return Feed(self.api, path, selector, heard)
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
-        found = new or old
-        assert found is not None
-        name = found["metadata"]["name"]
-        if new is None:
-            self._renewals.pop(name, None)
-        elif old is None or old["spec"].get("renewTime") != new["spec"].get("renewTime"):
-            # never the lease's own time: clocks of other machines differ
-            self._renewals[name] = time.monotonic()
+        self._kubelets.changed(old, new, time.monotonic())
 
     def _pod(self, old: Object | None, new: Object | None) -> None:
         for pod, there in ((old, False), (new, True)):
@@ -159,12 +150,14 @@ class ClusterCache:
 
     async def _judge(self) -> None:
         while True:
-            silent = self.silent_nodes()
-            for node in silent ^ self._silent:
-                found = self.nodes.items.get(("", node))
+            heard, told = self.kubelets(), self._told
+            for name in (heard.silent ^ told.silent) | (heard.renewed ^ told.renewed):
+                found = self.nodes.items.get(("", name))
+                if name not in heard.silent ^ told.silent and (found is None or not nodes.is_contradicted(found)):
+                    continue  # one kubelet more that is well is no news
                 for listener in list(self._listeners.get("nodes", ())):
                     listener(None, found)
-            self._silent = silent
+            self._told = heard
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
 
 

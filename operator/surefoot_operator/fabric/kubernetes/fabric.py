@@ -19,7 +19,7 @@ from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import apply, holders, labels, pods, seen, status
+from surefoot_operator.fabric.kubernetes import apply, holders, labels, nodes, pods, seen, status
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.fabric.kubernetes.memo import Memo
@@ -71,14 +71,14 @@ class KubernetesFabric:
         self._cache.check_fresh()
         stored = self._stored()
         job, refusal = self._job(stored)
-        nodes = self._nodes(job)
+        around = self._nodes(job)
         return FabricSeen(
             job=job,
             status=self._status(stored),
             workers=self._workers(),
             purges=self._purges(),
-            nodes=nodes,
-            holders=self._holders(nodes),
+            nodes=around,
+            holders=self._holders(around),
             refusal=refusal,
             free_nodes=None,
         )
@@ -238,17 +238,22 @@ class KubernetesFabric:
         return [pod for pod in bearing if pod["metadata"]["uid"] not in strangers]
 
     def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
-        silent, key = self._cache.silent_nodes(), job.spec.checkpoint.memory.topology_key
+        heard, key = self._cache.kubelets(), job.spec.checkpoint.memory.topology_key
         signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
         found = self._nodes_seen.all(
             self._cache.nodes.items.values(),
-            lambda node: seen.node(node, silent, key, signals),
-            lambda node: (node["metadata"]["name"] in silent, key, signals),
+            lambda one: nodes.node(one, heard, key, signals),
+            lambda one: (
+                one["metadata"]["name"] in heard.silent,
+                one["metadata"]["name"] in heard.renewed,
+                key,
+                signals,
+            ),
         )
-        return tuple(sorted(found, key=lambda node: node.name))
+        return nodes.weighed(sorted(found, key=lambda one: one.name))
 
-    def _holders(self, nodes: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
-        domains = {node.name: node.domain for node in nodes}
+    def _holders(self, around: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
+        domains = {node.name: node.domain for node in around}
         return holders.places(
             self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._access
         )
@@ -272,7 +277,7 @@ class KubernetesFabric:
 
     def _node_heard(self, old: Object | None, new: Object | None) -> None:
         """A kubelet's heartbeat is no news."""
-        if old is None or new is None or seen.marks(old) != seen.marks(new):
+        if old is None or new is None or nodes.marks(old) != nodes.marks(new):
             self._changed.set()
 
 

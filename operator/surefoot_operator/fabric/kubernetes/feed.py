@@ -46,7 +46,9 @@ class Feed:
         self.path = path
         self.items: dict[tuple[str, str], Object] = {}
         self.synced = asyncio.Event()
-        self.heard_at = time.monotonic()
+        self.heard_at = self.heard_since = time.monotonic()
+        """When the server was last heard of, and since when it is without a break."""
+        self._broken = False
         self._api, self._selector, self._heard = api, selector, heard
         self._version = ""
         self._forgotten: OrderedDict[str, None] = OrderedDict()
@@ -76,6 +78,7 @@ class Feed:
             except _Behind:
                 self._version = ""  # listed anew at once: the server told us to
             except FabricError as error:
+                self._broken = True
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("%s; trying again", error)
                 # jitter: many operators must not come back to a restarted server at one moment
@@ -113,7 +116,7 @@ class Feed:
                 break
             query["continue"] = following
         self._version = page["metadata"]["resourceVersion"]
-        self.heard_at = time.monotonic()
+        self._hears()
         for key in [key for key in self.items if key not in found]:
             self._heard(self.items.pop(key), None)
         for item in found.values():
@@ -130,12 +133,17 @@ class Feed:
         try:
             async with aclosing(self._api.watch(self.path, query, SILENCE_SECONDS)) as events:
                 async for event in events:
-                    self.heard_at = time.monotonic()
+                    self._hears()
                     self._event(event["type"], event.get("object", {}))
         except ApiRefused as error:
             if error.code == 410:
                 raise _Behind from error
             raise
+
+    def _hears(self) -> None:
+        self.heard_at = time.monotonic()
+        if self._broken:
+            self.heard_since, self._broken = self.heard_at, False
 
     def _event(self, kind: str, found: Object) -> None:
         if kind == "ERROR":

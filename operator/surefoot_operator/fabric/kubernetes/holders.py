@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.fabric.fabric import HolderPlace, TierAccess
-from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.kubernetes import labels, nodes, seen
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.observed import NodeSeen
 from surefoot_operator.policy.rollout import HolderPod
 
@@ -47,17 +48,18 @@ def places(
 
 
 def pods(
-    found: Iterable[Object], owner_uid: str, nodes: Collection[Object], topology_key: str
+    found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard, topology_key: str
 ) -> tuple[HolderPod, ...]:
     """The pods of one DaemonSet, as a rollout sees them."""
-    known = {node["metadata"]["name"]: seen.node(node, frozenset(), topology_key) for node in nodes}
+    weighed = nodes.weighed(nodes.node(one, heard, topology_key) for one in around)
+    known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
 
 
-def _pod(pod: Object, nodes: Mapping[str, NodeSeen]) -> HolderPod:
+def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
     metadata = pod["metadata"]
     where = seen.node_of(pod) or ""
-    node = nodes.get(where)
+    node = known.get(where)
     return HolderPod(
         name=metadata["name"],
         uid=metadata["uid"],

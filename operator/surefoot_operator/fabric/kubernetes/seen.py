@@ -1,15 +1,14 @@
-"""What pods and nodes of the API mean to a plan. Pure; called by `fabric` and `cache`."""
+"""What pods of the API mean to a plan. Pure; called by `fabric` and `cache`."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Literal
 
-from surefoot_operator.api.spec import KNOWN_SIGNALS, NodeSignals
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.observed import PurgeSeen, WorkerSeen
 
 Object = dict[str, Any]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
@@ -23,7 +22,6 @@ _NEVER_STARTED = (
     "RunContainerError",
 )  # fmt: skip
 """What a kubelet waits for that no time alone mends; it tries again by itself."""
-_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service")
 
 
 def node_of(pod: Object) -> str | None:
@@ -143,53 +141,6 @@ def _waiting(status: Object, state: Object) -> str:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message", ""))
     return ""
-
-
-def node(found: Object, silent: frozenset[str], topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
-    """A node: its own word, its taints, and whether its kubelet was heard of lately."""
-    name = found["metadata"]["name"]
-    reason = _why_lost(found) or ("its kubelet has not renewed its lease" if name in silent else "")
-    return NodeSeen(
-        name=name,
-        domain=found["metadata"].get("labels", {}).get(topology_key, name),
-        ready=not reason,
-        schedulable=not found["spec"].get("unschedulable", False),
-        reason=reason,
-        signal=_signal(found, signals),
-    )
-
-
-def marks(found: Object) -> tuple[Any, ...]:
-    """Of a node, all that a plan can depend on: its heartbeats are left out."""
-    metadata, spec = found["metadata"], found["spec"]
-    conditions = [(c["type"], c["status"]) for c in found.get("status", {}).get("conditions", ())]
-    return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
-
-
-def _signal(found: Object, signals: NodeSignals) -> str:
-    """The first that it bears, as a sentence."""
-    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
-    labelled = {f"{key}={value}" for key, value in (found["metadata"].get("labels") or {}).items()}
-    stated = {f"{c['type']}={c['status']}" for c in found.get("status", {}).get("conditions", ())}
-    for kind, wanted, borne in (
-        ("taint", signals.taints, taints),
-        ("label", signals.labels, labelled),
-        ("condition", signals.conditions, stated),
-    ):
-        there = next((name for name in wanted if name in borne), None)
-        if there is not None:
-            return f"it bears the {kind} {there}"
-    return ""
-
-
-def _why_lost(found: Object) -> str:
-    for taint in found["spec"].get("taints", ()):
-        if taint["key"] in _LOST_TAINTS:
-            return f"it bears the taint {taint['key']}"
-    for condition in found.get("status", {}).get("conditions", ()):
-        if condition["type"] == "Ready":
-            return "" if condition["status"] == "True" else f"not ready: {condition.get('message', '')}"
-    return "it has not said yet that it is ready"
 
 
 def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPlace | None:

@@ -1,0 +1,99 @@
+"""What nodes of the API, and their kubelets' leases, mean to a plan. Pure; called by `fabric`, `cache` and `holders`.
+
+That a node is not ready is mostly the node controller's word, and means that it did not hear the kubelet: so does its
+own absence, or the API server's. So a kubelet that was heard of outweighs it, and where most nodes seem gone at once
+none of them is gone by that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from surefoot_operator.api.spec import KNOWN_SIGNALS, NodeSignals
+from surefoot_operator.fabric.kubernetes.leases import Heard
+from surefoot_operator.observed import NodeSeen
+
+Object = dict[str, Any]
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Only a person gives it, who knows that the node is down."""
+_UNREACHABLE = "node.kubernetes.io/unreachable"
+
+
+def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
+    """A node by itself. What may be its observer's fault is a doubt, until it is `weighed` among all nodes."""
+    name = found["metadata"]["name"]
+    down = _out_of_service(found)
+    return NodeSeen(
+        name=name,
+        domain=found["metadata"].get("labels", {}).get(topology_key, name),
+        ready=not down,
+        schedulable=not found["spec"].get("unschedulable", False),
+        reason=down,
+        signal=_signal(found, signals),
+        doubt="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
+    )
+
+
+def weighed(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
+    """All nodes: a doubt is believed, unless most of them seem gone at once. Then whoever watches them may have been."""
+    found = tuple(nodes)
+    seem_gone = sum(not one.ready or bool(one.doubt) for one in found)
+    if 2 * seem_gone > len(found):
+        return found
+    return tuple(replace(one, ready=False, reason=one.doubt, doubt="") if one.doubt else one for one in found)
+
+
+def is_contradicted(found: Object) -> bool:
+    """Whether a kubelet's renewals change what this node looks like."""
+    return _doubt(found, renewed=False) != _doubt(found, renewed=True)
+
+
+def marks(found: Object) -> tuple[Any, ...]:
+    """Of a node, all that a plan can depend on: its heartbeats are left out."""
+    metadata, spec = found["metadata"], found["spec"]
+    conditions = [(c["type"], c["status"]) for c in found.get("status", {}).get("conditions", ())]
+    return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
+
+
+def _out_of_service(found: Object) -> str:
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    return f"it bears the taint {_OUT_OF_SERVICE}" if _OUT_OF_SERVICE in taints else ""
+
+
+def _unrenewed(name: str, heard: Heard) -> str:
+    return "its kubelet has not renewed its lease" if name in heard.silent else ""
+
+
+def _doubt(found: Object, renewed: bool) -> str:
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    ready: Object | None = next(
+        (c for c in found.get("status", {}).get("conditions", ()) if c["type"] == "Ready"), None
+    )
+    if ready is not None and ready["status"] == "False":
+        return f"not ready: {ready.get('message', '')}"
+    if renewed and ready is not None:
+        return ""  # whoever says that it is unknown has not heard what we have
+    if _UNREACHABLE in taints:
+        return f"it bears the taint {_UNREACHABLE}"
+    if ready is None:
+        return "it has not said yet that it is ready"
+    return "" if ready["status"] == "True" else f"not ready: {ready.get('message', '')}"
+
+
+def _signal(found: Object, signals: NodeSignals) -> str:
+    """The first that it bears, as a sentence."""
+    taints = {taint["key"] for taint in found["spec"].get("taints", ())}
+    labelled = {f"{key}={value}" for key, value in (found["metadata"].get("labels") or {}).items()}
+    stated = {f"{c['type']}={c['status']}" for c in found.get("status", {}).get("conditions", ())}
+    for kind, wanted, borne in (
+        ("taint", signals.taints, taints),
+        ("label", signals.labels, labelled),
+        ("condition", signals.conditions, stated),
+    ):
+        there = next((name for name in wanted if name in borne), None)
+        if there is not None:
+            return f"it bears the {kind} {there}"
+    return ""

@@ -1,0 +1,88 @@
+"""Nodes that seem gone because who watches them was away: what is heard there is never deleted, what is not may be lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, running, with_node, with_session, with_worker
+from surefoot_operator.observed import NodeSeen, Observed
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
+from surefoot_operator.policy.facts import gather, node_lost
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+AWAY = "not ready: Kubelet stopped posting node status."
+
+
+def doubted(seen: Observed, *names: str) -> Observed:
+    for name in names or [node.name for node in seen.nodes]:
+        seen = with_node(seen, name, doubt=AWAY)
+    return seen
+
+
+def claimed(seen: Observed) -> Observed:
+    """Epoch 2 is claimed: nobody is a member, every worker is tended."""
+    world = seen.status.world
+    assert world is not None
+    status = replace(seen.status, world=replace(world, epoch=2, state="Claimed", changed_seconds=NOW - 1))
+    return replace(seen, status=status)
+
+
+def deleted(seen: Observed) -> list[str]:
+    return [f"{a.name}{' by force' if a.force else ''}" for a in plan(seen).actions if isinstance(a, DeleteWorker)]
+
+
+def created(seen: Observed) -> list[int]:
+    return [a.index for a in plan(seen).actions if isinstance(a, CreateWorker)]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_worker_that_is_heard_is_deleted_on_no_node(ready: bool) -> None:
+    seen = running()
+    for name in ("n0", "n1", "n2"):
+        seen = with_node(seen, name, ready=ready, reason="" if ready else AWAY, doubt=AWAY if ready else "")
+    assert plan(seen).status.world == seen.status.world
+    assert (deleted(claimed(seen)), created(claimed(seen))) == ([], [])
+
+
+def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard() -> None:
+    seen = with_session(doubted(running()), 1, heard_seconds=NOW - 4)
+    assert [name for name in ("n0", "n1", "n2") if node_lost(gather(seen), name)] == ["n1"]
+    still = replace(seen, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in seen.sessions))
+    incident = plan(still).status.incidents[-1]
+    assert (incident.kind, incident.node) == ("node-lost", "n1")
+    assert AWAY in incident.reason
+    assert deleted(claimed(still)) == [f"{still.workers[1].name} by force"]
+
+
+def test_where_nobody_is_heard_and_no_node_is_well_none_is_lost() -> None:
+    seen = doubted(running())
+    for index in range(3):
+        seen = with_session(seen, index, heard_seconds=NOW - 4)
+    assert not any(node_lost(gather(seen), name) for name in ("n0", "n1", "n2"))
+    assert plan(seen).status.world == seen.status.world
+    well = replace(seen, nodes=(*seen.nodes, NodeSeen("n3", "n3", True)))
+    assert all(node_lost(gather(well), name) for name in ("n0", "n1", "n2"))
+
+
+def test_a_new_leader_gives_agents_on_doubted_nodes_time_to_find_it() -> None:
+    seen = replace(doubted(running()), sessions=running().sessions[:1], term_seconds=NOW - 5)
+    assert not node_lost(gather(seen), "n1")
+    assert node_lost(gather(replace(seen, term_seconds=NOW - 31)), "n1")
+
+
+def test_a_worker_that_was_just_placed_is_not_replaced_for_its_nodes_sake() -> None:
+    """Found on a cluster: 40 attempts in 50 s, each on a node that its scheduler took for well."""
+    lost = claimed(with_node(running(), "n2", ready=False, reason=AWAY))
+    lost = replace(lost, sessions=lost.sessions[:2], free_nodes=None)
+    new = with_worker(lost, 2, phase="Pending", created_seconds=NOW - 1)
+    assert (deleted(new), created(new)) == ([], [])
+    wake = plan(new).wake_after_seconds
+    assert wake is not None
+    assert wake <= 29.0
+    old = with_worker(lost, 2, phase="Pending", created_seconds=NOW - 31)
+    assert created(old) == [2]
+    ahead = with_worker(lost, 2, phase="Pending", created_seconds=NOW + 3600)
+    assert created(ahead) == [2], "a clock that is ahead keeps no place empty"
