@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from surefoot.protocol.completeness import Covers, LeftOut
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.spec import TrainingJob
@@ -188,6 +188,27 @@ class HolderSeen:
     """What the server holds for all jobs when `entries` were read, rounded up by a hundredth of its limit at most."""
     limit_bytes: int | None = None
     """What it may hold. Both None: not known, or without a limit."""
+    trouble: str = ""
+    """Of a silent one: how the operator's last call to it ended."""
+    refusing: bool = False
+    """Of a silent one: something answers there, and refuses the operator (password, authority)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SightSeen:
+    """What an agent was asked about a holder that the operator does not reach, in `epoch`."""
+
+    epoch: int
+    since_seconds: float
+    """When it was asked first."""
+    asked_seconds: float
+    """When it was asked last."""
+    answered_seconds: float | None = None
+    """None: nobody has answered yet."""
+    there: bool = False
+    """Whether the agent that answered last sees exactly this instance."""
+    trouble: str = ""
+    """Why it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,5 +271,7 @@ class Observed:
     """Why a newer spec than `job` is not acted upon; empty: `job` is the newest."""
     free_nodes: int | None = None
     """Nodes that could take another worker now; None where only a scheduler knows."""
+    sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
+    """What agents see of holders that are silent to the operator."""
     creates: tuple[CreateSeen, ...] = ()
     """Workers that were asked for and are not there: under way, or refused."""

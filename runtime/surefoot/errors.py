@@ -23,6 +23,10 @@ class TierUnavailable(TierError):
     """The tier did not answer in time or its line broke. It is unknown, never empty."""
 
 
+class AccessRefused(TierUnavailable):
+    """The tier answers and lets nobody in who comes with this password or authority. It lives; what it has is unknown."""
+
+
 class BeingFilled(TierUnavailable):
     """A holder that has just started is having its memory touched: it holds nothing yet. Ask again in a moment."""
 

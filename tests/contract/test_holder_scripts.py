@@ -13,7 +13,7 @@ import pytest
 import redis.exceptions
 
 from support import redis_server
-from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
+from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire
 from surefoot.holder.model import HolderModel
@@ -251,7 +251,7 @@ def test_a_server_that_is_gone_or_not_provisioned_is_unavailable(
     client: HolderClient, admin: HolderAdmin, server: HolderServer, wire: Wire
 ) -> None:
     stranger = HolderClient(client.endpoint, "another", redis_server.account("nobody", "knows"))
-    with pytest.raises(TierUnavailable, match="does not know this job's account"):
+    with pytest.raises(AccessRefused, match="refuses this account"):
         stranger.index()
     stranger.close()
     wire.call("SCRIPT FLUSH")

@@ -12,7 +12,7 @@ import pytest
 
 from support import redis_server
 from support.certificates import authority
-from surefoot.errors import ConfigurationError, TierUnavailable
+from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.companion.settings import CompanionSettings
 from surefoot.holder.companion.watch import Watch
@@ -44,7 +44,7 @@ def test_only_the_right_authority_is_believed(server: HolderServer) -> None:
     admin.close()
     where = redis_server.endpoint(server)
     index_with(where, ACCOUNT)
-    with pytest.raises(TierUnavailable, match="certificate verify failed"):
+    with pytest.raises(AccessRefused, match="certificate verify failed"):
         index_with(where, replace(ACCOUNT, tls_ca=authority("somebody else").pem))
     with pytest.raises(TierUnavailable, match="SUREFOOT_HOLDER_TLS_CA"):
         index_with(where, replace(ACCOUNT, tls_ca=""))

@@ -33,6 +33,7 @@ from surefoot.protocol.messages import (
     Heartbeat,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Notice,
     Persisted,
     PersistentDropped,
@@ -40,10 +41,12 @@ from surefoot.protocol.messages import (
     Repaired,
     RepairSave,
     Retire,
+    Sighting,
     Stop,
     Stopped,
     StoreReady,
 )
+from surefoot_operator.fabric.processes.holder_process import free_port
 
 SAVER = str(Path(__file__).parents[1] / "support" / "saving_trainer.py")
 JOB = "job-1"
@@ -226,6 +229,12 @@ async def test_an_agent_repairs_promotes_lists_and_drops_as_it_is_told(
         failed = await coordinator.until(0, Repaired, lambda m: m.request == 9)
         assert failed.error is not None
         assert "node-x" in failed.error
+        gone = replace(second, holder=HolderId(second.holder.node, "another instance"))
+        await coordinator.say(0, LookAtHolders(10, (first, gone, replace(second, port=free_port()))))
+        sighting = await coordinator.until(0, Sighting)
+        assert (sighting.request, sighting.seen) == (10, (True, False, False))
+        assert sighting.trouble[0] == ""
+        assert "refused" in sighting.trouble[2]
         await coordinator.say(0, Retire("complete", 0))
         assert await agent.ended() == 0
     finally:

@@ -14,12 +14,14 @@ from surefoot.protocol.messages import (
     HoldAnswer,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
     Retire,
+    Sighting,
     Stop,
     ToAgent,
 )
@@ -32,6 +34,7 @@ from surefoot_operator.coordinator.sessions import (
     heard,
     ruled,
 )
+from surefoot_operator.observed import SightSeen
 
 # ---- holds ---------------------------------------------------------------------------------------------------------
 
@@ -265,3 +268,57 @@ def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
     sessions = heard(sessions, A, listing, 1002.0)
     assert sessions.orders.persistent.unjudged == {Checkpoint(1, 20), Checkpoint(1, 40)}
     assert [any(str(one) in told for told in sessions.orders.failures) for one in left_out] == [True, True]
+
+
+# ---- looking -------------------------------------------------------------------------------------------------------
+
+
+def looking(sessions: Sessions, *workers: WorkerId, now: float = 1001.0) -> Sessions:
+    for worker in workers:
+        sessions = replace(sessions, orders=orders.look(sessions.orders, worker, 3, tuple(NODES), now))
+    return sessions
+
+
+def sight_of(sessions: Sessions, place: int = 0) -> SightSeen:
+    return sessions.orders.sights[NODES[place].holder]
+
+
+def answer_of(sessions: Sessions, worker: WorkerId, *there: bool) -> Sighting:
+    number = max(n for n, o in sessions.orders.outstanding.items() if o.worker == worker)
+    seen = tuple(there) + (False,) * (len(NODES) - len(there))
+    return Sighting(number, seen, tuple("" if one else "timed out" for one in seen))
+
+
+def test_what_an_agent_sees_of_a_holder_is_kept_with_when_it_said_so() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    assert isinstance(words(sessions, A, CLAIMED)[-1], LookAtHolders)
+    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0)
+    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.5)
+    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0, 1002.5, True)
+    assert sight_of(sessions, 1) == SightSeen(3, 1001.0, 1001.0, 1002.5, False, "timed out")
+    assert not sessions.orders.outstanding
+
+
+def test_one_agent_that_sees_a_holder_is_believed_before_one_that_does_not() -> None:
+    sessions = looking(talking(status=CLAIMED), A, B)
+    no, yes = answer_of(sessions, B), answer_of(sessions, A, True)
+    sessions = heard(heard(sessions, A, yes, 1002.0), B, no, 1003.0)
+    assert sight_of(sessions).there
+    again = looking(sessions, A, now=1007.0)
+    assert not sight_of(heard(again, A, answer_of(again, A), 1008.0)).there, "asked anew, it is gone"
+
+
+def test_an_answer_that_does_not_fit_and_one_of_an_older_agent_are_no_sight() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    short = replace(answer_of(sessions, A), seen=(True,), trouble=("",))
+    said = heard(sessions, A, short, 1002.0)
+    assert sight_of(said).answered_seconds is None
+    assert "does not fit" in said.orders.failures[0]
+    assert heard(sessions, B, answer_of(sessions, A, True), 1002.0).orders.sights == sessions.orders.sights
+
+
+def test_a_new_epoch_begins_without_what_was_seen_in_the_last() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.0)
+    later = orders.look(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
+    assert later.sights == {NODES[0].holder: SightSeen(4, 1010.0, 1010.0)}

@@ -5,6 +5,7 @@ Forking, reaping, flushing and hosting a store take their time; the line to the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulator.drains import DrainRunner
@@ -120,6 +121,8 @@ class Agent:
                 self._list(request)
             case said.RepairSave():
                 self._repair(message)
+            case said.LookAtHolders(request, holders):
+                self._look(request, [e.holder for e in holders])
             case said.PromoteSave(saves=saves):
                 for save in saves:
                     if save not in self.promoting:
@@ -280,6 +283,24 @@ class Agent:
                 self._fetch(save, sources[1:], done)
 
         self.network.call(self.process, source.process, lambda: (source.index.get(save), source.get(save)), answered)
+
+    def _look(self, request: int, holders: list[HolderId]) -> None:
+        """Whether each gives its index; those are asked at once, and the answer is made when the last has come."""
+        seen: dict[HolderId, str] = {}
+
+        def answered(holder: HolderId, answer: Any) -> None:
+            seen[holder] = str(answer) if isinstance(answer, Unavailable | Refusal) else ""
+            if len(seen) == len(set(holders)):
+                trouble = tuple(seen[one] for one in holders)
+                self._send(said.Sighting(request, tuple(not t for t in trouble), trouble))
+
+        for one in dict.fromkeys(holders):
+            known = self.holder(one)
+            if known is None:
+                answered(one, Unavailable("nobody has heard of it"))
+            else:
+                call = self.network.call
+                call(self.process, known.process, lambda known=known: len(known.index), partial(answered, one))
 
     def _repair(self, order: said.RepairSave) -> None:
         source, target = self.holder(order.source), self.holder(order.target)

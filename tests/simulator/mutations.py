@@ -114,7 +114,7 @@ def _untied(facts: Any, parent: Checkpoint | None) -> None:
     """Nobody looks at whose state a checkpoint holds."""
 
 
-def _impatient(facts: Any, limit: float) -> None:
+def _impatient(facts: Any, *limits: float) -> None:
     """Silent holders are not waited for."""
 
 

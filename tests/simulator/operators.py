@@ -152,6 +152,7 @@ class Operator:
             hold=order.hold.seen if order.hold is not None else None,
             covers=simulation.covers,
             promoted=order.promoted,
+            sights=order.sights,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
         )
@@ -249,6 +250,8 @@ class Operator:
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
                     order = orders.list_persistent(order, max(there), epoch, now)
+            case act.LookAround(worker, epoch, holders):
+                order = orders.look(order, worker, epoch, holders, now)
             case act.ProposeHold(epoch, step, verb):
                 members = self._status.world.members if self._status.world else ()
                 everyone = [WorkerId(m.index, m.attempt) for m in members]

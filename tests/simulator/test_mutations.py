@@ -5,7 +5,7 @@ import pytest
 from simulator.mutations import MUTATIONS, Mutation, broken
 from simulator.world import simulate
 
-MOST_SEEDS = 60
+MOST_SEEDS = 120
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)

@@ -21,6 +21,7 @@ from surefoot_operator.observed import (
     Observed,
     PersistentSeen,
     SessionSeen,
+    SightSeen,
     WorkerSeen,
 )
 from surefoot_operator.policy.actions import (
@@ -29,6 +30,7 @@ from surefoot_operator.policy.actions import (
     CreateWorker,
     DeleteWorker,
     ListPersistentTier,
+    LookAround,
     Plan,
     ProposeHold,
     RetireWorkers,
@@ -72,6 +74,7 @@ class FakeWorld:
     births: int = 0
     written: list[JobStatus] = field(default_factory=list)
     created: set[str] = field(default_factory=set)
+    sights: dict[HolderId, SightSeen] = field(default_factory=dict)
     lagging: list[tuple[HolderId, RankManifest]] = field(default_factory=list)
     """Second copies, which arrive one tick after the first."""
 
@@ -108,6 +111,7 @@ class FakeWorld:
             hold=self.hold,
             covers=COVERED,
             promoted=dict(self.promoted),
+            sights=dict(self.sights),
             free_nodes=sum(n.alive and not n.frozen and n.name not in busy for n in self.nodes.values()),
         )
 
@@ -150,6 +154,7 @@ class FakeWorld:
 
     def restart_operator(self) -> None:
         self.term, self.hold, self.pinned, self.listing = self.now, None, None, PersistentSeen()
+        self.sights = {}
         for node in self.nodes.values():
             if node.holder is not None:
                 node.holder = replace(node.holder, read_epoch=None)
@@ -243,6 +248,11 @@ class FakeWorld:
                 self._seal(holder, epoch)
             case ListPersistentTier(epoch):
                 self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
+            case LookAround(_, epoch, holders):
+                for endpoint in holders:  # nobody reaches what the operator does not reach here
+                    first = self.sights.get(endpoint.holder)
+                    since = first.since_seconds if first is not None and first.epoch == epoch else self.now
+                    self.sights[endpoint.holder] = SightSeen(epoch, since, self.now, self.now, False, "no answer")
             case ProposeHold(epoch, step, verb):
                 if verb == "propose":
                     state = "Bound" if all(s.step < step for s in self._members()) else "Refused"

@@ -55,6 +55,8 @@ class Job:
     """None: `memory` says how often, in another way."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     persistent: Mapping[str, Any] | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Of `checkpoint`, beside the tiers."""
     gates: tuple[int, ...] = ()
     trainer: tuple[str, ...] = ()
     program: Path = TRAINER
@@ -65,7 +67,7 @@ class Job:
     def document(self, folder: Path) -> dict[str, Any]:
         often = {} if self.interval_steps is None else {"intervalSteps": self.interval_steps}
         memory = {**often, "replicas": 2, **self.memory}
-        checkpoint: dict[str, Any] = {"memory": memory}
+        checkpoint: dict[str, Any] = {"memory": memory, **self.policy}
         if self.persistent is not None:
             checkpoint["persistent"] = dict(self.persistent)
         command = ["python", str(self.program), str(self.steps), str(folder), *self.trainer]
@@ -151,6 +153,11 @@ class LocalRun:
             )
 
     # ---- watching ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def now() -> float:
+        """As status tells time."""
+        return time.time()
 
     @property
     def said(self) -> str:

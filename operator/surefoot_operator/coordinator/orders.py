@@ -11,22 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
     FromAgent,
     HoldAnswer,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
     Retire,
+    Sighting,
 )
 from surefoot.protocol.records import RankManifest
-from surefoot_operator.observed import HoldSeen, PersistentSeen
+from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
 
 MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
@@ -43,7 +45,7 @@ class Order:
     """One request to one worker that its agent has not answered yet."""
 
     worker: WorkerId
-    message: ListPersistent | RepairSave | DropPersistent
+    message: ListPersistent | RepairSave | DropPersistent | LookAtHolders
     epoch: int
     asked_seconds: float
     pages: tuple[Listing, ...] = ()
@@ -76,6 +78,8 @@ class Orders:
     """How often the upload of a save failed since it last began; of the newest few checkpoints."""
     uploads: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
+    sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
+    """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
 
@@ -127,6 +131,22 @@ def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float, ol
     return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
 
 
+def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndpoint, ...], now: float) -> Orders:
+    """Asks one agent what it sees of these holders; what it was asked before is asked no more."""
+    others = {
+        n: o
+        for n, o in orders.outstanding.items()
+        if not isinstance(o.message, LookAtHolders) or (o.worker != worker and o.epoch == epoch)
+    }
+    number = orders.next_request
+    order = Order(worker, LookAtHolders(number, holders), epoch, now)
+    sights = {holder: sight for holder, sight in orders.sights.items() if sight.epoch == epoch}
+    for endpoint in holders:
+        known = sights.get(endpoint.holder, SightSeen(epoch, now, now))
+        sights[endpoint.holder] = replace(known, asked_seconds=now)
+    return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=sights)
+
+
 def void_listing(orders: Orders) -> Orders:
     """A holder was read after the listing was asked for: data may have moved past it, ask again."""
     others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older=False)}
@@ -176,17 +196,19 @@ def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orde
 # ---- hearing -------------------------------------------------------------------------------------------------------
 
 
-def answered(orders: Orders, worker: WorkerId, message: FromAgent) -> Orders:
+def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
     """Takes an agent's answer; one that fits no request of ours changes nothing."""
     if isinstance(message, HoldAnswer):
         return _hold_answered(orders, worker, message)
     if isinstance(message, Persisted):
         return _persisted(orders, worker, message)
-    if not isinstance(message, Listing | Repaired | PersistentDropped):
+    if not isinstance(message, Listing | Repaired | PersistentDropped | Sighting):
         return orders
     order = orders.outstanding.get(message.request)
     if order is None or order.worker != worker:
         return orders
+    if isinstance(message, Sighting):
+        return _sighted(orders, order, message, now)
     if isinstance(message, Listing) and message.more:
         return _paged(orders, order, message)
     rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
@@ -277,6 +299,26 @@ def _whole(order: Order, last: Listing) -> Listing:
     return replace(last, manifests=tuple(text for page in pages for text in page.manifests), layouts=layouts)
 
 
+def _sighted(orders: Orders, order: Order, message: Sighting, now: float) -> Orders:
+    """One that sees a holder is believed before one that does not: who was asked last may stand on the wrong side."""
+    rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
+    if not isinstance(order.message, LookAtHolders):
+        return orders
+    sights = dict(orders.sights)
+    asked = order.message.holders
+    if message.error is not None or len(message.seen) != len(asked) or len(message.trouble) != len(asked):
+        why = message.error or "its answer does not fit the question"
+        return _failed(replace(orders, outstanding=rest), f"{order.worker} could not {_words(order)}: {why}")
+    for endpoint, there, trouble in zip(asked, message.seen, message.trouble, strict=True):
+        known = sights.get(endpoint.holder)
+        if known is None or known.epoch != order.epoch:
+            continue
+        beaten = known.there and not there and (known.answered_seconds or 0.0) >= order.asked_seconds
+        if not beaten:
+            sights[endpoint.holder] = replace(known, answered_seconds=now, there=there, trouble=trouble)
+    return replace(orders, outstanding=rest, sights=sights)
+
+
 def _same_listing(order: Order, other: Order) -> bool:
     one, two = order.message, other.message
     return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.older_job == two.older_job
@@ -331,6 +373,8 @@ def _words(order: Order) -> str:
         return f"copy {message.save} from {message.source} to {message.target}"
     if isinstance(message, ListPersistent):
         return f"list {message.older_job or 'the persistent tier'}"
+    if isinstance(message, LookAtHolders):
+        return f"look at {', '.join(str(e.holder) for e in message.holders)}"
     return "delete from the persistent tier"
 
 

@@ -168,7 +168,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=order_book.answered(sessions.orders, worker, message))
+            sessions = replace(sessions, orders=order_book.answered(sessions.orders, worker, message, now))
     return _with(sessions, session)
 
 

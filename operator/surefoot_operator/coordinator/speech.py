@@ -132,7 +132,7 @@ def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
 def slot_of(message: ToAgent) -> str:
     """Messages of one slot replace each other; requests have a slot each."""
     match message:
-        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
+        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | messages.LookAtHolders():
             return f"request {message.request}"
         case Stop() | Assign() | Holders():
             return "world"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from surefoot.errors import BeingFilled, Fenced, SurefootError, TierUnavailable
+from surefoot.errors import AccessRefused, BeingFilled, Fenced, SurefootError, TierUnavailable
 from surefoot.holder import Credentials
 from surefoot.holder.provisioning import Memory
 from surefoot_operator import metrics
@@ -47,6 +47,10 @@ class Keeper:
         self.place = place
         self.seen: HolderSeen | None = None
         """None until it answered once: then nothing is known of it, not even its name."""
+        self.trouble = ""
+        """How the last visit failed; empty: it did not."""
+        self.refusing = False
+        """Whether something answers here that refuses the operator."""
         self.replaced: list[HolderSeen] = []
         """Instances that were here before the present one."""
         self._visitor, self._pool, self._settings = visitor, pool, settings
@@ -162,6 +166,7 @@ class Keeper:
     def _well(self, errand: Errand, report: Report) -> None:
         self._replaced_by(report.endpoint.holder.instance)
         now, old = self._clock(), self.seen
+        self.trouble, self.refusing = "", False
         if old is None or old.state != "Ready":
             log.info("%s answers: fence %d", report.endpoint.holder, report.fence)
         since = old.since_seconds if old is not None and old.state == "Ready" else now
@@ -173,6 +178,7 @@ class Keeper:
             self._read_due = now + self._settings.read_seconds
         elif old is not None:
             fresh = replace(old, endpoint=fresh.endpoint, state="Ready", since_seconds=since, fence=report.fence)
+            fresh = replace(fresh, trouble="", refusing=False)
         if errand.seal:
             self._sealing = None
         if fresh != self.seen:
@@ -191,9 +197,21 @@ class Keeper:
 
     def _unwell(self, kind: str, error: Exception) -> None:
         metrics.holder_failures.labels(kind).inc()
-        if self.seen is not None and self.seen.state == "Ready":
+        refusing = isinstance(error, AccessRefused)
+        if refusing and not self.refusing:
+            log.warning("the holder on %s refuses the operator: %s", self.place.node, error)
+        news = refusing != self.refusing
+        self.trouble, self.refusing = str(error) or type(error).__name__, refusing
+        if self.seen is None:
+            if news:
+                self._changed(True)
+            return
+        if self.seen.state == "Ready":
             log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
             self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
+            news = True
+        self.seen = replace(self.seen, trouble=self.trouble, refusing=refusing)
+        if news:
             self._changed(True)
 
 

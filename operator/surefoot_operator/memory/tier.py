@@ -99,7 +99,7 @@ class MemoryTier:
         known = {h.endpoint.holder: h for h in (*gone, *(k.seen for k in kept if k.seen is not None))}
         for endpoint in self._status.named_holders:
             if endpoint.holder not in known:
-                known[endpoint.holder] = HolderSeen(endpoint, "Silent", self._clock_of_world())
+                known[endpoint.holder] = self._unheard(endpoint)
         return tuple(known[holder] for holder in sorted(known))
 
     def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
@@ -280,6 +280,12 @@ class MemoryTier:
             except ProtocolError as error:
                 metrics.holder_damaged.inc()
                 log.warning("layout %s of the persistent tier is damaged: %s", digest, error)
+
+    def _unheard(self, endpoint: HolderEndpoint) -> HolderSeen:
+        """Named in status, and not seen in this term."""
+        kept = self._keepers.get(endpoint.holder.node)
+        silent = HolderSeen(endpoint, "Silent", self._clock_of_world())
+        return silent if kept is None else replace(silent, trouble=kept.trouble, refusing=kept.refusing)
 
     def _clock_of_world(self) -> float:
         world = self._status.world

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.protocol.identities import Checkpoint, HolderId, OlderJob
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, WorkerId
 from surefoot_operator.api.status import JobStatus
 
 
@@ -75,6 +75,18 @@ class ListPersistentTier:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAround:
+    """Have one connected agent say what it sees of holders that are silent to the operator."""
+
+    worker: WorkerId
+    epoch: int
+    holders: tuple[HolderEndpoint, ...]
+
+    def __str__(self) -> str:
+        return f"ask {self.worker} what it sees of {', '.join(str(e.holder) for e in self.holders)}"
+
+
+@dataclass(frozen=True, slots=True)
 class ProposeHold:
     """Name a step ahead at which every rank saves and waits."""
 
@@ -132,6 +144,7 @@ Action = (
     | RetireWorkers
     | SealHolder
     | ListPersistentTier
+    | LookAround
     | ProposeHold
     | CleanMemory
     | HoldJob

@@ -23,6 +23,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.incidents import open_incident
 from surefoot_operator.policy.refusal import INVALID
+from surefoot_operator.policy.sight import lost_sight
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.ties import tie_to_tell
 
@@ -72,6 +73,9 @@ def scheduled(facts: Facts) -> tuple[Truth, str, str]:
 def protection(facts: Facts) -> tuple[Truth, str, str]:
     """Whether a failure now would find a checkpoint in safety: (truth, reason, message)."""
     world = facts.status.world
+    unseen = lost_sight(facts)
+    if unseen:
+        return "Unknown", names.HOLDERS_UNSEEN, unseen
     if world is None or world.state != "Committed":
         return _last(facts)
     reading = reading_at(facts, world.epoch)

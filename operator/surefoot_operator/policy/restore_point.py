@@ -6,10 +6,11 @@ never empty: it is waited for, but no longer than what it may hold is worth.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from surefoot.protocol.completeness import LeftOut, complete, is_complete, layouts_to_check
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint
+from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot_operator.api.status import World
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
@@ -24,6 +25,7 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.incidents import open_incident
+from surefoot_operator.policy.sight import UNSEEN_SECONDS, answers_awaited, living, looks, most_unseen, silent_holders
 
 LISTING_PATIENCE_SECONDS = 2.0
 """How long a listing is waited for at least where memory has a complete checkpoint."""
@@ -46,13 +48,20 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
         actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
         return Waiting(f"sealing and reading {', '.join(map(str, holders))}", actions)
     best = _best(facts)
-    patience = _worth_waiting(facts, best)
+    worth = _worth_waiting(facts, best)
+    patience = min(worth, facts.spec.checkpoint.holder_return_seconds)
     if patience and facts.seen.term_seconds > facts.world.changed_seconds:
         patience = max(patience, FIRST_ANSWER_SECONDS)
     limit = _began(facts) + patience
-    return (
-        _listing(facts, best, limit) or _unchecked(facts, best) or _silence(facts, patience) or _conclusion(facts, best)
+    step = (
+        _listing(facts, best, limit)
+        or _unchecked(facts, best)
+        or _silence(facts, patience, worth)
+        or _conclusion(facts, best)
     )
+    if isinstance(step, Waiting):
+        return replace(step, actions=(*step.actions, *looks(facts, worth)))
+    return step
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
@@ -60,20 +69,6 @@ def floor_of(facts: Facts) -> Checkpoint | None:
     floor = facts.status.floor
     listed = facts.seen.persistent.read_epoch == facts.world.epoch
     return None if floor in facts.status.bad or (listed and floor in facts.seen.persistent.unjudged) else floor
-
-
-def silent_holders(facts: Facts) -> list[HolderEndpoint]:
-    """Named holders that may still hold something and do not answer. One whose node runs another instance is gone."""
-    known = {h.endpoint.holder: h for h in facts.seen.holders}
-    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
-    silent = []
-    for endpoint in facts.status.named_holders:
-        holder = known.get(endpoint.holder)
-        if endpoint.holder.instance in facts.status.given_up or (holder is not None and holder.state != "Silent"):
-            continue
-        if restarted.get(endpoint.holder.node, endpoint.holder) == endpoint.holder:
-            silent.append(endpoint)
-    return silent
 
 
 def _draining(facts: Facts) -> Waiting | None:
@@ -110,8 +105,7 @@ def _best(facts: Facts) -> Checkpoint | None:
 
 
 def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
-    """Seconds that an unknown tier is waited for: what running the lost steps again would cost, within bounds."""
-    most = facts.spec.checkpoint.holder_return_seconds
+    """Seconds that an unknown tier is worth: what running the lost steps again would cost; endless if nothing is left."""
     incident = open_incident(facts.status.incidents)
     reached = max(
         facts.status.step, step_of(facts, facts.running_epoch), incident.last_step if incident is not None else 0
@@ -121,9 +115,9 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
     if best is not None and lost <= 0:
         return 0.0
     if best is None and facts.status.recorded:
-        return most
+        return math.inf
     pace = seconds_per_step(facts)
-    return most if pace is None else min(most, lost * pace)
+    return max(facts.spec.checkpoint.holder_return_seconds, lost * 1.0) if pace is None else lost * pace
 
 
 def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
@@ -170,17 +164,34 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
     return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
 
 
-def _silence(facts: Facts, patience: float) -> Waiting | None:
-    """Each is waited for since it fell silent: one that was read and then froze has not been waited for yet."""
+def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
+    """Each is waited for since it fell silent: one that was read and then froze has not been waited for yet.
+
+    One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
+    lost data; so is nobody else.
+    """
     since = {h.endpoint.holder: h.since_seconds for h in facts.seen.holders}
-    began = _began(facts)
-    until = {e.holder: max(began, since.get(e.holder, began)) + patience for e in silent_holders(facts)}
-    waiting = [holder for holder, limit in until.items() if facts.now < limit]
+    began, blind = _began(facts), most_unseen(facts)
+    until, alive = dict[HolderId, float](), dict[HolderId, str]()
+    for endpoint in silent_holders(facts):
+        holder, start = endpoint.holder, max(began, since.get(endpoint.holder, began))
+        why = living(facts, endpoint)
+        if why:
+            alive[holder] = why
+        until[holder] = start + (worth if why else patience)
+        if not why and worth > patience:
+            asked = answers_awaited(facts, endpoint)
+            until[holder] = max(until[holder], asked, start + min(worth, UNSEEN_SECONDS) if endpoint in blind else 0.0)
+    waiting = sorted(holder for holder, limit in until.items() if facts.now < limit)
     if not waiting:
         return None
-    names = ", ".join(map(str, waiting))
     limit = max(until[holder] for holder in waiting)
-    return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), limit)
+    again = limit if math.isfinite(limit) else None
+    names = ", ".join(map(str, waiting))
+    seen = next((holder for holder in waiting if holder in alive), None)
+    if seen is None:
+        return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), again)
+    return Waiting(f"waiting for {names}, which the operator does not see: {alive[seen]}", (), again)
 
 
 def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:

@@ -29,6 +29,9 @@ def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     was, now = _condition(old, names.CHECKPOINT_PROTECTED), _condition(new, names.CHECKPOINT_PROTECTED)
     if now is None:
         return ()
+    if now.reason == names.HOLDERS_UNSEEN:
+        known = was is not None and was.reason == now.reason
+        return () if known else (Event(names.HOLDERS_UNSEEN, now.message, True),)
     stalled = now.reason == "Stalled"
     if stalled and (was is None or was.reason != "Stalled"):
         return (Event(names.CHECKPOINT_STALLED, now.message, True),)

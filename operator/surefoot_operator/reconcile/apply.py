@@ -26,6 +26,7 @@ from surefoot_operator.policy.actions import (
     DeleteWorker,
     HoldJob,
     ListPersistentTier,
+    LookAround,
     ProposeHold,
     PurgePersistent,
     RetireWorkers,
@@ -116,7 +117,9 @@ def _seal(parts: Parts, action: SealHolder) -> None:
 
 
 def _ask(
-    parts: Parts, action: RetireWorkers | ListPersistentTier | ProposeHold | CopySave | DropPersisted, seen: Observed
+    parts: Parts,
+    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | CopySave | DropPersisted,
+    seen: Observed,
 ) -> None:
     now = parts.clock()
     if isinstance(action, RetireWorkers):
@@ -131,6 +134,9 @@ def _ask(
                 parts,
                 lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job),
             )
+    elif isinstance(action, LookAround):
+        look = action
+        _order(parts, lambda orders: order_book.look(orders, look.worker, look.epoch, look.holders, now))
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []

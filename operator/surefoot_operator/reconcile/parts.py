@@ -61,6 +61,7 @@ async def observed(
         covers=covers,
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
+        sights=sessions.orders.sights,
         upload_seconds=upload_seconds(orders, shown.status.floor),
         memory_cleaned=parts.memory.cleaned,
         purges=shown.purges,

@@ -1,4 +1,4 @@
-"""What the coordinator asks of an agent besides training: list, repair, promote, delete. In threads, one at a time.
+"""What the coordinator asks of an agent besides training: list, repair, promote, delete, look. In threads, one at a time.
 
 Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by the shell, on its loop.
 """
@@ -16,26 +16,33 @@ from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.survey import layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
-from surefoot.protocol.identities import HolderId, OlderJob, RankSave
+from surefoot.holder.connection import account_of
+from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
     DropPersistent,
     FromAgent,
     Listing,
     ListPersistent,
+    LookAtHolders,
     Persisted,
     PersistentDropped,
     PromoteSave,
     Repaired,
     RepairSave,
+    Sighting,
 )
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import PersistentTier, Tier, open_persistent
+from surefoot.tiers.redis import open_holder
 
 Request = ListPersistent | RepairSave | DropPersistent
 _QUEUE = 256
 PAGE_BYTES = 4 << 20
 """Of the texts in one page of a listing: far below what a message may be, with room for JSON's escapes."""
 _MOST_LEFT_OUT = 1000
+_LOOKS_AT_ONCE = 8
+"""Of holders that may all be silent, each for a call's whole time limit."""
+_MOST_LOOKED_AT = 64
 _NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
 _log = logging.getLogger(__name__)
 
@@ -56,6 +63,7 @@ class Chores:
         self._places = places
         self._answer = answer
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
+        self._looks: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
         self._promoter: Promoter | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -64,6 +72,12 @@ class Chores:
             metrics.fallbacks.labels(what="chore_dropped").inc()
             _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
         self._asked.put_nowait(request)
+
+    def look(self, request: LookAtHolders) -> None:
+        """Beside the other requests: a recovery waits for what is seen, and a listing may take long."""
+        if self._looks.full():
+            self._looks.get_nowait()  # asked again by then
+        self._looks.put_nowait(request)
 
     def promote(self, message: PromoteSave) -> None:
         """Uploads in the background; an answer a save."""
@@ -81,6 +95,20 @@ class Chores:
             for answer in await asyncio.to_thread(self._carry_out, request):
                 self._answer(answer)
                 await asyncio.sleep(0)  # pages are large: the line gets its turn between them
+
+    async def run_looks(self) -> None:
+        turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        async def one(endpoint: HolderEndpoint) -> str:
+            async with turns:
+                return await asyncio.to_thread(self._trouble_with, endpoint)
+
+        while True:
+            request = await self._looks.get()
+            asked = request.holders[:_MOST_LOOKED_AT]
+            trouble = tuple(await asyncio.gather(*(one(endpoint) for endpoint in asked)))
+            left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
+            self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
 
     async def close(self) -> None:
         """Calls off the promotion that runs; it can be done again elsewhere."""
@@ -101,6 +129,18 @@ class Chores:
                     return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
         except SurefootError as error:
             return (_failed(request, str(error)),)
+
+    def _trouble_with(self, endpoint: HolderEndpoint) -> str:
+        """Why this very instance does not give its index to this worker; empty: it does."""
+        job = self._job
+        tier = open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
+        try:
+            tier.manifests()
+        except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
+            return str(error) or type(error).__name__
+        finally:
+            tier.close()
+        return ""
 
     def _persistent(self) -> PersistentTier:
         if self._job.persistent is None:

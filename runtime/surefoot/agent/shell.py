@@ -100,6 +100,7 @@ class Shell:
         self.spawn(self._tick())
         self.spawn(self._keep())
         self.spawn(self._chores.run())
+        self.spawn(self._chores.run_looks())
         try:
             return await self._ended
         finally:
@@ -245,6 +246,8 @@ class Shell:
                 self.dispatch(on.LeaveAsked(code))
             case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
                 self._chores.ask(message)
+            case messages.LookAtHolders():
+                self._chores.look(message)
             case messages.PromoteSave():
                 self._chores.promote(message)
             case messages.Refused():

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from surefoot.errors import ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
+from surefoot.errors import AccessRefused, ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import nearby
 from surefoot.holder.bulk import limit_by_kernel, reply_into
 from surefoot.protocol.identities import LocalHolder
@@ -246,17 +246,22 @@ def explained(where: str, doing: str) -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise TierFull(f"{where} is full while {doing}: raise its size, keep fewer checkpoints or add nodes") from error
     except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
-        raise TierUnavailable(
-            f"{where} does not know this job's account while {doing}: it restarted or is not provisioned yet"
+        raise AccessRefused(
+            f"{where} refuses this account while {doing} ({_short(error)}): it restarted, is not provisioned yet, or the"
+            " password was changed"
         ) from error
     except redis.exceptions.NoScriptError as error:
         raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        if _is_distrusted(error):
+            raise AccessRefused(f"{where} proves itself by another authority while {doing}: {_short(error)}") from error
         raise TierUnavailable(f"{where} does not answer while {doing}: {_short(error)}") from error
     except redis.exceptions.InvalidResponse as error:
         raise HolderDamaged(f"{where} does not speak like a Redis while {doing}: {_short(error)}") from error
     except redis.exceptions.ResponseError as error:
-        if str(error).startswith(("NOAUTH", "WRONGPASS", "BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
+        if str(error).startswith(("NOAUTH", "WRONGPASS")):
+            raise AccessRefused(f"{where} refuses this account while {doing}: {_short(error)}") from error
+        if str(error).startswith(("BUSY", "LOADING", "MISCONF", "READONLY", "MASTERDOWN")):
             raise TierUnavailable(f"{where} cannot serve now while {doing}: {_short(error)}") from error
         if str(error).startswith("WRONGTYPE") or "WRONGTYPE" in str(error):
             raise HolderDamaged(
@@ -264,6 +269,15 @@ def explained(where: str, doing: str) -> Iterator[None]:
                 " the other copies stay"
             ) from error
         raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
+
+
+def _is_distrusted(error: BaseException | None) -> bool:
+    """Whether a certificate was presented and is not that of an authority that is known here."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _as_bytes(value: Any) -> bytes | memoryview:

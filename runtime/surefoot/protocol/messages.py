@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.completeness import LeftOut
@@ -200,6 +200,19 @@ class PersistentDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """Answer to LookAtHolders: what this agent sees of each holder from where it is, in their order."""
+
+    SINCE: ClassVar[int] = 2
+    request: int
+    seen: tuple[bool, ...] = ()
+    """Whether exactly this instance answered and gave its index."""
+    trouble: tuple[str, ...] = ()
+    """Why one was not seen; empty where it was."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something a person should hear of: becomes an event. `reason` is CamelCase and stable."""
 
@@ -209,7 +222,7 @@ class Notice:
 
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Notice
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | Notice
 )  # fmt: skip
 
 
@@ -333,6 +346,15 @@ class DropPersistent:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtHolders:
+    """Say what you see of these holders, which the operator does not reach. Changes nothing there."""
+
+    SINCE: ClassVar[int] = 2
+    request: int
+    holders: tuple[HolderEndpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SaveLevel:
     """The least level to save at: every k·2^level steps (seconds and `auto` become a level here)."""
 
@@ -359,6 +381,7 @@ ToAgent = (
     | RepairSave
     | PromoteSave
     | DropPersistent
+    | LookAtHolders
     | SaveLevel
     | Retire
 )

@@ -1,0 +1,123 @@
+"""Which silent holders live although the operator does not see them, who says so, and who is asked. Pure.
+
+Called by `restore_point` before anything is given up, and by `conditions`. An operator whose password was changed, or
+that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
+from surefoot_operator.observed import HolderSeen, SightSeen
+from surefoot_operator.policy.actions import LookAround
+from surefoot_operator.policy.facts import Facts, audible, node_lost, worker_id
+
+WORTH_SECONDS = 1.0
+"""Steps that are run again in less are not worth a question."""
+
+LOOK_SECONDS = 5.0
+"""How long an agent has for its answer, and until it is asked again."""
+
+BELIEVED_SECONDS = 15.0
+"""How long what an agent saw counts."""
+
+UNSEEN_SECONDS = 60.0
+"""How long holders are waited for of whom most are silent at once, beside agents that are heard and say nothing of them."""
+
+NOTED_SECONDS = 3.0
+"""People are told of no shorter silence."""
+
+_WITNESSES = 2
+"""Of a holder that no agent stands beside: one alone might stand on the wrong side of a broken line."""
+
+
+def silent_holders(facts: Facts) -> list[HolderEndpoint]:
+    """Named holders that may still hold something and do not answer. One whose node runs another instance is gone."""
+    known = _known(facts)
+    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    silent = []
+    for endpoint in facts.status.named_holders:
+        holder = known.get(endpoint.holder)
+        if endpoint.holder.instance in facts.status.given_up or (holder is not None and holder.state != "Silent"):
+            continue
+        if restarted.get(endpoint.holder.node, endpoint.holder) == endpoint.holder:
+            silent.append(endpoint)
+    return silent
+
+
+def living(facts: Facts, endpoint: HolderEndpoint) -> str:
+    """The witness that a silent holder lives, and what to do; empty: there is none."""
+    holder = _known(facts).get(endpoint.holder)
+    if holder is not None and holder.refusing:
+        return (
+            f"something answers there and refuses the operator ({holder.trouble}); give the operator the password and the"
+            " authority that the memory tier has now"
+        )
+    sight = _sight(facts, endpoint.holder)
+    since = holder.since_seconds if holder is not None else 0.0
+    if sight is None or not sight.there or sight.answered_seconds is None:
+        return ""
+    if sight.answered_seconds < since or facts.now - sight.answered_seconds > BELIEVED_SECONDS:
+        return ""
+    trouble = holder.trouble if holder is not None and holder.trouble else "nothing was heard of it in this term"
+    return f"an agent sees it, the operator does not ({trouble}); let the operator reach the memory tier's port"
+
+
+def most_unseen(facts: Facts) -> list[HolderEndpoint]:
+    """The silent holders that somebody speaks for, where they are most of those that status names; else none."""
+    beside = {s.node for s in facts.sessions.values() if audible(facts, s) and not node_lost(facts, s.node)}
+    spoken_for = [e for e in silent_holders(facts) if e.holder.node in beside or living(facts, e)]
+    return spoken_for if 2 * len(spoken_for) > len(facts.status.named_holders) else []
+
+
+def answers_awaited(facts: Facts, endpoint: HolderEndpoint) -> float:
+    """Until when an agent may still say what it sees of this holder; the past where nobody can, or somebody has."""
+    sight = _sight(facts, endpoint.holder)
+    if not any(audible(facts, s) for s in facts.sessions.values()):
+        return facts.now
+    if sight is None:
+        return facts.now + LOOK_SECONDS
+    return facts.now if sight.answered_seconds is not None else sight.since_seconds + LOOK_SECONDS
+
+
+def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
+    """Who is to be asked now about silent holders: the agent beside each, else two others."""
+    if worth_seconds < WORTH_SECONDS:
+        return ()
+    agents = sorted((s for s in facts.sessions.values() if audible(facts, s)), key=lambda s: (s.index, s.attempt))
+    asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
+    for endpoint in silent_holders(facts):
+        sight = _sight(facts, endpoint.holder)
+        if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
+            continue
+        beside = [s for s in agents if s.node == endpoint.holder.node][:1]
+        for session in beside or agents[:_WITNESSES]:
+            asked[worker_id(session)].append(endpoint)
+    epoch = facts.world.epoch
+    return tuple(LookAround(worker, epoch, tuple(holders)) for worker, holders in sorted(asked.items()))
+
+
+def lost_sight(facts: Facts) -> str:
+    """What people are told while the operator does not see most holders; empty: it does, or nobody speaks for them."""
+    unseen = most_unseen(facts)
+    known = _known(facts)
+    silences = [known[e.holder] for e in unseen if e.holder in known]
+    if not silences or facts.now < max(h.since_seconds for h in silences) + NOTED_SECONDS:
+        return ""
+    trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
+    said = f" ({trouble})" if trouble else ""
+    return (
+        f"the operator does not see {len(unseen)} of {len(facts.status.named_holders)} holders{said}; agents go on saving"
+        " there and nothing is given up: see to the operator's network, its password of the memory tier and its authority"
+    )
+
+
+def _sight(facts: Facts, holder: HolderId) -> SightSeen | None:
+    sight = facts.seen.sights.get(holder)
+    world = facts.status.world
+    return sight if sight is not None and world is not None and sight.epoch == world.epoch else None
+
+
+def _known(facts: Facts) -> dict[HolderId, HolderSeen]:
+    return {h.endpoint.holder: h for h in facts.seen.holders}

@@ -1,0 +1,55 @@
+"""`surefoot local` with an operator that cannot look into the memory tier, which lives: nothing is lost for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.local_run import SECONDS, Holder, Job, assert_equal, assert_whole, running
+from surefoot.holder.connection import Credentials, Wire
+
+
+class Locks:
+    """Each holder's administrator gets another password, and the operator's connections end."""
+
+    def __init__(self, holders: list[Holder]) -> None:
+        self._holders = holders
+        self._wires = [Wire(h.host, h.port, Credentials("", h.password), 2.0) for h in holders]
+
+    def change(self) -> None:
+        for wire in self._wires:
+            wire.call("ACL", "SETUSER", "default", "resetpass", ">another password")
+            wire.call("CLIENT", "KILL", "USER", "default", "SKIPME", "yes")
+
+    def restore(self) -> None:
+        for wire, holder in zip(self._wires, self._holders, strict=True):
+            wire.call("ACL", "SETUSER", "default", "resetpass", f">{holder.password}")
+            wire.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_a_job_whose_holders_refuse_the_operator_fails_of_nothing_and_goes_on_when_they_do_not(tmp_path: Path) -> None:
+    job = Job(steps=60, gates=(30,), policy={"holderReturnSeconds": 0.5, "onTotalLoss": "Fail"})
+    with running(tmp_path, job, "--compare") as run:
+        run.wait_for_step(30)
+        run.wait("checkpoints of step 30", lambda: run.status.last_complete is not None)
+        locks = Locks(run.holders())
+        locks.change()
+        run.wait("a word that the holders are not seen", lambda: bool(run.told("HoldersUnseen")))
+        assert "refuses this account" in run.told("HoldersUnseen")[0]
+        assert len(run.epochs_of_trainers()) == 2, "the training goes on"
+        run.kill_a_trainer()
+        run.wait("the claim to wait for the holders", lambda: "refuses the operator" in run.status.message)
+        longest = run.status.incidents[-1].detected_seconds + 5.0
+        run.wait("ten times the patience", lambda: run.status.world is not None and run.now() > longest)
+        assert run.status.phase == "Recovering", run.status.message
+        assert run.status.given_up == ()
+        locks.restore()
+        run.wait_for_epoch(2)
+        done = run.finish()
+    assert_whole(done.report, 60)
+    assert_equal(done.report)
+    incident = done.report["incidents"][0]
+    assert incident["restored_from"] in ("staging", "memory", "staging+memory"), incident

@@ -1,0 +1,206 @@
+"""An operator that does not see the holders loses no checkpoint of a job whose agents see them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, endpoint, manifest, running, with_holder, with_session
+from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import Incident, World
+from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
+from surefoot_operator.policy.actions import LookAround, Plan
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+NODES = ("n0", "n1", "n2")
+MEMORY = MemoryTier(interval_steps=10)
+TIMEOUT = "n0/i0 does not answer while reading the index: timed out"
+WRONGPASS = "n0/i0 refuses this account: WRONGPASS invalid username-password pair"
+
+
+def decided(seen: Observed) -> Plan:
+    made = plan(seen)
+    check(made, seen)
+    return made
+
+
+def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, **policy: object) -> Observed:
+    """Epoch 2 is claimed since `ago`; every holder is silent to the operator, every agent is heard, warm and stopped."""
+    persistent = PersistentTier("file:///tmp/checkpoints") if floor is not None else None
+    checkpoint = CheckpointPolicy(MEMORY, persistent, **policy)  # type: ignore[arg-type]  # real fields
+    seen = running(checkpoint=checkpoint)
+    world = seen.status.world
+    assert world is not None
+    claim = World(2, "Claimed", None, 3, world.members, "token", "a trainer failed", NOW - ago)
+    incident = Incident("trainer-failed", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
+    status = replace(seen.status, world=claim, phase="Recovering", incidents=(incident,))
+    listed = PersistentSeen()
+    if floor is not None:
+        status = replace(status, floor=Checkpoint(1, floor))
+        listed = PersistentSeen(2, tuple(manifest(1, floor, r, 3) for r in range(3)), NOW)
+    return replace(
+        seen,
+        status=status,
+        sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
+        holders=tuple(
+            replace(h, state="Silent", since_seconds=NOW - ago - 5, read_epoch=None, entries=(), trouble=trouble)
+            for h in seen.holders
+        ),
+        persistent=listed,
+    )
+
+
+def looked(seen: Observed, there: bool, trouble: str = "", *nodes: str) -> Observed:
+    """Each of these holders (all) was looked at by an agent just now."""
+    asked = {
+        h.endpoint.holder: SightSeen(2, NOW - 6, NOW - 1, NOW - 0.5, there, trouble)
+        for h in seen.holders
+        if not nodes or h.endpoint.holder.node in nodes
+    }
+    return replace(seen, sights=asked)
+
+
+def going(made: Plan) -> bool:
+    """Whether the job waits: neither over nor begun from something older."""
+    world = made.status.world
+    return made.status.phase not in ("Failed", "Complete") and world is not None and world.state == "Claimed"
+
+
+@pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])
+@pytest.mark.parametrize("ago", [11.0, 100.0, 86400.0])
+def test_nothing_is_given_up_while_agents_see_what_the_operator_does_not(ago: float, policy: str) -> None:
+    made = decided(looked(blind(ago, on_total_loss=policy), True))
+    assert going(made)
+    assert made.status.given_up == ()
+    assert "n0" in made.reason
+    assert "an agent sees" in made.reason
+    assert TIMEOUT in made.reason
+
+
+@pytest.mark.parametrize("policy", ["Wait", "Fail", "Restart"])
+def test_a_holder_that_refuses_the_operator_lives(policy: str) -> None:
+    seen = blind(3600, trouble=WRONGPASS, on_total_loss=policy)
+    seen = replace(seen, holders=tuple(replace(h, refusing=True) for h in seen.holders))
+    made = decided(seen)
+    assert going(made)
+    assert "WRONGPASS" in made.reason, "a rotated password is told apart from a dead holder"
+    assert "password" in made.reason
+
+
+def test_agents_are_asked_at_once_and_the_one_beside_each_holder_first() -> None:
+    asked = [a for a in decided(blind(0.1)).actions if isinstance(a, LookAround)]
+    assert {(a.worker, tuple(e.holder.node for e in a.holders)) for a in asked} == {
+        (WorkerId(n, 1), (f"n{n}",)) for n in range(3)
+    }
+    away = with_session(blind(0.1), 0, connected=False, since_seconds=NOW - 20)
+    asked = [a for a in decided(away).actions if isinstance(a, LookAround)]
+    assert {(a.worker.index, e.holder.node) for a in asked for e in a.holders} == {
+        (1, "n0"), (2, "n0"), (1, "n1"), (2, "n2"),
+    }  # fmt: skip
+
+
+def test_they_are_not_asked_again_before_they_could_answer_and_are_then() -> None:
+    fresh = {h.endpoint.holder: SightSeen(2, NOW - 1, NOW - 1) for h in blind().holders}
+    seen = replace(blind(1.0), sights=fresh)
+    assert not any(isinstance(a, LookAround) for a in decided(seen).actions)
+    older = {holder: replace(sight, since_seconds=NOW - 6, asked_seconds=NOW - 6) for holder, sight in fresh.items()}
+    assert any(isinstance(a, LookAround) for a in decided(replace(seen, sights=older)).actions)
+
+
+def test_holders_that_nobody_sees_are_given_up_after_their_time() -> None:
+    seen = looked(blind(11.0, floor=20), False, "connection refused")
+    world = decided(seen).status.world
+    assert world is not None
+    assert world.parent == Checkpoint(1, 20)
+    assert len(decided(seen).status.given_up) == 3
+
+
+def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as_long_as_the_steps_take() -> None:
+    """42 steps of which 22 are lost, 2 s each: after 44 s running them again costs no more than waiting on."""
+    slow = {"step_seconds": 2.0}
+    seen = blind(30.0, floor=20)
+    seen = replace(seen, sessions=tuple(replace(s, **slow) for s in seen.sessions))  # type: ignore[arg-type]
+    assert going(decided(looked(seen, True)))
+    seen = replace(blind(45.0, floor=20), sessions=seen.sessions)
+    made = decided(looked(seen, True))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 20)
+
+
+def test_agents_that_never_answer_are_awaited_for_a_minute_where_most_holders_are_silent() -> None:
+    """Agents of an older version: that they are beside silent holders and are heard speaks for the holders."""
+    never = {h.endpoint.holder: SightSeen(2, NOW - 40, NOW - 5) for h in blind().holders}
+    slow = tuple(replace(s, step_seconds=60.0) for s in blind().sessions)
+    seen = replace(blind(40.0, floor=20), sights=never, sessions=slow)
+    assert going(decided(seen))
+    later = replace(blind(61.0, floor=20), sights=never, sessions=slow)
+    assert not going(decided(later))
+    one = with_holder(with_holder(seen, "n0", state="Gone"), "n1", state="Gone")
+    assert not going(decided(one)), "one of three is likelier dead than unseen"
+
+
+def test_what_an_agent_saw_before_the_holder_fell_silent_or_long_ago_is_no_witness() -> None:
+    seen = looked(blind(61.0, floor=20), True)
+    seen = replace(seen, sessions=tuple(replace(s, step_seconds=60.0) for s in seen.sessions))
+    assert going(decided(seen))
+    stale = {holder: replace(sight, answered_seconds=NOW - 60) for holder, sight in seen.sights.items()}
+    assert not going(decided(replace(seen, sights=stale)))
+    other = {holder: replace(sight, epoch=1) for holder, sight in seen.sights.items()}
+    assert going(decided(replace(seen, sights=other))), "nobody was asked in this epoch"
+
+
+def test_steps_that_are_soon_run_again_are_not_worth_a_question() -> None:
+    seen = blind(0.1, floor=41)
+    made = decided(seen)
+    assert not any(isinstance(a, LookAround) for a in made.actions)
+
+
+def unseen(ago: float = 5.0, trouble: str = TIMEOUT, **changes: object) -> Observed:
+    """A healthy world whose holders are silent to the operator alone."""
+    seen = running()
+    return replace(
+        seen,
+        holders=tuple(
+            replace(h, state="Silent", since_seconds=NOW - ago, trouble=trouble, **changes)  # type: ignore[arg-type]
+            for h in seen.holders
+        ),
+    )
+
+
+def protection(made: Plan) -> tuple[str, str, str]:
+    found = next(c for c in made.status.conditions if c.type == "CheckpointProtected")
+    return found.status, found.reason, found.message
+
+
+def test_that_the_operator_does_not_see_the_holders_is_said_while_the_world_is_well() -> None:
+    made = decided(unseen())
+    truth, reason, message = protection(made)
+    assert (truth, reason) == ("Unknown", "HoldersUnseen")
+    assert "3 of 3" in message
+    assert TIMEOUT in message
+    told = [e for e in made.events if e.reason == "HoldersUnseen"]
+    assert len(told) == 1
+    assert told[0].warning
+    again = decided(replace(unseen(), status=made.status))
+    assert not [e for e in again.events if e.reason == "HoldersUnseen"]
+    assert protection(decided(unseen(1.0)))[1] != "HoldersUnseen", "a moment is no news"
+
+
+def test_a_dead_minority_and_a_tier_that_died_with_its_nodes_are_no_lost_sight() -> None:
+    seen = running()
+    assert protection(decided(with_holder(seen, "n1", state="Silent", since_seconds=NOW - 5)))[1] != "HoldersUnseen"
+    gone = replace(unseen(), sessions=tuple(replace(s, node=f"m{s.index}") for s in unseen().sessions))
+    assert protection(decided(gone))[1] != "HoldersUnseen", "nobody speaks for these holders"
+
+
+def test_a_holder_that_another_one_replaced_is_no_witness_s_business() -> None:
+    seen = blind(11.0, floor=20)
+    fresh = tuple(replace(h, endpoint=endpoint(h.endpoint.holder.node, "i1"), state="Ready", fence=2, read_epoch=2)
+                  for h in seen.holders)  # fmt: skip
+    made = decided(looked(replace(seen, holders=fresh), True))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 20)
