@@ -32,8 +32,8 @@ def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
     pending = with_worker(running(), 1, node=None, phase="Pending", message="0/3 nodes are available")
     found = after(pending, "PodsScheduled")
     assert found is not None
-    assert (found.status, found.reason) == ("False", "Waiting")
-    assert found.message == "2 of 3 workers have a node: 0/3 nodes are available"
+    assert (found.status, found.reason) == ("False", "Unschedulable")
+    assert found.message == "2 of 3 workers have a node; worker 1 has no node: 0/3 nodes are available"
 
 
 def test_a_refused_edit_is_told_once_for_each_sentence() -> None:

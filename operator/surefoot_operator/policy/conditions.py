@@ -21,6 +21,7 @@ from surefoot_operator.policy.facts import (
     seconds_per_step,
     step_of,
 )
+from surefoot_operator.policy.hindrances import hindrance
 from surefoot_operator.policy.incidents import open_incident
 from surefoot_operator.policy.refusal import INVALID
 from surefoot_operator.policy.sight import lost_sight
@@ -36,9 +37,6 @@ STALLED_SECONDS = 4.0
 
 UNREAD_SECONDS = 5.0
 """A new leader, and a new epoch, may take so long to read the holders."""
-
-REFUSED = "Refused"
-"""Reason of PodsScheduled while the fabric will not make a worker."""
 
 _NO_ROOM = "; checkpoints do not fit: "
 
@@ -60,14 +58,12 @@ def scheduled(facts: Facts) -> tuple[Truth, str, str]:
         return "False", "NotWanted", "no workers are wanted"
     live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
     placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
+    there, why = f"{min(placed, wanted)} of {wanted} workers have a node", hindrance(facts)
     if placed >= wanted:
-        return "True", "Scheduled", f"{wanted} of {wanted} workers have a node"
-    there = f"{placed} of {wanted} workers have a node"
-    refused = next((c for c in facts.seen.creates if c.refusal), None)
-    if refused is not None:
-        return "False", REFUSED, f"{there}; worker {refused.index} was refused: {refused.refusal}"
-    why = next((f": {w.message}" for w in live if w.node is None and w.message), "")
-    return "False", "Waiting", f"{there}{why}"
+        if why is None or not why.placed:
+            return "True", "Scheduled", there
+        return "True", why.reason, f"{there}; {why.text}"
+    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
 
 
 def protection(facts: Facts) -> tuple[Truth, str, str]:

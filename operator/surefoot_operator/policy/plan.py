@@ -21,6 +21,7 @@ from surefoot_operator.policy.conditions import summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import judge, seen_to_die
 from surefoot_operator.policy.farewell import holding
+from surefoot_operator.policy.hindrances import hindrance
 from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.offenders import excluded
 from surefoot_operator.policy.restore_point import choose, describe
@@ -28,7 +29,7 @@ from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
 from surefoot_operator.policy.ties import tie_of
-from surefoot_operator.policy.workers import Tending, hindrance, tend, worn_out
+from surefoot_operator.policy.workers import Tending, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
 
@@ -209,7 +210,8 @@ def _claimed(facts: Facts) -> _Decision:
     worn = worn_out(facts)
     if worn is not None:
         return _fail(facts, worn)
-    base = _Decision(choice.reason, status, choice.actions, wakes=(choice.until_seconds,))
+    reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
+    base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,))
     if facts.spec.suspend:
         heard = any(audible(facts, s) for s in facts.sessions.values())
         return base if heard else _with_workers(facts, base, 0)
@@ -245,15 +247,19 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
     if worn is not None:
         return _fail(facts, worn)
     if not found.members:
-        why = hindrance(facts)
-        reason = found.waiting or "waiting for workers"
-        reason = f"{reason}; {why}" if why is not None else reason
+        reason = _hindered(facts, found.waiting or "waiting for workers")
         base = _Decision(reason, facts.status, wakes=(found.until_seconds,))
         return _with_workers(facts, base, target_size(facts.spec))
     status = committed(facts, choice, found.members)
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
     return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+
+
+def _hindered(facts: Facts, reason: str) -> str:
+    """What is waited for, and what keeps workers from running meanwhile."""
+    why = hindrance(facts)
+    return reason if why is None else f"{reason}; {why.text}"
 
 
 def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.conditions import REFUSED
+from surefoot_operator.policy.hindrances import ENDED, OUT_OF_MEMORY, REFUSED, event_of
+
+_NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY)
+"""Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
 
 _LONGEST_STACKS = 800
 """Characters of an event; the incident has more of them."""
 
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec or a
-    worker that is refused."""
-    parts = (_claimed, _protected, _tied, _refused, _unmade, _stood)
+    """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec that
+    is refused, what keeps workers from running."""
+    parts = (_claimed, _protected, _tied, _refused, _hindered, _stood)
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -63,11 +66,20 @@ def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
 
 
-def _unmade(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """What keeps workers from running, once a cause: its words come again with other numbers, and in other rounds."""
     was, now = _condition(old, names.PODS_SCHEDULED), _condition(new, names.PODS_SCHEDULED)
-    if now is None or now.reason != REFUSED or (was is not None and was.message == now.message):
+    if now is None or now.reason in _NO_HINDRANCE:
         return ()
-    return (Event(names.WORKER_REFUSED, f"{now.message}; it is asked for again", True),)
+    if was is not None and was.reason == now.reason and (now.reason != REFUSED or _words(was) == _words(now)):
+        return ()
+    again = "; it is asked for again" if now.reason == REFUSED else ""
+    return (Event(event_of(now.reason), f"{now.message}{again}", True),)
+
+
+def _words(told: Condition) -> str:
+    """Without numbers: of attempts, of what a quota has left."""
+    return "".join(letter for letter in told.message if not letter.isdigit())
 
 
 def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

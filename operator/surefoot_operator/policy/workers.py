@@ -82,7 +82,7 @@ def tend(facts: Facts, wanted: int) -> Tending:
         next_attempt=attempt + 1 if new else facts.status.next_attempt,
         failed_starts=facts.status.failed_starts + bool(failed),
         events=(
-            *(Event(WORKER_LOST, _failed(w), warning=True) for w in failed[:_MOST_NAMED]),
+            *(Event(WORKER_LOST, never_trained(w), warning=True) for w in failed[:_MOST_NAMED]),
             *(Event(WORKER_CREATED, f"worker {c.index} (attempt {c.attempt})") for c in new),
         ),
         until_seconds=soonest(
@@ -109,7 +109,9 @@ def worn_out(facts: Facts) -> str | None:
     failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and ended_by_itself(facts, w)]
     if rounds < limit or not failed:
         return None  # or the last replacement has not had its chance
-    return f"{_failed(max(failed, key=lambda w: w.attempt))}; {rounds} replacements used up backoffLimit ({limit})"
+    return (
+        f"{never_trained(max(failed, key=lambda w: w.attempt))}; {rounds} replacements used up backoffLimit ({limit})"
+    )
 
 
 def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
@@ -120,12 +122,6 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
         return False
     ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
     return ended or _stuck(facts, worker)
-
-
-def hindrance(facts: Facts) -> str | None:
-    """Why workers that are waited for do not come, where their fabric says so; None: it does not."""
-    found = [w for w in facts.seen.workers if w.unstarted and not w.deleting]
-    return _failed(max(found, key=lambda w: w.attempt)) if found else None
 
 
 def _stuck(facts: Facts, worker: WorkerSeen) -> bool:
@@ -139,10 +135,15 @@ def _stuck_at(worker: WorkerSeen) -> float | None:
     return worker.created_seconds + UNSTARTED_SECONDS if waits else None
 
 
-def _failed(worker: WorkerSeen) -> str:
+def could_not_start(worker: WorkerSeen) -> str:
+    lines = worker.unstarted.strip().splitlines()
+    return f"worker {worker.index} could not be started: {' '.join(lines)[:_LONGEST_DETAIL]}"
+
+
+def never_trained(worker: WorkerSeen) -> str:
+    """What is said of one that ended by itself, as long as it was no member."""
     if worker.unstarted:
-        lines = worker.unstarted.strip().splitlines()
-        return f"worker {worker.index} could not be started: {' '.join(lines)[:_LONGEST_DETAIL]}"
+        return could_not_start(worker)
     said = worker.message.strip().splitlines()[-1:]  # the last line of a log is where a traceback names its cause
     detail = f": {said[0][:_LONGEST_DETAIL]}" if said else ""
     return f"worker {worker.index} ended with exit code {worker.exit_code} before it could train{detail}"

@@ -1,0 +1,83 @@
+"""What keeps workers from running, in the words of whoever keeps them from it. Pure; called by `plan` and `conditions`.
+
+A person looks at the job: that its pods are refused, unplaced or cannot be started is otherwise to be found on pods
+alone, or in the operator's log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot_operator import names
+from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.workers import could_not_start, ended_by_itself, never_trained
+
+REFUSED = "Refused"
+"""The fabric will not make a worker."""
+UNSCHEDULABLE = "Unschedulable"
+NOT_STARTED = "NotStarted"
+ENDED = "Ended"
+OUT_OF_MEMORY = "OOMKilled"
+
+SLOW_SECONDS = 60.0
+"""A worker that has a node for so long and says nothing of why it does not run: what its kubelet waits for is on its pod."""
+
+_SAME = {"ErrImagePull": "ImagePullBackOff"}
+"""A kubelet tells one cause by turns: it fails, it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """`reason`: one word for the cause. `text`: a sentence, in the system's own words."""
+
+    reason: str
+    text: str
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is about workers that have a node."""
+        return self.reason not in (REFUSED, UNSCHEDULABLE)
+
+
+def hindrance(facts: Facts) -> Hindrance | None:
+    """What is in the way now, the cause that a person must mend first; None: nothing is known to be."""
+    refused = next((c for c in facts.seen.creates if c.refusal), None)
+    if refused is not None:
+        return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
+    workers = _newest(facts)
+    for worker in workers:
+        if worker.unstarted and not worker.deleting:
+            return Hindrance(_cause(worker.unstarted), could_not_start(worker))
+    for worker in workers:
+        if ended_by_itself(facts, worker):
+            reason = OUT_OF_MEMORY if worker.message == OUT_OF_MEMORY else ENDED
+            return Hindrance(reason, never_trained(worker))
+    waiting = [w for w in workers if w.phase == "Pending" and not w.deleting]
+    for worker in waiting:
+        if worker.node is None and worker.message:
+            return Hindrance(UNSCHEDULABLE, f"worker {worker.index} has no node: {worker.message}")
+    for worker in waiting:
+        if worker.node is not None and facts.now - worker.created_seconds > SLOW_SECONDS:
+            text = f"worker {worker.index} was not started on node {worker.node} within {SLOW_SECONDS:g} s"
+            return Hindrance(NOT_STARTED, f"{text}; {worker.message or f'the events of pod {worker.name} say why'}")
+    return None
+
+
+def event_of(reason: str) -> str:
+    """The event that tells of a hindrance of that reason."""
+    if reason == REFUSED:
+        return names.WORKER_REFUSED
+    return names.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else names.WORKER_NOT_STARTED
+
+
+def _newest(facts: Facts) -> list[WorkerSeen]:
+    """Of each index the newest attempt: what became of older ones was answered."""
+    found = {w.index: w for w in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt))}
+    return list(found.values())
+
+
+def _cause(unstarted: str) -> str:
+    """The kubelet's own word, where the sentence begins with one."""
+    word = unstarted.partition(":")[0]
+    return _SAME.get(word, word) if word.isalnum() and word[:1].isupper() else NOT_STARTED
