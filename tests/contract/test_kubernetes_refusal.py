@@ -14,6 +14,7 @@ from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
 from surefoot_operator.memory import MemoryTier
 from surefoot_operator.reconcile import Reconciler
@@ -164,3 +165,20 @@ async def test_the_last_words_on_a_job_are_said_before_it_is_let_go(operators: l
     assert operator.told("PersistentDataDeleted") == ["s3://bucket/prefix/u was deleted"]
     assert server.stored["metadata"]["finalizers"] == []
     assert server.calls[-2:] == ["post", "patch"]
+
+
+async def test_a_misspelt_field_of_the_template_fails_the_job_with_the_servers_sentence(
+    operators: list[Operator],
+) -> None:
+    """It was dropped from the pod without a word, and the job ran without its limits."""
+    server = JobServer()
+    typo = 'strict decoding error: unknown field "spec.containers[0].resorces"'
+    server.verdicts = [ApiRefused("POST pods", 400, "BadRequest", typo)]
+    operator = Operator(server)
+    operators.append(operator)
+    for _ in range(4):
+        await operator.once()
+    assert operator.status["phase"] == "Failed"
+    assert typo in operator.status["message"]
+    assert any(typo in message for message in operator.told("JobFailed"))
+    assert (len(server.tried), server.made("pods"), server.made("secrets")) == (1, [], [])

@@ -42,7 +42,7 @@ class FakeApi:
             return {"items": items, "metadata": {"resourceVersion": str(self._version)}}
         raise ApiRefused(f"GET {path}", 404, "NotFound", "not found")
 
-    async def post(self, path: str, body: Body) -> Body:
+    async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("POST", path)
         if path in self.answers:
             return self.answers[path](body)

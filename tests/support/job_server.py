@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
@@ -25,6 +26,10 @@ class JobServer:
         self.calls: list[str] = []
         self.loses_answer = self.loses_request = False
         self.deleted: list[tuple[str, str]] = []
+        self.tried: list[dict[str, str]] = []
+        """What dry runs asked for."""
+        self.verdicts: list[FabricError] = []
+        """What is said to a dry run; empty: it would be made."""
         self._made: dict[str, dict[str, Any]] = {}
         self._version = 1
 
@@ -51,7 +56,12 @@ class JobServer:
         self.calls.append("get")
         return copy.deepcopy(self._made.get(path, self.stored))
 
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, body: dict[str, Any], query: dict[str, str] | None = None) -> dict[str, Any]:
+        if query is not None and query.get("dryRun") == "All":
+            self.tried.append(query)
+            for verdict in self.verdicts[:1]:
+                raise verdict
+            return body
         self.calls.append("post")
         name = f"{path}/{body['metadata']['name']}"
         if name in self._made:

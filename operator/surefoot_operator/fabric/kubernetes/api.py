@@ -59,8 +59,8 @@ class Api:
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("GET", path, query=query)
 
-    async def post(self, path: str, body: Body) -> Body:
-        return await self._call("POST", path, body)
+    async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
+        return await self._call("POST", path, body, query)
 
     async def put(self, path: str, body: Body) -> Body:
         """Replaces the whole object, if it still is of the version that `body` says."""

@@ -44,6 +44,11 @@ async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> 
     return found
 
 
+async def try_pod(api: Api, namespace: str, body: Object) -> None:
+    """Has the server judge a pod, to its last field, without making it."""
+    await api.post(labels.core_path(namespace, "pods"), body, {"dryRun": "All", "fieldValidation": "Strict"})
+
+
 async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object | None:
     """Deletes exactly that pod; what is left of it, or None where nothing is (or the name is another's now)."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": worker.uid}}

@@ -23,6 +23,7 @@ from surefoot_operator.fabric.kubernetes import apply, holders, labels, nodes, p
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.fabric.kubernetes.memo import Memo
+from surefoot_operator.fabric.kubernetes.proof import Proof
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
@@ -57,6 +58,7 @@ class KubernetesFabric:
         self._closed = False
         self._shared: set[tuple[str, str]] = set()
         self._sharing = asyncio.Lock()
+        self._proof = Proof(self._api)
         self._listeners: dict[str, Listener] = {
             "trainingjobs": self._job_heard,
             "pods": self._pod_heard,
@@ -84,11 +86,15 @@ class KubernetesFabric:
         )
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        job, _ = self._job(self._stored())
+        stored = self._stored()
+        job, _ = self._job(stored)
+        pod = pods.pod(job, worker, environment, self._settings)
         async with self._sharing:  # workers made side by side share them
+            if not self._status(stored).lineage:
+                await self._proof.give(self._me.namespace, pod, job.generation)
             await self._share("secrets", pods.secret(job, environment))
             await self._share("services", pods.service(job))
-        made = await apply.create(self._api, "pods", pods.pod(job, worker, environment, self._settings), self._me)
+        made = await apply.create(self._api, "pods", pod, self._me)
         self._cache.workers.learn(made)
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
