@@ -138,7 +138,11 @@ def test_removing_a_job_leaves_the_others_alone(running: HolderServer, admin: Ho
         mine.read_values(RankSave(1, 1, 0))
     assert theirs.read_values(RankSave(1, 1, 1199)) == b"x"
     leftovers = admin.unindexed(THEIRS)
-    admin.remove_keys(name for names in leftovers.values() for name in names)
+    sweeper = HolderClient(
+        redis_server.endpoint(running), THEIRS, redis_server.account("", redis_server.ADMIN_PASSWORD)
+    )
+    assert all(sweeper.sweep(save, 1, names) for save, names in leftovers.items())
+    sweeper.close()
     assert admin.unindexed(THEIRS) == {}
     assert theirs.index().fence == 1
     for client in (mine, theirs):

@@ -122,7 +122,7 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, see
         instance = "instance-2" if draw.random() < 0.05 else "instance-1"
         lengths = draw.choice(((3, 2), (3, 2), (3, 2), (4,)))
         data = keys.data_of(JOB, save, len(lengths))
-        match draw.choice(("put", "put", "put", "put", "seal", "commit", "commit", "commit", "drop", "mark")):
+        match draw.choice(("put", "put", "put", "put", "seal", "commit", "commit", "commit", "drop", "mark", "sweep")):
             case "put":
                 pair.put(keys.layout(JOB, LAYOUT), b"layout")
                 for key, size in zip(data, (8, 5, *lengths), strict=True):
@@ -141,6 +141,10 @@ def test_random_calls_get_the_same_answers_from_server_and_model(wire: Wire, see
             case "drop":
                 answer = pair.run(scripts.DROP, epoch, instance, data, [keys.field(save)])
                 assert answer == pair.model.drop(save, epoch, instance, len(lengths))
+            case "sweep":
+                found = draw.sample(data, draw.randint(0, len(data)))
+                answer = pair.run(scripts.SWEEP, epoch, instance, found, [keys.field(save)])
+                assert answer == pair.model.sweep(save, epoch, instance, found)
             case "mark":
                 answer = pair.run(scripts.MARK, epoch, instance, [keys.watermark(JOB)], [f"{save.epoch}:{save.step}"])
                 assert answer == pair.model.mark(f"{save.epoch}:{save.step}", epoch, instance)

@@ -380,10 +380,10 @@ def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:
     old, new, passed = RankSave(1, 5, 0), RankSave(2, 50, 0), RankSave(2, 30, 0)
     now = {old: ("a", "b"), new: ("c",), passed: ("d",)}
     before = {old: ("a",), new: ("c",), passed: ("d",)}
-    assert leftovers(now, before, 2, Checkpoint(2, 40), frozenset()) == ("a", "d")
-    assert leftovers(now, before, 2, None, frozenset({old})) == ()
-    assert leftovers(now, {}, 2, Checkpoint(2, 40), frozenset()) == ()
+    assert leftovers(now, before, 2, Checkpoint(2, 40), frozenset()) == {old: ("a",), passed: ("d",)}
+    assert leftovers(now, before, 2, None, frozenset({old})) == {}
+    assert leftovers(now, {}, 2, Checkpoint(2, 40), frozenset()) == {}
     said = [Settled(49, (30,)), Settled(50, (30,))]
-    assert leftovers(now, before, 2, None, frozenset({old}), said[:1]) == ()
-    assert leftovers(now, before, 2, None, frozenset({old}), said) == ("c",), "some worker never saves step 50"
-    assert leftovers({old: ("a",)}, before, 2, None, frozenset({old}), [Settled(9)]) == (), "it speaks of epoch 2"
+    assert leftovers(now, before, 2, None, frozenset({old}), said[:1]) == {}
+    assert leftovers(now, before, 2, None, frozenset({old}), said) == {new: ("c",)}, "some worker never saves step 50"
+    assert leftovers({old: ("a",)}, before, 2, None, frozenset({old}), [Settled(9)]) == {}, "it speaks of epoch 2"

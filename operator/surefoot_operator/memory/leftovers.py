@@ -19,17 +19,19 @@ def leftovers(
     watermark: Checkpoint | None,
     busy: frozenset[RankSave],
     settled: Collection[Settled] = (),
-) -> tuple[str, ...]:
-    """Keys to remove from a holder that is sealed at `epoch` (committed).
+) -> dict[RankSave, tuple[str, ...]]:
+    """Keys to remove from a holder that is sealed at `epoch` (committed), by the save that they are of.
 
     Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark
     were given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`)
     never become a checkpoint.
     """
-    gone: list[str] = []
+    gone: dict[RankSave, tuple[str, ...]] = {}
     for save, names in now.items():
         passed = save.epoch == epoch and watermark is not None and save.step < watermark.step
         missed = save.epoch == epoch and any(said.misses(save.step) for said in settled)
         if save in before and save not in busy and (save.epoch < epoch or passed or missed):
-            gone += [name for name in names if name in before[save]]
-    return tuple(gone)
+            both = tuple(name for name in names if name in before[save])
+            if both:
+                gone[save] = both
+    return gone

@@ -206,17 +206,15 @@ class MemoryTier:
             await kept.close()
         self._keepers.clear()
 
-    async def _sweep(
-        self, kept: Keeper, world: World, superfluous: Callable[[_Found, _Found], tuple[str, ...]]
-    ) -> None:
+    async def _sweep(self, kept: Keeper, world: World, superfluous: Callable[[_Found, _Found], _Found]) -> None:
         assert kept.seen is not None, "only holders that answered are swept"
         holder = kept.seen.endpoint.holder
         found = await kept.call(kept.visitor.unindexed)
-        names = superfluous(found, self._found.get(holder, {}))
+        left = superfluous(found, self._found.get(holder, {}))
         self._found[holder] = found
-        if names and self._status.world == world:
-            log.info("%s: %d keys without an index entry are removed", holder, len(names))
-            await kept.call(kept.visitor.sweep, holder, names)
+        if left and self._status.world == world:
+            gone = await kept.call(kept.visitor.sweep, holder, left, world.epoch)
+            log.info("%s: %d keys without an index entry were removed", holder, gone)
 
     async def _told(self, kept: Keeper, what: str, work: Awaitable[object]) -> None:
         """Carries one call out; a failure is counted and logged, for the next plan asks again."""

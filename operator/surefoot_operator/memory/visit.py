@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -113,11 +113,10 @@ class Visitor:
     def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
         return self._admin.unindexed(self._job)
 
-    def sweep(self, holder: HolderId, names: Iterable[str]) -> None:
-        """Removes leftover keys, if this is still the instance they were found on."""
-        self._of(holder)
-        if self._admin.instance() == holder.instance:
-            self._admin.remove_keys(names)
+    def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
+        """Removes leftover keys of saves that were not committed meanwhile, from exactly this instance; how many went."""
+        client = self._of(holder)
+        return sum(len(names) for save, names in found.items() if client.sweep(save, epoch, names))
 
     def clean(self) -> None:
         """Removes the job from this holder: account first, then every key."""

@@ -7,6 +7,7 @@ Every call means the one instance that the endpoint names: a Redis that restarte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,6 +16,9 @@ from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import RankManifest
+
+_KEYS = 500
+"""In one call: a script runs alone on its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,17 @@ class HolderClient:
         """Removes index entry and data in one step. Absent is success."""
         result = self._run(scripts.DROP, writer_epoch, keys.data_of(self._job, save, chunks), [keys.field(save)])
         self._expect_ok(result, f"dropping {save}")
+
+    def sweep(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
+        """Removes these data keys of a save that has no index entry; whether it had none. Absent is success."""
+        doing = f"removing what is left of {save}"
+        for start in range(0, len(names), _KEYS):
+            more = list(names[start : start + _KEYS])
+            result = self._run(scripts.SWEEP, writer_epoch, more, [keys.field(save)])
+            if result[0] == "indexed":
+                return False
+            self._expect_ok(result, doing)
+        return True
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
         """Notes the newest checkpoint that is on enough holders, for whoever reads this holder next."""

@@ -5,7 +5,7 @@ Pure. One job on one holder; results are the scripts' own words. `full` makes it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from surefoot.holder import keys
@@ -68,6 +68,15 @@ class HolderModel:
         if refusal is None:
             self.index.pop(keys.field(save), None)
             for key in keys.data_of(self.job, save, chunks):
+                self.data.pop(key, None)
+        return refusal or OK
+
+    def sweep(self, save: RankSave, writer_epoch: int, instance: str, names: Iterable[str]) -> Result:
+        refusal = self._guard(writer_epoch, instance)
+        if refusal is None and keys.field(save) in self.index:
+            return ("indexed",)
+        if refusal is None:
+            for key in names:
                 self.data.pop(key, None)
         return refusal or OK
 

@@ -6,7 +6,7 @@ account comes last: whoever can log in finds fence and scripts in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -63,7 +63,7 @@ class HolderAdmin:
         named = [keys.fence(job), keys.instance(job), keys.absent(job)]
         doing = f"provisioning job {job}"
         with understood(self._where, doing), explained(self._where, doing):
-            for script in scripts.ALL:
+            for script in (*scripts.ALL, *scripts.FORMER):
                 loaded = self._wire.call("SCRIPT LOAD", script.source)
                 if loaded.decode() != script.sha:
                     raise TierError(f"{self._where} gave script {script.name} another digest: it is no Redis")
@@ -114,13 +114,6 @@ class HolderAdmin:
             if save is not None and field not in indexed:
                 found[save] = (*found.get(save, ()), name)
         return found
-
-    def remove_keys(self, names: Iterable[str]) -> None:
-        """Removes keys by name. Absent is success."""
-        todo = list(names)
-        with explained(self._where, "removing leftovers"):
-            for start in range(0, len(todo), _BATCH):
-                self._wire.call("UNLINK", *todo[start : start + _BATCH])
 
     def memory(self) -> Memory:
         with understood(self._where, "measuring its memory"):

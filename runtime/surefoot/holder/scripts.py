@@ -21,6 +21,14 @@ if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 """
 
 
+_GUARD_1 = """
+local fence = tonumber(redis.call('GET', KEYS[1]) or '-1')
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return {'replaced'} end
+if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
+"""
+"""As it was first written: see FORMER."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """One script: its name for messages, its source, and the digest it is called by."""
@@ -108,4 +116,20 @@ return {'ok', redis.call('GET', KEYS[1]) or '', redis.call('GET', KEYS[5]) or ''
 )
 """Fence, watermark and index of one moment and one instance; one that restarted is silent, never empty."""
 
-ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ)
+SWEEP = Script(
+    "sweep",
+    _GUARD
+    + """
+if redis.call('HGET', KEYS[4], ARGV[3]) then return {'indexed'} end
+for i = 5, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return {'ok'}
+""",
+)
+"""As DROP, of data that has no entry: one that was committed since it was looked at stays whole."""
+
+ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, SWEEP)
+
+FORMER = tuple(Script(script.name, script.source.replace(_GUARD, _GUARD_1)) for script in (COMMIT, DROP, MARK))
+"""What agents of older versions call, as long as `messages.OLDEST` lets them in: they know a script by its digest, and a
+holder that restarts behind an upgrade of the operator is given its scripts by that operator. A text that changes comes
+here; a contract test holds which digests each version of the protocol needs."""
