@@ -28,6 +28,10 @@ class Server:
 
     def __init__(self) -> None:
         self.pods: list[Object] = []
+        self.page = 0
+        """How many of them a page has; 0: all."""
+        self.between: Callable[[], None] = lambda: None
+        """Called when the last page is asked for."""
         self.version = 10
         self.watches: asyncio.Queue[list[Object | None]] = asyncio.Queue()
         self.asked: list[dict[str, str]] = []
@@ -35,7 +39,14 @@ class Server:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(dict(request.query))
         if "watch" not in request.query:
-            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": self.pods})
+            begin = int(request.query.get("continue", 0))
+            end = begin + (self.page or len(self.pods))
+            metadata = {"resourceVersion": str(self.version)}
+            if end < len(self.pods):
+                metadata["continue"] = str(end)
+            else:
+                self.between()
+            return web.json_response({"metadata": metadata, "items": self.pods[begin:end]})
         events = await self.watches.get()
         response = web.StreamResponse()
         await response.prepare(request)
@@ -150,3 +161,37 @@ async def test_a_silent_watch_and_a_refusal_are_sentences(server: Server, api: A
     with pytest.raises(ApiRefused, match="refused to GET /nowhere: 404"):
         await api.get("/nowhere")
     assert issubclass(ApiSilent, FabricError)
+
+
+async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Server, api: Api) -> None:
+    said: list[tuple[str, str]] = []
+
+    def heard(old: Object | None, new: Object | None) -> None:
+        said.append((old["metadata"]["uid"] if old else "", new["metadata"]["uid"] if new else ""))
+
+    feed = Feed(api, "/api/v1/pods", "", heard)
+    server.pods, server.version = [pod("a", 1), pod("again", 2, "first"), pod("gone", 3)], 10
+    await feed._list()
+    said.clear()
+    # a listing of two pages, made at version 20; behind its first our own writes were answered
+    server.pods, server.version, server.page = [pod("a", 1), pod("again", 2, "first")], 20, 1
+
+    def between() -> None:
+        feed.learn(pod("new", 21))
+        feed.forget("n", "again", "first")
+        feed.learn(pod("again", 22, "second"))
+
+    server.between = between
+    feed._version = ""
+    await feed._list()
+    assert said == [("", "new"), ("first", ""), ("", "second"), ("gone", "")]
+    assert {name: item["metadata"]["uid"] for (_, name), item in feed.items.items()} == {
+        "a": "a",
+        "new": "new",
+        "again": "second",
+    }
+    # one that lists nothing of them again, later, ends them: they were not made behind its back
+    server.pods, server.version, server.page, server.between = [pod("a", 1)], 15, 0, lambda: None
+    feed._version = ""
+    await feed._list()
+    assert list(feed.items) == [("n", "a")], "a store that was restored has older versions, and knows best"

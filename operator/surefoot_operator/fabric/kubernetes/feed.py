@@ -52,6 +52,8 @@ class Feed:
         self._api, self._selector, self._heard = api, selector, heard
         self._version = ""
         self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._learned: set[str] = set()
+        """Uids of what was learned since the listing under way began: its pages may be from before."""
 
     @property
     def fresh(self) -> bool:
@@ -92,6 +94,7 @@ class Feed:
         known = int(self._version or 0) if old is None else _version(old)
         if _uid(found) in self._forgotten or known >= _version(found):
             return
+        self._learned.add(_uid(found))
         self.items[key] = found
         self._heard(old, found)
 
@@ -107,6 +110,7 @@ class Feed:
 
     async def _list(self) -> None:
         found: dict[tuple[str, str], Object] = {}
+        self._learned.clear()
         query: dict[str, str | int] = {"limit": PAGE, **self._select()}
         while True:
             page = await self._api.get(self.path, query)
@@ -117,10 +121,18 @@ class Feed:
             query["continue"] = following
         self._version = page["metadata"]["resourceVersion"]
         self._hears()
-        for key in [key for key in self.items if key not in found]:
+        # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
+        newer = {
+            key
+            for key, item in self.items.items()
+            if _uid(item) in self._learned and _version(item) > int(self._version)
+        }
+        self._learned.clear()
+        for key in [key for key in self.items if key not in found and key not in newer]:
             self._heard(self.items.pop(key), None)
-        for item in found.values():
-            self._take(item)
+        for key, item in found.items():
+            if key not in newer:
+                self._take(item)
         self.synced.set()
 
     async def _watch(self) -> None:
