@@ -143,6 +143,10 @@ bench: $(VENV)/.bench ## checkpoints beside seven peers on a quiet machine: buil
 bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minutes
 	$(BIN)/python -m bench --quick
 
+.PHONY: bench-listing
+bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms, median of five (build/bench/listing.json, three minutes)
+	$(BIN)/python -m bench.listing --out build/bench/listing.json
+
 SEEDS ?= 2000
 SEED ?=
 .PHONY: simulate

@@ -252,14 +252,26 @@ def test_a_record_that_the_tier_did_not_give_is_asked_for_again_and_named() -> N
     assert ListPersistentTier(2, 0) in decided(later).actions
 
 
-@pytest.mark.parametrize("ago", [0.5, 30.0])
+@pytest.mark.parametrize("ago", [0.5, 15.0])
 def test_with_a_complete_checkpoint_in_memory_a_slow_listing_is_waited_for_a_little_while(ago: float) -> None:
-    seen = replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=PersistentSeen(asked_seconds=NOW - ago))
+    seen = replace(claimed(ago=20, checkpoint=PERSISTENT), persistent=PersistentSeen(asked_seconds=NOW - ago))
     found = parent(seen)
     if ago < 2:
         assert "listing" in str(found)
     else:
         assert found == Checkpoint(1, 40)
+
+
+@pytest.mark.parametrize("listed", [None, 2])
+def test_a_holder_that_comes_and_goes_voids_no_listing_for_ever(listed: int | None) -> None:
+    """Each reading voids the listing, and each loss asks for another one; memory has a complete checkpoint."""
+    for ago, chosen in ((20, False), (40, True)):
+        seen = claimed(ago=ago, checkpoint=PERSISTENT)
+        gone = replace(seen.holders[-1], state="Gone", since_seconds=NOW - 0.5, entries=(), read_epoch=None)
+        seen = replace(seen, holders=(*seen.holders[:-1], gone))
+        asked = NOW - 1.0 if listed is not None else None
+        seen = replace(seen, persistent=PersistentSeen(listed, () if listed else None, asked))
+        assert (parent(seen) == Checkpoint(1, 40)) == chosen
 
 
 def test_a_listing_that_takes_long_is_asked_of_another_agent_only() -> None:

@@ -107,7 +107,7 @@ def request_of(sessions: Sessions) -> int:
 def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    assert ListPersistent(number) in words(sessions, A, CLAIMED)
+    assert ListPersistent(number, layouts=()) in words(sessions, A, CLAIMED)
     answer = Listing(number, (manifest().to_json(), "{}"), {"layout": "{}"})
     assert heard(sessions, B, answer, 1002.0).orders.persistent.read_epoch is None
     sessions = heard(sessions, A, answer, 1002.0)
@@ -123,7 +123,7 @@ def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> N
     sessions = asked(talking(status=CLAIMED))
     sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
     number = request_of(sessions)
-    assert ListPersistent(number, older) in words(sessions, A, CLAIMED)
+    assert ListPersistent(number, older, layouts=()) in words(sessions, A, CLAIMED)
     assert len(sessions.orders.outstanding) == 2
     sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
@@ -208,7 +208,7 @@ def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
 
 def test_what_was_deleted_leaves_the_listing() -> None:
     sessions = asked(talking(status=CLAIMED))
-    listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()))
+    listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
     sessions = heard(sessions, A, listing, 1002.0)
     book = orders.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
     assert orders.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
@@ -255,7 +255,9 @@ def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembe
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
     sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1070.0))
-    assert words(sessions, A, CLAIMED)[-1] == ListPersistent(request_of(sessions), None, ("layout",))
+    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest().to_json(),)), 1071.0)
+    assert sessions.orders.outstanding == {}, "a layout that is known is not asked for"
+    assert sessions.orders.layouts == {"layout": "{}"}
 
 
 def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
@@ -268,6 +270,74 @@ def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
     sessions = heard(sessions, A, listing, 1002.0)
     assert sessions.orders.persistent.unjudged == {Checkpoint(1, 20), Checkpoint(1, 40)}
     assert [any(str(one) in told for told in sessions.orders.failures) for one in left_out] == [True, True]
+
+
+def with_layouts(*digests: str) -> list[str]:
+    """A manifest each, of one rank at steps 10, 20, …, with these layouts."""
+    return [replace(manifest(10 * n), layout=digest).to_json() for n, digest in enumerate(digests, 1)]
+
+
+def test_layouts_are_asked_for_once_the_manifests_name_them_and_only_those_unknown() -> None:
+    sessions = talking(status=CLAIMED)
+    book = orders.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
+    sessions = replace(sessions, orders=book)
+    first = request_of(sessions)
+    sessions = heard(sessions, A, Listing(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
+    number = request_of(sessions)
+    assert sessions.orders.persistent.read_epoch is None, "it counts with its layouts"
+    assert words(sessions, A, CLAIMED)[-1] == ListPersistent(number, manifests=False, layouts=("b", "c"))
+    again = Listing(first, tuple(with_layouts("a")))
+    assert heard(sessions, A, again, 1002.0) == replace(sessions, by_worker=heard(sessions, A, again, 1002.0).by_worker)
+    sessions = heard(sessions, A, Listing(number, layouts={"b": "{}"}, more=True), 1003.0)
+    sessions = heard(sessions, A, Listing(number, layouts={"c": "{}"}, page=1), 1003.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert len(sessions.orders.persistent.entries or ()) == 4
+    assert sessions.orders.layouts == {"b": "{}", "c": "{}"}
+    assert sessions.orders.outstanding == {}
+
+
+def test_a_layout_that_the_agent_neither_gives_nor_names_is_not_asked_for_without_an_end() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts("a", "b"))), 1002.0)
+    lost = LeftOut("layouts/a.json is damaged", False, digest="a")
+    sessions = heard(sessions, A, Listing(request_of(sessions), left_out=(lost,)), 1003.0)
+    seen = sessions.orders.persistent
+    assert (seen.read_epoch, seen.lost_layouts, len(seen.unjudged)) == (3, {"a", "b"}, 2)
+
+
+def test_layouts_are_asked_for_a_few_at_a_time() -> None:
+    digests = [f"{n:016x}" for n in range(300)]
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts(*digests))), 1002.0)
+    counts = []
+    while sessions.orders.persistent.read_epoch is None:
+        order = sessions.orders.outstanding[request_of(sessions)].message
+        assert isinstance(order, ListPersistent)
+        counts.append(len(order.layouts or ()))
+        sessions = heard(sessions, A, Listing(order.request, layouts=dict.fromkeys(order.layouts or (), "{}")), 1003.0)
+    assert counts == [128, 128, 44]
+    assert sorted(sessions.orders.layouts) == digests
+
+
+def test_a_listing_of_older_agents_that_tell_everything_counts_at_once() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    told = Listing(request_of(sessions), tuple(with_layouts("a")), {"a": "{}"})
+    assert heard(sessions, A, told, 1002.0).orders.persistent.read_epoch == 3
+    # and one that tells manifests again, where layouts alone were asked for, doubles none
+    sessions = heard(sessions, A, replace(told, layouts={}), 1002.0)
+    sessions = heard(sessions, A, replace(told, request=request_of(sessions)), 1002.0)
+    assert len(sessions.orders.persistent.entries or ()) == 1
+
+
+def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    first = request_of(sessions)
+    for minute in range(1, 8):
+        book = orders.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
+        sessions = replace(sessions, orders=book)
+    sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert sessions.orders.outstanding == {}
 
 
 # ---- looking -------------------------------------------------------------------------------------------------------

@@ -117,6 +117,8 @@ class Agent:
                 self.tell(on.LevelAsked(epoch, level))
             case said.Retire(_, exit_code):
                 self.tell(on.LeaveAsked(exit_code))
+            case said.ListPersistent(request, manifests=False, layouts=wanted):
+                self._send(said.Listing(request, layouts=dict.fromkeys(wanted or (), "")))
             case said.ListPersistent(request):
                 self._list(request)
             case said.RepairSave():

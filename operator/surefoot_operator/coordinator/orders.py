@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -27,14 +26,14 @@ from surefoot.protocol.messages import (
     Retire,
     Sighting,
 )
-from surefoot.protocol.records import RankManifest
+from surefoot_operator.coordinator.listings import Gathered, lacking, taken
 from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
 
 MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
 
-MOST_LISTINGS = 3
-"""Of one kind that may be under way at once, each through another agent."""
+MOST_LISTINGS = 8
+"""Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""
 
 MOST_PROMOTED = 8
 """Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
@@ -48,8 +47,10 @@ class Order:
     message: ListPersistent | RepairSave | DropPersistent | LookAtHolders
     epoch: int
     asked_seconds: float
-    pages: tuple[Listing, ...] = ()
-    """Of a listing, until the last has come."""
+    gathered: Gathered = field(default_factory=Gathered)
+    """Of a listing, until all of it has come."""
+    known: frozenset[str] = frozenset()
+    """Digests of layouts that need not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,16 @@ def propose_hold(
     return replace(orders, hold=Hold(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
 
 
-def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float, older: OlderJob | None = None) -> Orders:
+def list_persistent(
+    orders: Orders,
+    worker: WorkerId,
+    epoch: int,
+    now: float,
+    older: OlderJob | None = None,
+    known: frozenset[str] = frozenset(),
+) -> Orders:
     """Asks one agent. Whoever was asked before, in the same epoch and since the same reading, may still answer first:
-    a listing that takes longer than the patience with it would otherwise never end."""
+    a listing that takes longer than the patience with it would otherwise never end. `known`: digests of layouts."""
     same = {
         n: o
         for n, o in orders.outstanding.items()
@@ -123,8 +131,9 @@ def list_persistent(orders: Orders, worker: WorkerId, epoch: int, now: float, ol
     others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older is not None) or n in same}
     kept = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
-    known = tuple(sorted(orders.layouts if older is None else orders.older_layouts))
-    order = Order(worker, ListPersistent(number, older, known), epoch, now)
+    kept_layouts = orders.layouts if older is None else orders.older_layouts
+    message = ListPersistent(number, older, layouts=())
+    order = Order(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
     asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
     seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of)
@@ -209,18 +218,11 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         return orders
     if isinstance(message, Sighting):
         return _sighted(orders, order, message, now)
-    if isinstance(message, Listing) and message.more:
-        return _paged(orders, order, message)
-    rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
     if isinstance(message, Listing):
-        message = _whole(order, message)
-        # what others were asked for the same is answered with this
-        rest = {n: o for n, o in rest.items() if message.error is not None or not _same_listing(o, order)}
-    orders = replace(orders, outstanding=rest)
+        return _told(orders, order, message)
+    orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
     if message.error is not None:
         orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
-    if isinstance(message, Listing) and isinstance(order.message, ListPersistent):
-        return _listed(orders, order, message)
     if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
         gone = set(order.message.checkpoints)
         entries = tuple(m for m in orders.persistent.entries if m.save.checkpoint not in gone)
@@ -241,30 +243,51 @@ def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orde
     return replace(orders, hold=Hold(replace(hold.seen, state=state), awaited))
 
 
-def _listed(orders: Orders, order: Order, listing: Listing) -> Orders:
+def _told(orders: Orders, order: Order, page: Listing) -> Orders:
+    """One page. After the last the layouts that nobody knows are asked for, a few at a time; then the listing counts."""
+    asked = order.message
+    if not isinstance(asked, ListPersistent):
+        return orders
+    error, gathered = page.error, taken(order.gathered, page, asked.manifests)
+    if error is None and gathered is None and not page.more:
+        missing = len(order.gathered.pages) + 1
+        error = f"page {missing} of {page.page + 1} of the listing did not come"
+    if error is None and page.more:
+        waits = order if gathered is None else replace(order, gathered=gathered)
+        return replace(orders, outstanding={**orders.outstanding, page.request: waits})
+    rest = {n: o for n, o in orders.outstanding.items() if n != page.request}
+    if error is not None or gathered is None:
+        orders = _failed(replace(orders, outstanding=rest), f"{order.worker} could not {_words(order)}: {error}")
+        seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
+        return replace(orders, persistent=seen) if asked.older_job is None else replace(orders, older=seen)
+    gathered = gathered.answered(asked.layouts or ())
+    wanted = lacking(gathered.whole(), order.known)
+    if wanted:
+        number = orders.next_request
+        more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted)
+        order = replace(order, message=more, gathered=gathered.asked_anew())
+        return replace(orders, next_request=number + 1, outstanding={**rest, number: order})
+    # what others were asked for the same is answered with this
+    rest = {n: o for n, o in rest.items() if not _same_listing(o, order)}
+    return _listed(replace(orders, outstanding=rest), order, gathered)
+
+
+def _listed(orders: Orders, order: Order, gathered: Gathered) -> Orders:
     older = order.message.older_job if isinstance(order.message, ListPersistent) else None
-    seen = PersistentSeen(asked_seconds=order.asked_seconds, error=listing.error, older_job=older)
+    found, entries = gathered.whole(), gathered.whole().entries
+    for why in found.unreadable[:MOST_TOLD]:
+        orders = _failed(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
+    if older is not None:
+        entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
+    seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
+    seen = replace(seen, unjudged=_unjudged(seen, older is not None))
+    named = {m.layout for m in entries}
     known = orders.layouts if older is None else orders.older_layouts
-    layouts = known
-    if listing.error is None:
-        entries: list[RankManifest] = []
-        for text in listing.manifests:
-            try:
-                entries.append(RankManifest.from_json(text))
-            except ProtocolError as error:
-                orders = _failed(
-                    orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {error}"
-                )
-        if older is not None:
-            entries = [replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries]
-        seen = replace(seen, read_epoch=order.epoch, entries=tuple(entries), left_out=listing.left_out)
-        seen = replace(seen, unjudged=_unjudged(seen, older is not None))
-        named = {m.layout for m in entries}
-        layouts = {digest: text for digest, text in {**known, **listing.layouts}.items() if digest in named}
-        for one in listing.left_out[:MOST_TOLD]:
-            orders = _failed(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
-        if len(listing.left_out) > MOST_TOLD:
-            orders = _failed(orders, f"{len(listing.left_out) - MOST_TOLD} more records could not be read")
+    layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
+    for one in found.left_out[:MOST_TOLD]:
+        orders = _failed(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
+    if len(found.left_out) > MOST_TOLD:
+        orders = _failed(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
     if older is not None:
         return replace(orders, older=seen, older_layouts=layouts)
     return replace(orders, persistent=seen, layouts=layouts)
@@ -275,28 +298,6 @@ def _unjudged(seen: PersistentSeen, negated: bool) -> frozenset[Checkpoint]:
     told = {one.checkpoint for one in seen.left_out if one.checkpoint is not None}
     told = {c.negated() for c in told} if negated else told
     return frozenset(told | {m.save.checkpoint for m in seen.entries or () if m.layout in seen.lost_layouts})
-
-
-def _paged(orders: Orders, order: Order, page: Listing) -> Orders:
-    """Keeps a page until the last has come. One that does not follow belongs to an answer that was begun anew."""
-    before = order.pages if page.page == len(order.pages) else order.pages[: page.page] if page.page else ()
-    if page.page > len(before):
-        return orders
-    pages = replace(order, pages=(*before, page))
-    return replace(orders, outstanding={**orders.outstanding, page.request: pages})
-
-
-def _whole(order: Order, last: Listing) -> Listing:
-    """All pages as one answer; an error where some did not come."""
-    if last.error is not None or last.page == 0:
-        return last
-    if len(order.pages) < last.page:
-        return Listing(
-            last.request, error=f"page {len(order.pages) + 1} of {last.page + 1} of the listing did not come"
-        )
-    pages = (*order.pages[: last.page], last)
-    layouts = {digest: text for page in pages for digest, text in page.layouts.items()}
-    return replace(last, manifests=tuple(text for page in pages for text in page.manifests), layouts=layouts)
 
 
 def _sighted(orders: Orders, order: Order, message: Sighting, now: float) -> Orders:

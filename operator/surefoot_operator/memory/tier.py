@@ -114,6 +114,11 @@ class MemoryTier:
         kept = self._keeper_of(holder)
         return kept is not None and kept.seal(epoch)
 
+    @property
+    def layouts_known(self) -> frozenset[str]:
+        """Digests of the layout records that are known here, whoever brought them."""
+        return frozenset(self._layouts)
+
     async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
         """Whether each set of layouts that the readings need covers every tensor once; sets not known are left out."""
         for kept in self._keepers.values():

@@ -30,6 +30,9 @@ from surefoot_operator.policy.sight import UNSEEN_SECONDS, answers_awaited, livi
 LISTING_PATIENCE_SECONDS = 2.0
 """How long a listing is waited for at least where memory has a complete checkpoint."""
 
+LONGEST_LISTING_SECONDS = 30.0
+"""How long it is waited for at most there, however often another reading made it void: a holder may come and go for ever."""
+
 UNANSWERED_AGAIN_SECONDS = 5.0
 """How soon a listing that lacks a decisive record is asked for again."""
 
@@ -124,6 +127,9 @@ def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | N
     """The persistent tier, listed after the last index was read."""
     persistent, epoch = facts.seen.persistent, facts.world.epoch
     if facts.spec.checkpoint.persistent is None or not facts.running_epoch:
+        return None
+    latest = max(limit, _began(facts) + LONGEST_LISTING_SECONDS)
+    if best is not None and facts.now >= latest:
         return None
     if persistent.read_epoch == epoch:
         # data moves from memory to the persistent tier: what a holder lost since may be there by now

@@ -129,10 +129,10 @@ def _ask(
     elif isinstance(action, ListPersistentTier):
         there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
         if there:
-            wish = action
+            wish, known = action, parts.memory.layouts_known
             _order(
                 parts,
-                lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job),
+                lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job, known),
             )
     elif isinstance(action, LookAround):
         look = action

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot import metrics
 from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
-from surefoot.drain.survey import layout_texts, survey
+from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
@@ -31,14 +31,15 @@ from surefoot.protocol.messages import (
     RepairSave,
     Sighting,
 )
+from surefoot.protocol.records import RankManifest
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import PersistentTier, Tier, open_persistent
 from surefoot.tiers.redis import open_holder
 
 Request = ListPersistent | RepairSave | DropPersistent
 _QUEUE = 256
-PAGE_BYTES = 4 << 20
-"""Of the texts in one page of a listing: far below what a message may be, with room for JSON's escapes."""
+PAGE_BYTES = 1 << 20
+"""Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
 _MOST_LEFT_OUT = 1000
 _LOOKS_AT_ONCE = 8
 """Of holders that may all be silent, each for a call's whole time limit."""
@@ -65,6 +66,8 @@ class Chores:
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
         self._looks: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
         self._promoter: Promoter | None = None
+        self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
+        """Manifests of the last listing of each folder: one that is still there is not read again."""
         self._loop = asyncio.get_running_loop()
 
     def ask(self, request: Request) -> None:
@@ -120,8 +123,8 @@ class Chores:
     def _carry_out(self, request: Request) -> Sequence[FromAgent]:
         try:
             match request:
-                case ListPersistent(number, older, known):
-                    return _list(self._persistent() if older is None else self._older(older), number, frozenset(known))
+                case ListPersistent():
+                    return self._list(request)
                 case RepairSave(number, epoch, save, source, target):
                     memory = self._places.memory
                     return (Repaired(number, repair(save, memory(source), memory(target), epoch)),)
@@ -141,6 +144,19 @@ class Chores:
         finally:
             tier.close()
         return ""
+
+    def _list(self, asked: ListPersistent) -> list[Listing]:
+        tier = self._persistent() if asked.older_job is None else self._older(asked.older_job)
+        found = Survey((), ())
+        try:
+            if asked.manifests:
+                found = survey(tier, self._remembered.get(asked.older_job))
+                self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
+            named = {m.layout for m in found.manifests}
+            texts, lost = layout_texts(tier, named if asked.layouts is None else asked.layouts)
+        finally:
+            tier.close()
+        return _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
 
     def _persistent(self) -> PersistentTier:
         if self._job.persistent is None:
@@ -164,13 +180,8 @@ class Chores:
             pass  # the agent has ended; whoever asked asks another one
 
 
-def _list(tier: PersistentTier, number: int, known: frozenset[str]) -> list[Listing]:
-    """Everything that can be read, in pages; what cannot is named, and takes nothing else along."""
-    try:
-        found = survey(tier)
-        texts, lost = layout_texts(tier, {m.layout for m in found.manifests} - known)
-    finally:
-        tier.close()
+def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing]:
+    """Everything that was read, in pages; what could not be is named, and takes nothing else along."""
     pages: list[tuple[list[str], dict[str, str]]] = [([], {})]
     room = PAGE_BYTES
     for digest, text in [*(("", m.to_json()) for m in found.manifests), *texts.items()]:
@@ -186,7 +197,7 @@ def _list(tier: PersistentTier, number: int, known: frozenset[str]) -> list[List
         Listing(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
         for place, (manifests, layouts) in enumerate(pages)
     ]
-    return [*answers[:-1], replace(answers[-1], left_out=(*found.left_out, *lost)[:_MOST_LEFT_OUT])]
+    return [*answers[:-1], replace(answers[-1], left_out=found.left_out[:_MOST_LEFT_OUT])]
 
 
 def _failed(request: Request, error: str) -> FromAgent:

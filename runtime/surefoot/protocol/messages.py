@@ -161,7 +161,8 @@ class Finished:
 class Listing:
     """A page of the answer to ListPersistent: manifests (JSON of `RankManifest`), and layout records by digest.
 
-    Pages of one request come in their order; the last has `more` false, and alone says what was left out.
+    Pages of one request come in their order; the last has `more` false, and alone says what was left out. Manifests name
+    their layouts by digest; records of layouts come as far as they were asked for.
     """
 
     request: int
@@ -310,8 +311,10 @@ class ListPersistent:
 
     request: int
     older_job: OlderJob | None = None
-    known: tuple[str, ...] = since(2, ())
-    """Digests of layout records that need not be sent again."""
+    manifests: bool = since(2, True)
+    """Whether manifests are wanted; else the layout records alone."""
+    layouts: tuple[str, ...] | None = since(2, None)
+    """Digests of the layout records that are wanted; None: of every one that a manifest names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,226 @@
+"""How long a listing of a large persistent tier takes: from the operator's question to its knowledge of every manifest.
+
+`python -m bench.listing [--ranks 2048] [--checkpoints 8] [--turns 5] [--latency-ms 50] [--out FILE]`. A real S3 server,
+with a delay in front of it; a real agent's chores, its line, and the coordinator's server and order book, in one process.
+Each turn is a new agent's first listing. Beside it: its second one, one of checkpoints without the record that tells all
+manifests (as older versions left them), and what leaving that record costs whoever commits the last rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.agent.chores import Chores, Places
+from surefoot.agent.coordinator_line import CoordinatorLine
+from surefoot.format.layouts import Stream, build_layout
+from surefoot.format.manifests import describe
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.messages import Heartbeat, Hello, ListPersistent, ToAgent
+from surefoot.settings import JobSettings, job_settings
+from surefoot.tiers import directory, manifest_lists, open_persistent
+from surefoot.tiers.persistent import PersistentTier
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.settings import CoordinatorSettings
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support import s3_server
+
+JOB = "listed"
+MOST_SECONDS = 600.0
+
+
+@contextmanager
+def delayed(port: int, latency_seconds: float) -> Iterator[int]:
+    """A port that leads to `port`, half the latency there and half of it back; in a process of its own."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(256)
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(_delay(listener, port, latency_seconds / 2))
+            finally:
+                os._exit(0)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
+async def _delay(listener: socket.socket, port: int, seconds: float) -> None:
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(1 << 20):
+            loop.call_later(seconds, writer.write, data)
+        loop.call_later(seconds, writer.close)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, back), carry(there, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(serve, sock=listener) as server:
+        await server.serve_forever()
+
+
+def fill(folder: Path, job: JobSettings, checkpoints: int, ranks: int) -> list[float]:
+    """Puts checkpoints there; the last rank of each is committed by the tier. Seconds of each such commit."""
+    stream = Stream(build_layout([]))
+    store = directory.DirectoryStore(folder)
+    seconds = []
+    for number in range(1, checkpoints + 1):
+        saves = [RankSave(1, 10 * number, rank) for rank in range(ranks)]
+        made = [describe(save, ranks, "0123456789abcdef", stream, (b"", b"values"), time.time()) for save in saves]
+        place = f"{JOB}/{10 * number}-1"
+        for manifest in made[:-1]:
+            store.put(f"{place}/rank-{manifest.save.rank}.json", manifest.to_json().encode())
+            store.put(f"{place}/rank-{manifest.save.rank}/values", b"values")
+        assert job.persistent is not None
+        tier = open_persistent(job.persistent, JOB)
+        tier.put_layout(stream.digest, stream.text)
+        tier.put_values(saves[-1], b"values")
+        tier.put_digests(saves[-1], b"")
+        began = time.monotonic()
+        tier.commit(made[-1], 1, ())
+        seconds.append(time.monotonic() - began)
+        tier.close()
+    return seconds
+
+
+async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
+    """So many listings of one agent, one after another: seconds until the operator's order book has all of it."""
+
+    async def welcome(_: Hello) -> None:
+        return None
+
+    worker, done = WorkerId(0, 1), asyncio.Event()
+    server = AgentServer(CoordinatorSettings(), welcome)
+    await server.start()
+    server.lead(True)
+    conversation = Conversation(JOB, 0.5, time.time, lambda urgent: done.set() if urgent else None)
+    conversation.know([worker])
+    server.serve(JOB, conversation)
+    world = World(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
+    conversation.rule(rule(JobStatus(world=world), (), 2))
+    chores: Chores | None = None
+
+    def hear(message: ToAgent) -> None:
+        if isinstance(message, ListPersistent) and chores is not None:
+            chores.ask(message)
+
+    line = CoordinatorLine(
+        server.url,
+        lambda: Hello(JOB, 0, 1, "agent", "node", "token", 0, 2, True),
+        lambda: Heartbeat(0, 2, True, 0),
+        hear,
+    )
+    chores = Chores(job, Places(lambda _: None, tuple), line.send)  # type: ignore[arg-type,return-value]  # no memory tier is asked
+    tasks = [asyncio.create_task(line.run()), asyncio.create_task(chores.run())]
+    seconds = []
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            while not conversation.lines:
+                await _change(done)
+            for _ in range(times):
+                conversation.change(lambda s: replace(s, orders=orders.void_listing(s.orders)))
+                began = time.monotonic()
+                conversation.change(
+                    lambda s: replace(s, orders=orders.list_persistent(s.orders, worker, 2, time.time()))
+                )
+                while (seen := conversation.sessions.orders.persistent).read_epoch is None:
+                    if seen.error is not None:
+                        raise RuntimeError(seen.error)
+                    await _change(done)
+                seconds.append(time.monotonic() - began)
+                if len(seen.entries or ()) != expected or seen.left_out:
+                    raise RuntimeError(f"the listing tells {len(seen.entries or ())} of {expected} manifests")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await chores.close()
+        await server.close()
+    return seconds
+
+
+async def _change(done: asyncio.Event) -> None:
+    await done.wait()
+    done.clear()
+
+
+def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with s3_server.running(folder) as server:
+        if server.folder is None:
+            raise RuntimeError("versitygw is not here and cannot be built without Go: nothing is measured")
+        with delayed(int(server.endpoint.rpartition(":")[2]), given.latency_ms / 1000) as port:
+            settings = replace(server.settings(), endpoint=f"http://127.0.0.1:{port}")
+            job = replace(job_settings({"SUREFOOT_JOB_UID": JOB}), persistent=settings)
+            # told that nobody else is busy: the delay begins with the fork, so no thread may be alive before it
+            assert threading.active_count() == 1
+            objects = server.folder / s3_server.BUCKET
+            commits = fill(objects, job, given.checkpoints, given.ranks)
+            expected = given.checkpoints * given.ranks
+            first, second = [], []
+            for _ in range(given.turns):
+                one, two = asyncio.run(listings(job, expected, 2))
+                first.append(one)
+                second.append(two)
+            tier = PersistentTier(directory.DirectoryStore(objects), JOB)
+            for checkpoint in tier.seen():
+                (objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{manifest_lists.NAME}").unlink()
+            assert tier.seen()[0] == Checkpoint(1, 10)
+            (without,) = asyncio.run(listings(job, expected, 1))
+    return {
+        "manifests": expected,
+        "checkpoints": given.checkpoints,
+        "latency_ms": given.latency_ms,
+        "server": f"versitygw {s3_server.VERSION}",
+        "first_seconds": _spread(first),
+        "second_seconds": _spread(second),
+        "without_lists_seconds": without,
+        "last_commit_seconds": _spread(commits),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.listing", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2048)
+    parser.add_argument("--checkpoints", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--latency-ms", type=float, default=50.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        text = json.dumps(measured(given, Path(folder)), indent=1)
+    print(text)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What an agent tells of the persistent tier: manifests once, by pages, and the layouts that are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from surefoot.agent import chores
+from surefoot.agent.chores import Chores, Places
+from surefoot.drain.survey import survey
+from surefoot.format.layouts import Stream, build_layout
+from surefoot.format.manifests import describe
+from surefoot.protocol.identities import OlderJob, RankSave
+from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
+from surefoot.settings import JobSettings, PersistentSettings, job_settings
+from surefoot.tiers import PersistentTier, open_persistent
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSettings:
+    persistent = PersistentSettings(uri=(tmp_path / "kept").as_uri())
+    return replace(job_settings({"SUREFOOT_JOB_UID": "job-1"}), persistent=persistent)
+
+
+def save(job: JobSettings, ranks: range, folder: str = "job-1") -> str:
+    assert job.persistent is not None
+    tier = open_persistent(job.persistent, folder)
+    stream = Stream(build_layout([]))
+    for rank in ranks:
+        tier.put_layout(stream.digest, stream.text)
+        tier.put_values(RankSave(1, 10, rank), b"values")
+        tier.put_digests(RankSave(1, 10, rank), b"")
+        tier.commit(describe(RankSave(1, 10, rank), 4, "abc", stream, (b"", b"values"), 1.0), 1, ())
+    tier.close()
+    return stream.digest
+
+
+def answers(job: JobSettings, *requests: ListPersistent) -> list[FromAgent]:
+    """One agent's, to all of them."""
+
+    async def ask() -> list[FromAgent]:
+        told: asyncio.Queue[FromAgent] = asyncio.Queue()
+        work = Chores(job, Places(lambda holder: pytest.fail(str(holder)), tuple), told.put_nowait)
+        task = asyncio.create_task(work.run())
+        found = []
+        for request in requests:
+            work.ask(request)
+            while True:
+                found.append(await asyncio.wait_for(told.get(), 30))
+                if not (isinstance(found[-1], Listing) and found[-1].more):
+                    break
+        task.cancel()
+        await work.close()
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_layouts_come_as_far_as_they_are_asked_for(job: JobSettings) -> None:
+    digest = save(job, range(2))
+    everything, manifests, layouts, none = answers(
+        job,
+        ListPersistent(1),
+        ListPersistent(2, layouts=()),
+        ListPersistent(3, manifests=False, layouts=(digest, "0" * 16)),
+        ListPersistent(4, manifests=False, layouts=()),
+    )
+    assert isinstance(everything, Listing)
+    assert (len(everything.manifests), list(everything.layouts)) == (2, [digest])
+    assert isinstance(manifests, Listing)
+    assert (manifests.manifests, manifests.layouts) == (everything.manifests, {})
+    assert isinstance(layouts, Listing)
+    assert (layouts.manifests, layouts.layouts) == ((), everything.layouts)
+    assert [one.digest for one in layouts.left_out] == ["0" * 16], "one that is not there is named"
+    assert none == Listing(4)
+
+
+def test_pages_hold_what_fits_and_the_last_says_so(job: JobSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(job, range(4))
+    monkeypatch.setattr(chores, "PAGE_BYTES", 500)
+    pages = [page for page in answers(job, ListPersistent(1)) if isinstance(page, Listing)]
+    assert [(page.page, page.more) for page in pages] == [(n, n < len(pages) - 1) for n in range(len(pages))]
+    assert sum(len(page.manifests) for page in pages) == 4
+    assert len(pages) > 2
+
+
+def test_manifests_are_remembered_as_long_as_they_lie_there(job: JobSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(job, range(3))
+    save(job, range(1), folder="older")
+    reads: list[RankSave] = []
+    plain = PersistentTier.read_manifest
+
+    def read(tier: PersistentTier, wanted: RankSave) -> object:
+        reads.append(wanted)
+        return plain(tier, wanted)
+
+    monkeypatch.setattr(PersistentTier, "read_manifest", read)
+    assert job.persistent is not None
+    older = OlderJob(job.persistent.uri, "older")
+    answers(job, ListPersistent(1), ListPersistent(2), ListPersistent(3, older), ListPersistent(4))
+    assert sorted(reads) == [RankSave(1, 10, rank) for rank in (0, 0, 1, 2)], "each folder's once"
+
+
+def test_a_look_that_remembers_finds_what_came_and_what_went(job: JobSettings) -> None:
+    save(job, range(3))
+    assert job.persistent is not None
+    tier = open_persistent(job.persistent, "job-1")
+    remembered = {m.save: m for m in survey(tier).manifests}
+    tier.drop(RankSave(1, 10, 1), 1, 0)
+    save(job, range(3, 4))
+    assert [m.save.rank for m in survey(tier, remembered).manifests] == [0, 2, 3]
+    tier.close()
