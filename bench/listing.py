@@ -3,7 +3,8 @@
 `python -m bench.listing [--ranks 2048] [--checkpoints 8] [--turns 5] [--latency-ms 50] [--out FILE]`. A real S3 server,
 with a delay in front of it; a real agent's chores, its line, and the coordinator's server and order book, in one process.
 Each turn is a new agent's first listing. Beside it: its second one, one of checkpoints without the record that tells all
-manifests (as older versions left them), and what leaving that record costs whoever commits the last rank.
+manifests (as older versions left them), and what leaving that record costs whoever commits the last rank. CPU seconds are
+of agent and operator together, a listing.
 """
 
 from __future__ import annotations
@@ -178,9 +179,11 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             objects = server.folder / s3_server.BUCKET
             commits = fill(objects, job, given.checkpoints, given.ranks)
             expected = given.checkpoints * given.ranks
-            first, second = [], []
+            first, second, cpu = [], [], []
             for _ in range(given.turns):
+                began = time.process_time()
                 one, two = asyncio.run(listings(job, expected, 2))
+                cpu.append((time.process_time() - began) / 2)
                 first.append(one)
                 second.append(two)
             tier = PersistentTier(directory.DirectoryStore(objects), JOB)
@@ -195,6 +198,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "server": f"versitygw {s3_server.VERSION}",
         "first_seconds": _spread(first),
         "second_seconds": _spread(second),
+        "cpu_seconds": _spread(cpu),
         "without_lists_seconds": without,
         "last_commit_seconds": _spread(commits),
         "load": os.getloadavg()[0],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -212,7 +213,10 @@ def _client(settings: PersistentSettings) -> S3Client:
             "payload_signing_enabled": _in_clear(settings),
         },
     )
-    client = boto3.session.Session().client(
+    session = botocore.session.Session()
+    # of each object that a listing names; parsing them took longer than all the rest of it, and nobody looks at one
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
+    client = boto3.session.Session(botocore_session=session).client(
         "s3",
         endpoint_url=settings.endpoint,
         region_name=settings.region or "us-east-1",
