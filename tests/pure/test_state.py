@@ -306,3 +306,24 @@ def test_uneven_shards_return_bit_exact_at_another_world_size(before: int, after
                     parts = list(torch.chunk(value, after))
                     mine = parts[rank] if rank < len(parts) else value[:0]
                     assert torch.equal(live._local_tensor, mine), (name, key)
+
+
+@pytest.mark.parametrize("decay", ["momentum", "none"])
+def test_a_parameter_that_is_in_another_group_now_is_refused_though_the_counts_are_equal(decay: str) -> None:
+    def grouped(first: tuple[str, ...]) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = Net()
+        named = dict(model.named_parameters())
+        groups = [
+            {"params": [p for n, p in named.items() if n in first], "weight_decay": 0.1},
+            {"params": [p for n, p in named.items() if n not in first], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9 if decay == "momentum" else 0.0)
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    streams = streams_of(grouped(("first.weight", "second.weight")), 2)
+    restored(program(grouped(("second.weight", "first.weight")), 0, 1), streams, 0, 1, 3)
+    with pytest.raises(StateMismatch, match=r"model/norm.weight in param group 0, and it was in group 1"):
+        restored(program(grouped(("norm.weight", "second.weight")), 0, 1), streams, 0, 1, 3)

@@ -57,6 +57,7 @@ def built(here: Standing, values: Any, saved: Mapping[str, Saved]) -> Incoming:
             f"{here.name} has {len(here.groups)} param groups and had {len(values['groups'])} in"
             " the checkpoint: build it as before"
         )
+    _refuse_regrouped(here, values, saved)
     wanted: dict[str, dict[str, Saved]] = {}
     for name, what in saved.items():
         if name.startswith(f"{here.name}/"):
@@ -153,6 +154,30 @@ def _built_flat(
                 value = torch.zeros(shape, dtype=dtype_named(what.dtype), device=device)
             built[key] = value
     return built
+
+
+def _refuse_regrouped(here: Standing, values: Any, saved: Mapping[str, Saved]) -> None:
+    """A parameter that another group has now would get that group's learning rate and decay, under unchanged counts.
+
+    Which names the saved runs are of is known where the rank that wrote them had every parameter.
+    """
+    if not (values.get("members") and values.get("everywhere") and here.everywhere):
+        return
+    prefix = f"{here.name}/"
+    names = {n.removeprefix(prefix).rpartition("/")[0] for n in saved if n.startswith(prefix)}
+    names = {n for n in names if not n.startswith("~")} | set(values["plain"]) | set(values.get("bare", ()))
+    order = [group for group, count in values["members"] for _ in range(count)]
+    if len(order) != len(names):
+        return
+    was = dict(zip(sorted(names), order, strict=True))
+    now = {id(p): number for number, group in enumerate(here.groups) for p in group["params"]}
+    for held in here.held:
+        before, here_now = was.get(held.name), now[id(held.parameter)]
+        if before is not None and before != here_now:
+            raise StateMismatch(
+                f"{here.name} has {held.name} in param group {here_now}, and it was in group {before} when it was saved:"
+                " it would get the other group's learning rate and decay. Build the groups as before"
+            )
 
 
 def _refuse_bare(here: Standing, values: Any, found: Incoming) -> None:

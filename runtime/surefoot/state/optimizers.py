@@ -85,6 +85,7 @@ class OptimizerPart:
         each parameter's state or in none's, which parameters have no state, and what else `state_dict` has.
 
         `members` says which parameter is in which group, as runs over their sorted names; nothing if there is one.
+        `everywhere`: those are the names of all parameters, not of this rank's.
         """
         plain: dict[str, Any] = {}
         bare: list[str] = []
@@ -114,6 +115,7 @@ class OptimizerPart:
             "groups": groups,
             "plain": plain,
             "members": self._members() if len(groups) > 1 else [],
+            **({"everywhere": True} if len(groups) > 1 and self.everywhere else {}),
             "bare": bare,
             "host": sorted(k for k in away if isinstance(k, str)),
             "loose": loose,
