@@ -153,6 +153,15 @@ SEED ?=
 simulate: $(VENV)/.ready ## SEEDS=2000 runs so many seeds; SEED=7 replays one with its trace
 	PYTHONPATH=tests $(BIN)/python -m simulator $(if $(SEED),--replay $(SEED),--seeds $(SEEDS))
 
+.PHONY: mutate
+mutate: $(VENV)/.ready ## each rule of the protocol broken in turn: which check of the simulator notices (build/mutations.json)
+	PYTHONPATH=tests $(BIN)/python -m simulator.mutate $(if $(ONLY),--only '$(ONLY)')
+
+.PHONY: chaos
+RUNS ?= 20
+chaos: $(VENV)/.ready ## RUNS=20 SEED=1: real trainings under random kills and stops, held against an undisturbed one (build/chaos.json)
+	PYTHONPATH=tests $(BIN)/python -m chaos --runs $(RUNS) $(if $(SEED),--seed $(SEED))
+
 .PHONY: explore
 explore: $(VENV)/.ready ## every schedule of small scopes, to the end
 	PYTHONPATH=tests $(BIN)/python -m simulator --exhaustive

@@ -52,7 +52,7 @@ class Agent:
     def dial(self) -> None:
         if self.line is not None:
             return
-        operator = self.simulation.listening()
+        operator = self.simulation.listening(lagging=True)
         if operator is None or not self.network.reaches(self.node, operator.process.site):
             self.engine.after(self.engine.rng.uniform(0.1, 0.4), self.process, self.dial)
             return
@@ -265,10 +265,15 @@ class Agent:
             else:
                 self._send(said.Listing(request, tuple(m.to_json() for m in answer)))
 
+        def listed() -> Any:
+            assert tier is not None
+            self.simulation.oracle.eyes.served[request] = self.engine.now
+            return tier.listing()
+
         if tier is None:
             self._send(said.Listing(request, error="there is no persistent tier"))
         else:
-            self.network.call(self.process, tier.process, tier.listing, done, 2.0)
+            self.network.call(self.process, tier.process, listed, done, 2.0)
 
     def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
         """A good copy of a rank save: (entry, pieces), or None."""

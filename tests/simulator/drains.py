@@ -119,8 +119,12 @@ class DrainRunner:
             else:
                 self.tell(drain.Acknowledged(slot, target))
 
-        writer = sealed.save.epoch
+        writer = self.writer(sealed)
         self.agent.network.call(self.agent.process, holder.process, lambda: _commit(holder, entry, writer), done)
+
+    def writer(self, sealed: drain.SealedSave) -> int:
+        """Whose word its commits carry: the slot's own epoch, whatever was heard of since."""
+        return sealed.save.epoch
 
     def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
         now, spread = self.agent.engine.now, self.agent.engine.rng.random()

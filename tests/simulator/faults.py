@@ -30,6 +30,8 @@ def schedule(simulation: Simulation) -> None:
 
 
 def _strike(simulation: Simulation, kind: str, duration: float) -> None:
+    simulation.struck[kind] += 1
+    simulation.machines_struck |= not kind.startswith("trainer")
     KINDS[kind][1](simulation, duration)
 
 
@@ -147,6 +149,16 @@ def _hang_trainer(simulation: Simulation, duration: float) -> None:
         simulation.hangs.add(id(victim))
 
 
+def _freeze_trainer(simulation: Simulation, duration: float) -> None:
+    """One rank alone is stopped and goes on: a debugger, a page fault, a throttled core."""
+    trainers = _trainers(simulation)
+    if trainers:
+        victim = simulation.engine.rng.choice(trainers).process
+        simulation.engine.say("FAULT {} freezes for {:.1f} s", victim.name, duration)
+        simulation.engine.freeze(victim)
+        _later(simulation, duration, simulation.engine.thaw, victim)
+
+
 def _pods(simulation: Simulation) -> list[Pod]:
     return [p for n in simulation.fabric.nodes.values() if not n.frozen for p in n.pods if not p.over]
 
@@ -196,8 +208,11 @@ def _part_persistent(simulation: Simulation, duration: float) -> None:
         return
     simulation.engine.say("FAULT the persistent tier is away for {:.1f} s", duration)
     process = simulation.persistent.process
+    _disturb(simulation, "persistent")
+    simulation.persistent_unkind = True
     simulation.engine.freeze(process)
     _later(simulation, duration, simulation.engine.thaw, process)
+    _later(simulation, duration, _calm, simulation, "persistent")
 
 
 def _kill_operator(simulation: Simulation, duration: float) -> None:
@@ -306,6 +321,7 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "holder is full": (1, _fill_holder),
     "trainer dies": (2, _kill_trainer),
     "trainer hangs": (0.5, _hang_trainer),
+    "trainer freezes": (1, _freeze_trainer),
     "agent dies": (2, _kill_agent),
     "node is cut off": (2, _isolate_node),
     "operator loses nodes": (2, _part_operator),

@@ -42,6 +42,9 @@ class Operator:
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
+        self.listed_at: float | None = None
+        """When the persistent tier gave what this operator last took for its listing."""
+        self.read_at: dict[HolderId, float] = {}
         self.applying = False
         self._again = False
         self._wake_at = float("inf")
@@ -61,7 +64,10 @@ class Operator:
         if isinstance(message, said.Hello):
             self._hello(connection, message)
         elif connection.worker is not None and self._current(connection):
+            before = self.sessions.orders.persistent
             self.sessions = sessions.heard(self.sessions, connection.worker, message, now)
+            if isinstance(message, said.Listing) and self.sessions.orders.persistent is not before:
+                self.listed_at = self.simulation.oracle.eyes.served.get(message.request)
         self._speak()
         self.poke()
 
@@ -101,6 +107,7 @@ class Operator:
             wanted = speech.desired(rule, self.sessions, connection.worker)
             send, connection.told = speech.unsaid(connection.told, wanted)
             for message in send:
+                self.simulation.oracle.eyes.told(message)
                 connection.line.send(self.process, message)
 
     def rule(self) -> speech.Rule:
@@ -175,7 +182,7 @@ class Operator:
         self._status = self.simulation.store.status
         self._speak()
         observed = self.observe()
-        plan = self.simulation.decide(observed)
+        plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
             kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
@@ -345,14 +352,17 @@ class Operator:
                 self.poke()
             else:
                 watch.fence = max(watch.fence or 0, epoch)
-                self.network.call(self.process, holder.process, holder.read, read, CALL_LIMIT_SECONDS)
+                self.network.call(
+                    self.process, holder.process, lambda: (self.engine.now, holder.read()), read, CALL_LIMIT_SECONDS
+                )
 
         def read(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
                 failed()
                 return
             watch.busy = watch.sealing = False
-            watch.read_epoch, watch.entries = epoch, answer
+            watch.read_epoch, watch.entries = epoch, answer[1]
+            self.read_at[identity] = answer[0]
             if self.simulation.rules.list_after_read:
                 self.sessions = replace(self.sessions, orders=orders.void_listing(self.sessions.orders))
             self.simulation.oracle.read(holder, epoch)
@@ -360,11 +370,15 @@ class Operator:
 
         self.network.call(self.process, holder.process, lambda: holder.seal(epoch), sealed, CALL_LIMIT_SECONDS)
 
+    def due(self, epoch: int, expires: float) -> bool:
+        """Whether a drop may still be sent: its epoch is the committed one, and its time is not over."""
+        world = self._status.world
+        return world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.engine.now < expires
+
     def _drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
         """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
-        world, watch = self._status.world, self.watches.get(target)
-        due = world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.engine.now < expires
-        if not saves or not due or watch is None or watch.state != "Ready" or watch.dropping:
+        watch = self.watches.get(target)
+        if not saves or not self.due(epoch, expires) or watch is None or watch.state != "Ready" or watch.dropping:
             return
         watch.dropping = True
         holder, save = self.simulation.holders[target], saves[0]

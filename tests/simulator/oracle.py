@@ -6,13 +6,15 @@ was computed by the decisions that it judges.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from simulator.eyes import Eyes
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
-from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
@@ -21,6 +23,7 @@ from surefoot_operator.policy.actions import CreateWorker
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
+    from simulator.operators import Operator
     from simulator.world import Simulation
 
 
@@ -29,7 +32,11 @@ LIVELY_SECONDS = 60.0
 
 
 class Violation(Exception):
-    """Something that must never happen, happened."""
+    """Something that must never happen, happened. `check`: who saw it."""
+
+    def __init__(self, text: str, check: str) -> None:
+        super().__init__(text)
+        self.check = check
 
 
 class Oracle(Watcher):
@@ -58,12 +65,15 @@ class Oracle(Watcher):
         self.claimed_at = 0.0
         self.stepped_at = 0.0
         self._able_since: float | None = None
+        self.eyes = Eyes(self)
+        self._read: dict[int, set[HolderId]] = defaultdict(set)
+        """Holders that were read for an epoch, whoever led."""
         self.commits = 0
         self.drops = 0
         self.deletes = 0
 
     def fail(self, text: str) -> None:
-        raise Violation(f"at {self.simulation.engine.now:.4f}: {text}")
+        raise Violation(f"at {self.simulation.engine.now:.4f}: {text}", sys._getframe(1).f_code.co_name.strip("_"))
 
     # ---- lineage ----------------------------------------------------------------------------------------------------
 
@@ -88,8 +98,9 @@ class Oracle(Watcher):
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
-    def deciding(self, observed: Observed, new: JobStatus) -> None:
-        """A leader is about to commit: did it look everywhere it had to?"""
+    def deciding(self, by: Operator, observed: Observed, new: JobStatus) -> None:
+        """A leader is about to change the world: did it look everywhere it had to?"""
+        self.eyes.deciding(by, observed, new)
         world = new.world
         if world is None or world.state != "Committed" or observed.status.world == world:
             return
@@ -157,6 +168,8 @@ class Oracle(Watcher):
         if settings.tied and parent is not None and world.size and world.size != self.sizes[parent.epoch]:
             self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
         self._newest(parent, set(new.bad))
+        self.eyes.in_time(parent, set(new.bad))
+        self.eyes.committed(self._read.pop(world.epoch, set()), new.given_up)
         entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
         if (world.epoch, parent, world.size) not in entries:
             self.fail(f"the lineage does not name epoch {world.epoch}")
@@ -178,7 +191,13 @@ class Oracle(Watcher):
             h.process.alive and save in h.index and save not in h.written_after_fence and h.holds(save)
             and self.disturbed.get(h.id.node, 0.0) < self.claimed_at
             for h in self.ever[save]
-        )  # fmt: skip
+        ) or self._kept_well(save)  # fmt: skip
+
+    def _kept_well(self, save: RankSave) -> bool:
+        tier = self.simulation.persistent
+        if tier is None or not tier.holds(save) or self.disturbed.get("persistent", 0.0) >= self.claimed_at:
+            return False
+        return self.eyes.kept_since.get(save, self.claimed_at) < self.claimed_at
 
     def _floor(self, old: JobStatus, new: JobStatus) -> None:
         if old.floor == new.floor:
@@ -202,6 +221,10 @@ class Oracle(Watcher):
         known = self.contents.get(save)
         if known is None or known[0] != entry.incarnation:
             self.fail(f"{save} comes from incarnation {entry.incarnation}, and from {known and known[0]}")
+        if writer not in self.parents:
+            self.fail(
+                f"{save} is committed as epoch {writer}, which nobody has committed: drains before it are refused"
+            )
         self.ever[save].add(holder)
         self.once.add(save)
         self.most_kept = max(self.most_kept, len({other.checkpoint for other in holder.index}))
@@ -221,6 +244,7 @@ class Oracle(Watcher):
         known = self.contents.get(entry.save)
         if known is None or known[0] != entry.incarnation:
             self.fail(f"{entry.save} in the persistent tier comes from another incarnation")
+        self.eyes.persisted(entry.save)
 
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
         if save in holder.index:
@@ -271,15 +295,22 @@ class Oracle(Watcher):
         fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
         live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
         wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
-        least = min(len({h.id.node for h in self.ever[save]}) for save in self.saves_of(water))
+        sealed = {s: {h.id.node for h in self.ever[s] if h.fence >= world.epoch} for s in self.saves_of(water)}
+        least = min(map(len, sealed.values()))
         if least < wanted:
-            self.fail(f"the watermark is {water}, of which there are {least} copies, with {len(live)} live domains")
+            self.fail(
+                f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
+            )
         self.certified.add(water)
 
     def lost(self, holder: Holder) -> None:
         """A fault took this instance: its copies count as lost, not as deleted."""
 
     def read(self, holder: Holder, epoch: int) -> None:
+        self._read[epoch].add(holder.id)
+        for save in holder.index:
+            if any((save, part) not in holder.chunks for part in range(CHUNKS)):
+                self.fail(f"{holder.id} has an index entry of {save} without all its chunks")
         for save in holder.written_after_fence & set(holder.index):
             if save.epoch in self.sizes and self.on_path(save.checkpoint, self.base):
                 self.fail(f"{save}, written to {holder.id} after its fence, was read to decide epoch {epoch}")
@@ -293,6 +324,10 @@ class Oracle(Watcher):
     def starting(self, agent: Agent, assign: Assign) -> None:
         if assign.epoch not in self.parents or self.parents[assign.epoch] != assign.parent:
             self.fail(f"trainers start for epoch {assign.epoch} from {assign.parent}, which was never committed")
+        if assign.epoch < agent.life.stopped:
+            self.fail(
+                f"epoch {assign.epoch} starts on {agent.pod.name}, which told that it stopped for {agent.life.stopped}"
+            )
         for local in range(assign.local_ranks):
             rank = (assign.epoch, assign.first_rank + local)
             if rank in self.starts:
@@ -316,6 +351,7 @@ class Oracle(Watcher):
             self.fail(f"{save} is saved twice, differently")
         if self.states.setdefault(save.checkpoint, state) != state:
             self.fail(f"ranks disagree about the state at {save.checkpoint}")
+        self.eyes.handed_over(save)
 
     def stepped(self, trainer: Trainer) -> None:
         key = (trainer.assign.epoch, trainer.step)
@@ -344,6 +380,7 @@ class Oracle(Watcher):
     def watch_liveness(self) -> None:
         """Looks once a second: a world that is possible with what is left trains within LIVELY_SECONDS."""
         engine = self.simulation.engine
+        self.eyes.tiers()
         if not self._able():
             self._able_since = None
         elif self._able_since is None:

@@ -1,17 +1,54 @@
-"""Every rule is needed, and the oracle sees: with one rule broken, some seed shows a violation."""
+"""Every rule is needed, and the oracle sees: with one rule broken, some seed shows a violation.
+
+Those that a seed or two show are tried here; `make mutate` tries them all.
+"""
 
 import pytest
 
 from simulator.mutations import MUTATIONS, Mutation, broken
 from simulator.world import simulate
 
-MOST_SEEDS = 120
+MOST_SEEDS = 30
+
+SLOW = frozenset({
+    "a checkpoint counts though a rank's part is nowhere",
+    "a claim does not take back what an agent was told",
+    "a drain writes as the newest epoch that its agent heard of",
+    "a floor may lie off the lineage",
+    "a hold binds after one acceptance",
+    "a line that breaks is a worker that is lost",
+    "agents do not hear when holders change",
+    "agents hear of holders that status does not name",
+    "an agent accepts a halt once one of its ranks has",
+    "an agent says its facts once",
+    "an agent takes an older epoch's assignment",
+    "an epoch without a step of its own has no last checkpoint",
+    "an interrupted step is saved",
+    "drains of the old epoch are not awaited",
+    "facts of an older epoch count in the next",
+    "nothing is ever dropped",
+    "readings of an older epoch and unsealed holders count",
+    "steps that others tell of are no sign of life",
+    "the fence is not checked by drop",
+    "the floor does not bind the parent",
+    "what is refused ends its plan",
+    "whatever an epoch saved counts, also beyond where a later one branched off",
+    "whoever ever said hello may be a member",
+})  # fmt: skip
+"""Left to `make mutate`: many seeds pass before one shows them."""
+
+QUICK = [m for m in MUTATIONS if not m.redundant and m.name not in SLOW]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", QUICK, ids=lambda m: m.name)
 def test_a_broken_rule_is_found(mutation: Mutation) -> None:
     with broken(mutation):
         for seed in range(MOST_SEEDS):
             if simulate(seed, mutation.settings, mutation.rules, mutation.decisions).violation is not None:
                 return
     pytest.fail(f"{mutation.name}: {MOST_SEEDS} seeds showed no violation")
+
+
+def test_what_is_left_to_make_mutate_exists() -> None:
+    assert {mutation.name for mutation in MUTATIONS} >= SLOW
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 60

@@ -250,6 +250,7 @@ class Trainer:
         if self.step >= step or step > self._settings.steps:
             return False
         self.hold = step
+        self.simulation.oracle.eyes.accepts(self, step)
         return True
 
     def told(self, hold: HoldAt) -> None:
@@ -257,6 +258,8 @@ class Trainer:
         if hold.verb == "propose":
             accepted = self.proposed(hold.step)
             self.agent.tell_trainer(on.HoldAnswered(self.assign.epoch, self.local, hold.step, accepted))
+        elif hold.verb == "bind":
+            self.simulation.oracle.eyes.bound(self, hold.step)
         elif hold.verb == "cancel" and self.hold is not None:
             waiting, self.hold = self.step == self.hold, None
             if waiting:

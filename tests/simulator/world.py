@@ -7,8 +7,9 @@ that a test can break exactly one of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from simulator import faults
 from simulator.agents import Agent
@@ -87,6 +88,11 @@ class Simulation:
         self.cleaned = False
         self.hangs: set[int] = set()
         self.faults_until = 0.0
+        self.struck: Counter[str] = Counter()
+        self.persistent_unkind = False
+        """Whether anything ever happened to the persistent tier."""
+        self.machines_struck = False
+        """Whether anything but a trainer was ever struck."""
         self.fabric = Fabric(self, [f"n{i}" for i in range(self.settings.nodes)])
         self.start_operator()
         faults.schedule(self)
@@ -102,9 +108,12 @@ class Simulation:
         self.operators.append(Operator(self, len(self.operators) + 1))
         self.engine.say("{} starts", self.operators[-1].process.name)
 
-    def listening(self) -> Operator | None:
-        """Who answers at the operator's address."""
+    def listening(self, lagging: bool = False) -> Operator | None:
+        """Who answers at the operator's address: for a while still a former leader, if it believes to lead."""
         newest = self.operators[-1]
+        former = [o for o in self.operators[:-1] if o.process.running] if lagging else []
+        if former and self.engine.rng.random() < 0.3:
+            return former[-1]
         return newest if newest.process.alive else None
 
     def changed(self) -> None:
@@ -122,20 +131,25 @@ class Simulation:
     def trainers_of(self, agent: Agent) -> list[Trainer]:
         return agent.trainers
 
+    def ranks_of(self, epoch: int) -> list[Trainer]:
+        """Whoever began to train in that epoch."""
+        return [t for (known, _), g in self._gatherings.items() if known == epoch for t in g.ranks.values()]
+
     def hung(self, trainer: Trainer) -> bool:
         """A fault made this rank stop for good without dying."""
         return id(trainer) in self.hangs
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def decide(self, observed: Observed) -> Plan:
+    def decide(self, by: Operator, observed: Observed) -> Plan:
         made = self.decisions.plan(observed)
-        self.oracle.deciding(observed, made.status)
+        self.oracle.deciding(by, observed, made.status)
         return made
 
     def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Upkeep:
         kept = self.decisions.upkeep(observed, pinned)
         self.oracle.certify(observed, kept.watermark)
+        self.oracle.eyes.keeping(observed, kept)
         self.oracle.despair(h.checkpoint for h in kept.hopeless)
         return kept
 
@@ -175,6 +189,10 @@ class Outcome:
     """Virtual ones."""
     most_kept: int
     """Checkpoints that one holder had parts of at once."""
+    check: str = ""
+    """Which check found the violation."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """How often each kind struck."""
     trace: tuple[str, ...] = ()
 
 
@@ -188,15 +206,16 @@ def simulate(
     """Runs one seed to its end. A violation is in the outcome, with everything needed to replay it."""
     simulation = Simulation(seed, settings, rules, decisions, tracing)
     violation: str | None = None
+    check = ""
     if tracing:
         text = ", ".join(f"{f.name}={getattr(simulation.settings, f.name)}" for f in dataclasses.fields(Settings))
         simulation.engine.lines.append(text)
     try:
         simulation.run()
     except Violation as found:
-        violation = str(found)
+        violation, check = str(found), found.check
     engine, oracle = simulation.engine, simulation.oracle
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
-        engine.now, oracle.most_kept, tuple(engine.lines),
+        engine.now, oracle.most_kept, check, dict(simulation.struck), tuple(engine.lines),
     )  # fmt: skip

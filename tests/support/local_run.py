@@ -63,6 +63,8 @@ class Job:
     """Takes STEPS FOLDER, what `trainer` says, and --gates."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of `surefoot local` itself, beside ours."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """What else stands in the job's spec."""
 
     def document(self, folder: Path) -> dict[str, Any]:
         often = {} if self.interval_steps is None else {"intervalSteps": self.interval_steps}
@@ -77,6 +79,7 @@ class Job:
             "nprocPerNode": self.ranks,
             "checkpoint": checkpoint,
             "template": {"spec": {"containers": [{"name": "trainer", "command": command}]}},
+            **self.spec,
         }
         if self.elastic is not None:
             spec["elasticPolicy"] = dict(zip(("minReplicas", "maxReplicas"), self.elastic, strict=True))

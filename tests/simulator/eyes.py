@@ -1,0 +1,221 @@
+"""What the oracle keeps by itself of words and promises: who was named, who accepted, what was read, staged and awaited.
+
+`oracle.py` looks at data; this looks at what leaders, agents and ranks told each other. A leader's own list (in status, in
+its order book) is never what it is judged by: a list that forgets would agree with itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from surefoot.protocol import messages as said
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.errands import DropSaves
+from surefoot_operator.policy.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from simulator.operators import Operator
+    from simulator.oracle import Oracle
+    from simulator.trainers import Trainer
+
+STAGED_SECONDS = 0.05
+"""What was staged so long before a claim is waited for by it."""
+
+HALT_SECONDS = 25.0
+"""So long a bound halt waits for its saves at least."""
+
+CALM_SECONDS = 5.0
+"""After so long without a fault the tiers are as they should be."""
+
+PILE = 8
+"""Checkpoints beyond `keep` that one holder may have while nothing disturbs it."""
+
+LISTED_SECONDS = 65.0
+"""So often the persistent tier is listed and tidied at least."""
+
+
+class Eyes:
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle, self.simulation = oracle, oracle.simulation
+        self.named: set[HolderId] = set()
+        """Holders that some agent was told of, and that nobody gave up since, in front of everybody."""
+        self.accepted: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.served: dict[int, float] = {}
+        """When the persistent tier was listed, by the number of the request."""
+        self.staged: dict[RankSave, float] = {}
+        self.kept_since: dict[RankSave, float] = {}
+
+    # ---- who was told what ------------------------------------------------------------------------------------------
+
+    def told(self, message: said.ToAgent) -> None:
+        if isinstance(message, said.Assign | said.Holders):
+            self.named |= {endpoint.holder for endpoint in message.holders}
+
+    def accepts(self, trainer: Trainer, step: int) -> None:
+        self.accepted[trainer.assign.epoch, step].add(trainer.rank)
+
+    def bound(self, trainer: Trainer, step: int) -> None:
+        """A rank hears that a halt binds: it waits there for ever, so all must."""
+        epoch = trainer.assign.epoch
+        missing = set(range(self.oracle.sizes[epoch])) - self.accepted[epoch, step]
+        if missing:
+            self.oracle.fail(
+                f"a halt of epoch {epoch} at step {step} binds, and ranks {sorted(missing)} never accepted"
+            )
+
+    # ---- what a leader decides --------------------------------------------------------------------------------------
+
+    def deciding(self, by: Operator, observed: Observed, new: JobStatus) -> None:
+        old, world = observed.status.world, new.world
+        if world is None or old == world:
+            return
+        if world.state == "Committed":
+            self._looked_for(observed, new)
+            self._listed_last(by, observed, world.epoch)
+        elif old is not None and old.state == "Committed":
+            self._halted(observed, new)
+            self._at_peace(observed, new)
+
+    def committed(self, read: set[HolderId], given_up: tuple[str, ...]) -> None:
+        """Of those that were named only who was read for this epoch holds what counts; others follow as they are named."""
+        self.named = {name for name in self.named & read if name.instance not in given_up}
+
+    def _looked_for(self, observed: Observed, new: JobStatus) -> None:
+        ready = {h.endpoint.holder for h in observed.holders if h.state == "Ready"}
+        nodes = {holder.node for holder in ready}
+        for name in sorted(self.named - ready):
+            holder = self.simulation.holders[name]
+            if holder.process.alive and name.instance not in new.given_up and name.node not in nodes:
+                epoch = new.world.epoch if new.world else 0
+                self.oracle.fail(f"epoch {epoch} is committed although {name}, of which agents were told, was not read")
+
+    def _listed_last(self, by: Operator, observed: Observed, epoch: int) -> None:
+        if observed.persistent.read_epoch != epoch or by.listed_at is None:
+            return
+        late = {name: at for name, at in by.read_at.items() if at > by.listed_at}
+        ready = {h.endpoint.holder for h in observed.holders if h.state == "Ready" and h.read_epoch == epoch}
+        for name in sorted(ready & set(late)):
+            self.oracle.fail(
+                f"epoch {epoch} is decided by a listing of {by.listed_at:.3f}, older than the index of {name}"
+            )
+
+    def _halted(self, observed: Observed, new: JobStatus) -> None:
+        """A claim for which a world was halted finds what it was halted for, unless that took too long."""
+        hold, world = observed.hold, observed.status.world
+        if hold is None or world is None or hold.state != "Bound" or hold.epoch != world.epoch:
+            return
+        if not new.incidents or new.incidents[-1].kind != "planned" or new.incidents == observed.status.incidents:
+            return
+        goal = Checkpoint(hold.epoch, hold.step)
+        missing = [save for save in self.oracle.saves_of(goal) if save not in self.oracle.once]
+        if missing and observed.now < hold.asked_seconds + HALT_SECONDS:
+            self.oracle.fail(f"the halt at {goal} ends before {missing[0]} is on a holder")
+
+    def _at_peace(self, observed: Observed, new: JobStatus) -> None:
+        """Nobody ends a world that trains, which others tell him, because one of its agents is not heard."""
+        incident = new.incidents[-1] if new.incidents else None
+        world = observed.status.world
+        if incident is None or world is None or incident.kind not in ("agent-lost", "worker-silent"):
+            return
+        engine, network = self.simulation.engine, self.simulation.network
+        ranks = self.simulation.ranks_of(world.epoch)
+        agents = {id(t.agent): t.agent for t in ranks}
+        if len(ranks) != self.oracle.sizes.get(world.epoch) or not all(t.process.running for t in ranks):
+            return
+        pods = self.simulation.fabric.pods
+        if any(a.pod.deleting or pods.get((a.pod.index, a.pod.attempt)) is not a.pod for a in agents.values()):
+            return
+        steps = 2.0 * self.simulation.settings.step_seconds + 0.5
+        sites = sorted({t.process.site for t in ranks})
+        together = all(network.reaches(a, b) for i, a in enumerate(sites) for b in sites[i + 1 :])
+        heard = [
+            s for s in observed.sessions
+            if s.epoch == world.epoch and s.connected and observed.now - s.heard_seconds < 1.0
+            and s.step_at_seconds is not None and observed.now - s.step_at_seconds < steps
+        ]  # fmt: skip
+        if together and heard and engine.now - self.oracle.stepped_at < steps:
+            self.oracle.fail(
+                f"a world that trains is ended ({incident.reason}); worker {heard[0].index} tells its steps"
+            )
+
+    # ---- keeping house ----------------------------------------------------------------------------------------------
+
+    def keeping(self, observed: Observed, kept: Upkeep) -> None:
+        drops = [e for e in kept.errands if isinstance(e, DropSaves)]
+        if not drops:
+            return
+        going = {save.checkpoint for drop in drops for save in drop.saves}
+        if kept.pinned is not None and kept.pinned in going:
+            self.oracle.fail(f"{kept.pinned} is dropped from memory by who has it uploaded")
+        world = observed.status.world
+        unsealed = [
+            h.endpoint.holder for h in observed.holders
+            if h.state == "Ready" and (h.read_epoch != world.epoch or (h.fence or 0) < world.epoch)
+        ] if world is not None else []  # fmt: skip
+        if unsealed:
+            self.oracle.fail(f"{min(going)} is dropped while {unsealed[0]} is coming, which counts among the copies")
+
+    # ---- what was staged --------------------------------------------------------------------------------------------
+
+    def handed_over(self, save: RankSave) -> None:
+        self.staged.setdefault(save, self.simulation.engine.now)
+
+    def persisted(self, save: RankSave) -> None:
+        self.kept_since.setdefault(save, self.simulation.engine.now)
+
+    def in_time(self, parent: Checkpoint | None, bad: set[Checkpoint]) -> None:
+        """Where trainers alone failed, what all ranks had handed over well before the claim is restored."""
+        oracle = self.oracle
+        if self.simulation.machines_struck or self.simulation.settings.refused:
+            return
+        step, before = parent.step if parent else 0, oracle.claimed_at - STAGED_SECONDS
+        for checkpoint in oracle.states:
+            if checkpoint.step <= step or checkpoint in bad or not oracle.on_path(checkpoint, oracle.base):
+                continue
+            if all(self.staged.get(save, before) < before for save in oracle.saves_of(checkpoint)):
+                oracle.fail(f"{parent} was chosen although all ranks had handed over {checkpoint} in time")
+
+    def tiers(self) -> None:
+        """Once everything is well: nothing piles up, and what is saved has its copies."""
+        oracle, simulation = self.oracle, self.simulation
+        engine, settings = simulation.engine, simulation.settings
+        calm = engine.now > simulation.faults_until + CALM_SECONDS and oracle.claimed_at + CALM_SECONDS < engine.now
+        if not calm or any(until > engine.now - CALM_SECONDS for until in oracle.disturbed.values()):
+            return
+        world = simulation.store.status.world
+        if world is None or world.state != "Committed" or simulation.persistent_unkind:
+            return
+        for node in simulation.fabric.nodes.values():
+            kept = {save.checkpoint for save in node.holder.index} if node.holder is not None else set()
+            if len(kept) > settings.keep + PILE:
+                oracle.fail(f"{node.name} keeps parts of {len(kept)} checkpoints though everything is well")
+        tier = simulation.persistent
+        listed = {save.checkpoint for save in tier.manifests} if tier is not None else set()
+        long_ago = max(simulation.faults_until, oracle.claimed_at) + LISTED_SECONDS < engine.now
+        if long_ago and len(listed) > 2 + PILE:
+            oracle.fail(f"the persistent tier keeps {len(listed)} checkpoints though everything is well")
+        self._copied(world.epoch)
+
+    def _copied(self, epoch: int) -> None:
+        """Each save of this epoch that is old enough has its copies on nodes that are well."""
+        oracle, simulation = self.oracle, self.simulation
+        if simulation.settings.refused or any(h.full for h in simulation.holders.values()):
+            return
+        live = [n for n in simulation.fabric.nodes.values() if n.alive and n.holder is not None and not n.frozen]
+        wanted = min(simulation.settings.replicas, len(live))
+        newest = max((c for c in oracle.certified if c.epoch == epoch), key=lambda c: c.step, default=None)
+        ripe = [
+            save.step for save, at in self.staged.items()
+            if save.epoch == epoch and at < simulation.engine.now - CALM_SECONDS
+        ]  # fmt: skip
+        if (
+            ripe
+            and wanted > 1
+            and (newest is None or newest.step < min(max(ripe), max(ripe) - 2 * simulation.settings.interval))
+        ):
+            oracle.fail(
+                f"the newest checkpoint with {wanted} copies is {newest}, and step {max(ripe)} was saved long ago"
+            )

@@ -1,0 +1,14 @@
+"""Broken rules, one at a time, and how each is put into a run: what the tests of the oracle's eyes are made from.
+
+Either a rule of a model is off (`Rules`), or one decision is wrapped (`Decisions`) or replaced where it stands, for the
+time of a `with` block. Nothing here is imported by the simulator itself. `make mutate` runs them all.
+"""
+
+from simulator.mutations.keeping import KEEPING
+from simulator.mutations.models import MODELS
+from simulator.mutations.mutation import Mutation as Mutation
+from simulator.mutations.mutation import broken as broken
+from simulator.mutations.restore import RESTORE
+from simulator.mutations.talk import TALK
+
+MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK)

@@ -1,0 +1,137 @@
+"""Rules by which memory and the persistent tier are kept: what is safe, what goes, what is copied and uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator.mutations.mutation import (
+    CHURNED,
+    ENDING,
+    FRAGILE,
+    PARTED,
+    PROMOTING,
+    REFUSING,
+    ROUGH,
+    Mutation,
+    constant,
+)
+from simulator.operators import Operator
+from simulator.world import Decisions
+from surefoot.protocol import lineage, retention
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.settled import Settled
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy import last_checkpoint, promotion, upkeep
+from surefoot_operator.policy.losses import Loss
+
+_drops, _standing, _copies = retention.memory_drops, upkeep.standing_of, upkeep.copies_of
+_persistent_drops, _upkeep = retention.persistent_drops, upkeep.upkeep
+
+
+def _everything_superseded(entries: Any, standing: retention.Standing, keep: int) -> Any:
+    """Retention that takes the newest checkpoint seen for safe, however few copies it has."""
+    newest = lineage.newest(m.save.checkpoint for m in entries)
+    return _drops(entries, replace(standing, watermark=newest), keep)
+
+
+def _forgetful(entries: Any, standing: retention.Standing, keep: int) -> Any:
+    """Retention that lets the parent go at once."""
+    gone = list(_drops(entries, standing, keep))
+    return gone + [m.save for m in entries if m.save.checkpoint == standing.parent and m.save not in gone]
+
+
+def _missed_already(said: Settled, step: int) -> bool:
+    """What a rank has not handed over yet counts as something that it never will."""
+    return step not in said.steps
+
+
+def _missed_lately(said: Settled, step: int) -> bool:
+    """What a rank has forgotten counts as something that it never had."""
+    return step <= said.upto and step not in said.steps[-1:]
+
+
+def _unpinned(facts: Any, full: Any, floor: Any, pinned: Checkpoint | None) -> retention.Standing:
+    """The memory tier does not hear of what is being uploaded."""
+    return _standing(facts, full, floor, None)
+
+
+def _of_the_best(checkpoint: Checkpoint, reading: Any, domains: Any) -> int:
+    """As many copies as the rank that has most of them."""
+    count: dict[int, set[str]] = {}
+    for holder, manifests in reading.holders.items():
+        for m in manifests:
+            if m.save.checkpoint == checkpoint:
+                count.setdefault(m.save.rank, set()).add(domains[holder])
+    return max(map(len, count.values()), default=0)
+
+
+def _newest_seen_stays(complete: Any, seen: Any, standing: retention.Standing, keep: int, *more: Any) -> Any:
+    """The persistent tier keeps the newest that it has parts of."""
+    order = sorted({*seen, *complete}, key=lambda c: c.step)
+    return order[:-1]
+
+
+def _during_a_claim(seen: Observed, pinned: Checkpoint | None) -> upkeep.Upkeep:
+    """House is kept while the next world is being chosen, by the last one's rules."""
+    world = seen.status.world
+    if world is None or world.state == "Committed" or not seen.status.lineage:
+        return _upkeep(seen, pinned)
+    last = seen.status.lineage[-1]
+    before = replace(world, epoch=world.epoch, state="Committed", parent=last.parent)
+    kept = _upkeep(replace(seen, status=replace(seen.status, world=before)), pinned)
+    return replace(kept, status=seen.status)
+
+
+def _hasty_floor(facts: Any) -> Checkpoint | None:
+    """A checkpoint counts as complete in the persistent tier once any rank's save is there."""
+    return lineage.newest(facts.seen.promoted) or facts.status.floor
+
+
+def _steps_of_its_own(facts: Any) -> Checkpoint | None:
+    """What a program ended with counts only where its last epoch made it."""
+    found = _final(facts)
+    return found if found is not None and found.epoch == facts.world.epoch else None
+
+
+_final = last_checkpoint.final_checkpoint
+
+
+def _never_lost(facts: Any) -> Any:
+    """What cannot be uploaded any more is not missed."""
+    found = _outstanding(facts)
+    return None if isinstance(found, Loss) else found
+
+
+_outstanding = last_checkpoint.outstanding
+
+
+KEEPING = (
+    Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", constant(1)),)),
+    Mutation("copies are those of the best rank", patches=((upkeep, "copies_of", _of_the_best),)),
+    Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),
+    Mutation("the parent is dropped at once", patches=((retention, "memory_drops", _forgetful),)),
+    Mutation("a save that may still come is not awaited", patches=((Settled, "misses", _missed_already),), settings=REFUSING),
+    Mutation("a save that was handed over counts as missing", patches=((Settled, "misses", _missed_lately),), settings=REFUSING),
+    Mutation("the pinned checkpoint is not spared in memory", patches=((upkeep, "standing_of", _unpinned),), settings=PROMOTING),
+    Mutation("drops go on while a holder is being sealed", patches=((upkeep, "_seals", constant(())),),
+             settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
+    Mutation("house is kept while an epoch is claimed", decisions=Decisions(upkeep=_during_a_claim),
+             patches=((Operator, "due", constant(True)),)),
+    Mutation("the persistent tier keeps the newest that it has parts of",
+             patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
+    Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
+    Mutation("a floor may lie off the lineage", patches=((promotion, "on_lineage", constant(True)),), settings=CHURNED),
+    Mutation("a job that finished does not wait for its last checkpoint",
+             patches=((last_checkpoint, "outstanding", constant(None)),), settings=ENDING),
+    Mutation("an epoch without a step of its own has no last checkpoint",
+             patches=((last_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
+    Mutation("a last checkpoint that went from memory is not made again",
+             patches=((last_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
+    Mutation("nothing is ever dropped", patches=((retention, "memory_drops", constant([])),), settings=replace(ROUGH, steps=60)),
+    Mutation("what can never become complete stays", patches=((upkeep, "hopeless", constant(())),),
+             settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
+    Mutation("nothing is uploaded", patches=((promotion, "_uploads", constant(())),), settings=ENDING),
+    Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
+             settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
+)  # fmt: skip

@@ -1,0 +1,114 @@
+"""Rules by which a world is claimed and its parent chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator.mutations.mutation import (
+    CHURNED,
+    DYING_TRAINERS,
+    ENDING,
+    PARTED,
+    PROMOTING,
+    ROUGH,
+    STRAYING,
+    TIED,
+    Mutation,
+    constant,
+    planning,
+)
+from simulator.scopes import Scope
+from simulator.world import Decisions
+from surefoot.protocol import completeness
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy import claim, facts, plan, promotion, restore_point, upkeep
+from surefoot_operator.policy.actions import Plan
+
+
+def _oldest(found: Any) -> Checkpoint | None:
+    return min(found, key=lambda c: c.step, default=None)
+
+
+def _unread(seen: Observed) -> Observed:
+    """One holder less than there are: what it has is never read."""
+    return replace(seen, holders=tuple(h for h in seen.holders if h.endpoint.holder.node != "n0"))
+
+
+def _unready(seen: Observed) -> Plan:
+    """A world of every worker that is heard, allowed size or not."""
+    made = plan.plan(seen)
+    world = made.status.world
+    if world is None or world.state != "Committed" or world == seen.status.world or len(world.members) < 2:
+        return made
+    fewer = replace(world, members=world.members[:1])
+    return replace(made, status=replace(made.status, world=fewer))
+
+
+def _forgotten_status(seen: Observed) -> Plan:
+    """A leader that writes status anew instead of on."""
+    made = plan.plan(seen)
+    return replace(made, status=replace(made.status, next_attempt=1, restarts=0)) if seen.now > 3 else made
+
+
+def _any_ready(known: facts.Facts, epoch: int) -> list[Any]:
+    """Whoever answers counts, sealed or not."""
+    return [h for h in known.seen.holders if h.state == "Ready"]
+
+
+def _ranks_that_are_there(ranks: Any, covers: Any) -> bool:
+    """A checkpoint counts though a rank's part is nowhere."""
+    return bool(ranks)
+
+
+def _whoever_lives(known: facts.Facts, session: Any) -> bool:
+    """Silent or not: whoever ever said hello may be a member."""
+    return facts.worker_id(session) in known.workers
+
+
+def _named_by_anybody(status: Any, ready: Any, replicas: int) -> speech.Rule:
+    """Agents hear of every holder that answers, whether status names it or not."""
+    found = tuple(ready)
+    return _rule(replace(status, named_holders=found), found, replicas)
+
+
+_rule = speech.rule
+
+
+def _asked_before(order: orders.Orders) -> orders.Orders:
+    return order
+
+
+_SEALED = tuple((module, "sealed_holders", _any_ready) for module in (facts, upkeep, claim, promotion))
+
+RESTORE = (
+    Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
+    Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest", _oldest),)),
+    Mutation("a holder is not read", decisions=planning(_unread)),
+    Mutation("silent holders are neither awaited nor given up",
+             patches=((restore_point, "_silence", constant(None)), (restore_point, "silent_holders", lambda _: []))),
+    Mutation("silent holders are not given up", patches=((restore_point, "silent_holders", lambda _: []),)),
+    Mutation("a world is cut after it was planned", decisions=Decisions(plan=_unready)),
+    Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
+    Mutation("a silent named holder is forgotten at once",
+             patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
+    Mutation("agents hear of holders that status does not name", patches=((speech, "rule", _named_by_anybody),), settings=PARTED),
+    Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
+             settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
+    Mutation("a listing made before the last index counts", patches=((orders, "void_listing", _asked_before),), settings=PROMOTING,
+             scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
+    Mutation("the floor does not bind the parent", patches=((restore_point, "floor_of", constant(None)),),
+             settings=replace(CHURNED, faults=16)),
+    Mutation("whatever an epoch saved counts, also beyond where a later one branched off",
+             patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING),
+    Mutation("a checkpoint counts though a rank's part is nowhere",
+             patches=((completeness, "is_complete", _ranks_that_are_there), (completeness, "_world_fits", constant(True)))),
+    Mutation("a bad checkpoint is chosen again", patches=((restore_point, "bad_of", constant(frozenset())),),
+             settings=replace(ROUGH, kinds=("chunk is damaged", "trainer dies"), faults=16, replicas=1)),
+    Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_draining", constant(None)),), settings=DYING_TRAINERS),
+    Mutation("facts of an older epoch count in the next", patches=((sessions, "_in_epoch", lambda s, e: replace(
+        s, seen=replace(s.seen, epoch=max(e, s.seen.epoch)))),), settings=ENDING),
+    Mutation("whoever ever said hello may be a member", patches=((claim, "usable", _whoever_lives),)),
+)  # fmt: skip

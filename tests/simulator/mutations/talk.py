@@ -1,0 +1,122 @@
+"""Rules of losses, halts, and of what operator and agents tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator.mutations.mutation import LEFT, PAIRS, PARTED, RIVALS, ROUGH, Mutation, constant
+from surefoot.agent import events as on
+from surefoot.agent import life as agent_life
+from surefoot.agent.life_state import Life
+from surefoot.protocol import messages as said
+from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.policy import budget, failures, plan, planned, workers
+
+_hold_answered, _advance, _assigned = orders._hold_answered, agent_life.advance, agent_life._assigned
+_bound, _unsaid, _place = planned._bound, speech.unsaid, speech._place
+_rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
+
+
+def _one_will_do(order: orders.Orders, worker: Any, answer: said.HoldAnswer) -> orders.Orders:
+    """A hold binds after one acceptance."""
+    after = _hold_answered(order, worker, answer)
+    hold = after.hold
+    if hold is None or hold.seen.state != "Proposed" or not answer.accepted or after is order:
+        return after
+    return replace(after, hold=orders.Hold(replace(hold.seen, state="Bound"), frozenset()))
+
+
+def _one_rank_will_do(life: Life, mine: Any, event: on.HoldAnswered) -> Any:
+    """An agent accepts a halt once one of its ranks has."""
+    after, said_now = _rank_answered(life, mine, event)
+    if event.accepted and life.hold is not None and life.hold.step == event.step:
+        return after, (on.Send(said.HoldAnswer(life.started, event.step, accepted=True)),)
+    return after, said_now
+
+
+def _any_epoch(life: Life, assign: said.Assign) -> Any:
+    """An agent follows whatever assignment it hears last, also one of an older epoch."""
+    if assign.epoch < life.claimed:
+        life = replace(life, claimed=assign.epoch, started=min(life.started, assign.epoch - 1))
+    return _assigned(life, assign)
+
+
+def _goes_on(life: Life, epoch: int) -> Life:
+    """A claim does not take back what an agent was told before."""
+    return replace(_claim(life, epoch), assign=life.assign)
+
+
+def _tells_once(life: Life, event: on.Event) -> Any:
+    """What an agent had to say is not said again to whoever answers next."""
+    after, commands = _advance(life, event)
+    return after, tuple(c for c in commands if not (isinstance(event, on.Welcomed) and isinstance(c, on.Send)))
+
+
+def _twice(life: Life) -> Any:
+    """Trainers that ended are started again in the same epoch."""
+    if life.started and life.started == life.claimed and not life.alive and any(r.code for r in life.ranks):
+        life = replace(life, started=life.started - 1)
+    return _start(life)
+
+
+def _at_once(facts: Any, hold: Any, wanted: Any) -> Any:
+    """A world that is to halt is claimed before it has halted."""
+    return replace(_bound(facts, hold, wanted), claim=True)
+
+
+def _every_worker(members: Any, session: Any) -> int | None:
+    """Any agent of a member's worker takes its place."""
+    mine = (session.seen.index, session.seen.attempt)
+    return next((n for n, m in enumerate(members) if (m.index, m.attempt) == mine), None)
+
+
+def _all_program(facts: Any, loss: Any, last_step: int) -> Any:
+    """What a node did counts as what the program did."""
+    return _allowance(facts, replace(loss, application=True), last_step)
+
+
+def _row_of_all(facts: Any, last_step: int) -> bool:
+    """Steps that were made do not end a row of restarts."""
+    return False
+
+
+_allowance = budget.allowance
+
+
+def _hasty(facts: Any, since_seconds: float) -> float | None:
+    """Steps that others tell of are no sign of life."""
+    return None
+
+
+def _said_before(told: Any, wanted: Any) -> Any:
+    """What was said once is not said again, changed or not."""
+    send, now_told = _unsaid(told, wanted)
+    return tuple(m for m in send if not isinstance(m, said.Holders)), now_told
+
+
+TALK = (
+    Mutation("a hold binds after one acceptance", patches=((orders, "_hold_answered", _one_will_do),), settings=LEFT),
+    Mutation("an agent accepts a halt once one of its ranks has",
+             patches=((agent_life, "_hold_answered", _one_rank_will_do),), settings=PAIRS),
+    Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),
+    Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=RIVALS),
+    Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),)),
+    Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
+    Mutation("an agent says its facts once", patches=((agent_life, "advance", _tells_once),), settings=PARTED),
+    Mutation("an agent's place is that of its worker, whoever it is", patches=((speech, "_place", _every_worker),),
+             redundant="the store's address and the plan's own membership name the incarnation as well"),
+    Mutation("agents do not hear when holders change", patches=((speech, "unsaid", _said_before),)),
+    Mutation("what a node did counts as what the program did", patches=((plan, "allowance", _all_program),),
+             settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
+    Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),
+             settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
+    Mutation("steps that others tell of are no sign of life", patches=((failures, "_moving_until", _hasty),), settings=PARTED),
+    Mutation("a line that breaks is a worker that is lost",
+             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "_moving_until", _hasty)), settings=PARTED),
+    Mutation("requests of an older world are still answered", patches=((orders, "moved", lambda order, *_: order),),
+             redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
+    Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
+             redundant="a fabric runs one agent of a worker at a time, and members are named by incarnation"),
+    Mutation("workers that are lost are not replaced", patches=((workers, "_place", lambda *_: workers._Place()),)),
+)  # fmt: skip
