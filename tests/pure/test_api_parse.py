@@ -89,7 +89,7 @@ BROKEN: list[tuple[str, object, str, str]] = [
     ),
     ("spec.checkpoint.memory.sizeLimit", "8GiB", "spec.checkpoint.memory.sizeLimit", "8Gi"),
     ("spec.checkpoint.memory.topologyKey", "zone", "spec.checkpoint.memory.topologyKey", "hostname"),
-    ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Fail, Restart"),
+    ("spec.checkpoint.onTotalLoss", "Ignore", "spec.checkpoint.onTotalLoss", "Wait, Fail, Restart"),
     ("spec.checkpoint.persistent.keepEverySteps", 0, "spec.checkpoint.persistent.keepEverySteps", "at least 1"),
     ("spec.checkpoint.persistent.keepSeconds", 0, "spec.checkpoint.persistent.keepSeconds", "at least 0.001"),
     ("spec.checkpoint.persistent.uri", "/tmp/x", "spec.checkpoint.persistent.uri", "file:///"),
@@ -245,7 +245,7 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     assert spec.elastic_policy is not None
     assert spec.elastic_policy.scale_up_snooze_seconds == spec.elastic_policy.faulty_scale_down_timeout_seconds == 0.0
     assert (spec.checkpoint.drain_grace_seconds, spec.checkpoint.holder_return_seconds) == (1.0, 10.0)
-    assert spec.checkpoint.on_total_loss == "Fail"
+    assert spec.checkpoint.on_total_loss == "Wait"
     assert spec.failure_policy.rules[0].exit_codes == (42,)
 
 

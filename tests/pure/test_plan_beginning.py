@@ -182,7 +182,7 @@ def test_a_checkpoint_of_its_own_goes_before_the_older_jobs() -> None:
 
 
 def test_total_loss_fails_the_job_or_begins_again_where_it_began() -> None:
-    lost = decided(claimed_again(recorded=True))
+    lost = decided(claimed_again(recorded=True, checkpoint=policy(on_total_loss="Fail")))
     assert lost.status.phase == "Failed"
     assert "would begin again at step 60 of epoch 3 of an older job" in lost.status.message
     restart = decided(claimed_again(recorded=True, checkpoint=policy(on_total_loss="Restart")))

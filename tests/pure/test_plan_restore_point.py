@@ -124,9 +124,10 @@ def test_a_named_holder_that_nobody_shows_is_unknown_not_empty() -> None:
     assert "waiting up to" in str(parent(replace(seen, holders=seen.holders[::2])))
 
 
-def test_losing_every_copy_fails_the_job_unless_it_may_begin_again() -> None:
+def test_losing_every_copy_fails_a_job_that_says_so_unless_it_may_begin_again() -> None:
     lost = tuple(replace(h, entries=()) for h in claimed().holders)
-    made = decided(replace(claimed(), holders=lost))
+    fails = CheckpointPolicy(MemoryTier(interval_steps=10), on_total_loss="Fail")
+    made = decided(replace(claimed(checkpoint=fails), holders=lost))
     assert made.status.phase == "Failed"
     assert "onTotalLoss" in made.status.message
     again = CheckpointPolicy(MemoryTier(interval_steps=10), on_total_loss="Restart")
@@ -234,10 +235,12 @@ def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
     assert parent(replace(claimed(checkpoint=PERSISTENT), persistent=listed)) == Checkpoint(1, 40)
 
 
-def test_where_only_what_cannot_be_read_is_left_the_job_fails_with_its_name() -> None:
-    seen = without_memory(replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=unreadable(DAMAGED)))
+@pytest.mark.parametrize(("policy", "phase"), [("Wait", "Recovering"), ("Fail", "Failed")])
+def test_where_only_what_cannot_be_read_is_left_its_name_is_said(policy: str, phase: str) -> None:
+    checkpoint = replace(PERSISTENT, on_total_loss=policy)  # type: ignore[arg-type]  # one of its words
+    seen = without_memory(replace(claimed(ago=60, checkpoint=checkpoint), persistent=unreadable(DAMAGED)))
     made = decided(seen)
-    assert made.status.phase == "Failed"
+    assert made.status.phase == phase
     assert "50-1/rank-0.json does not match its checksum" in made.reason
     nothing_known = replace(seen, status=replace(seen.status, recorded=False, last_complete=None))
     assert parent(nothing_known) is not None, "what is there and cannot be read is not absent: never step 0"

@@ -35,7 +35,7 @@ def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, *
     seen = running(checkpoint=checkpoint)
     world = seen.status.world
     assert world is not None
-    claim = World(2, "Claimed", None, 3, world.members, "token", "a trainer failed", NOW - ago)
+    claim = World(2, "Claimed", None, 3, world.members, "a trainer failed", NOW - ago)
     incident = Incident("trainer-failed", "a test", 1, "n1", 1, NOW - ago, NOW - ago, last_step=42, world_before=3)
     status = replace(seen.status, world=claim, phase="Recovering", incidents=(incident,))
     listed = PersistentSeen()

@@ -97,6 +97,7 @@ def job(settings: Settings) -> TrainingJob:
                 persistent=tier,
                 drain_grace_seconds=1.0,
                 holder_return_seconds=settings.holder_return_seconds,
+                on_total_loss="Fail",
             ),
         ),
     )

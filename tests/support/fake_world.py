@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from support.builders import COVERED, manifest
 from support.fake_copies import FakeTiers, Node
+from support.fake_workers import Agent, Worker
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
@@ -42,20 +43,6 @@ from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 WARM_SECONDS = 1.0
-
-
-@dataclass
-class Agent:
-    incarnation: str
-    born: float
-    seen: SessionSeen
-    started: set[int] = field(default_factory=set)
-
-
-@dataclass
-class Worker:
-    seen: WorkerSeen
-    agent: Agent | None = None
 
 
 @dataclass
@@ -249,10 +236,8 @@ class FakeWorld:
             case ListPersistentTier(epoch):
                 self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
             case LookAround(_, epoch, holders):
-                for endpoint in holders:  # nobody reaches what the operator does not reach here
-                    first = self.sights.get(endpoint.holder)
-                    since = first.since_seconds if first is not None and first.epoch == epoch else self.now
-                    self.sights[endpoint.holder] = SightSeen(epoch, since, self.now, self.now, False, "no answer")
+                unseen = SightSeen(epoch, self.now, self.now, self.now, False, "no answer")
+                self.sights |= {endpoint.holder: unseen for endpoint in holders}
             case ProposeHold(epoch, step, verb):
                 if verb == "propose":
                     state = "Bound" if all(s.step < step for s in self._members()) else "Refused"

@@ -16,6 +16,7 @@ from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.names import API_VERSION, yaml_fields
 from surefoot_operator.api.reading import check_names, items, mapping, number, read, text
 from surefoot_operator.api.spec import (
+    ACCEPT_LOSS,
     FINALIZER,
     KIND,
     FailurePolicy,
@@ -69,6 +70,7 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
         spec=parse_spec(body.get("spec")),
         deleted=metadata.get("deletionTimestamp") is not None,
         held=FINALIZER in (metadata.get("finalizers") or ()),
+        accepted_loss=str((metadata.get("annotations") or {}).get(ACCEPT_LOSS) or ""),
     )
 
 

@@ -14,6 +14,8 @@ KIND = "TrainingJob"
 MANAGER = "surefoot.dev/operator"
 TOTAL_STEPS = f"{GROUP}/total-steps"
 """An annotation: how many steps the program makes. For people who watch; nothing is decided from it."""
+ACCEPT_LOSS = f"{GROUP}/accept-loss"
+"""An annotation: a person accepts what was lost to the epoch that it names."""
 FINALIZER = f"{GROUP}/persistent-data"
 """On a job whose persistent data shall go with it; nothing else ever holds a job back."""
 
@@ -187,7 +189,8 @@ class CheckpointPolicy:
     persistent: PersistentTier | None = None
     drain_grace_seconds: float = 1.0
     holder_return_seconds: float = 10.0
-    on_total_loss: Literal["Fail", "Restart"] = "Fail"
+    on_total_loss: Literal["Wait", "Fail", "Restart"] = "Wait"
+    """When every copy of every checkpoint is gone: wait for a person or for one that comes back, fail, or begin anew."""
     restore_from: RestoreFrom | None = None
     expected_bytes: int | None = None
 
@@ -230,3 +233,5 @@ class TrainingJob:
     deleted: bool = False
     held: bool = False
     """Its deletion waits for this operator, which has something to delete first."""
+    accepted_loss: str = ""
+    """What its annotation `ACCEPT_LOSS` says; empty: nothing."""

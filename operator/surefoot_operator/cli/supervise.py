@@ -22,6 +22,7 @@ from surefoot_operator.cli.sizes import checkpoint_bytes
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
+from surefoot_operator.names import CHECKPOINT_LOST
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Supervisor:
         self._operator_restarts = 0
         self._measure_at = self._room_at = 0.0
         self._full = False
+        self._lost = False
 
     def run(self) -> None:
         """Until the job is over. Raises RunError if it cannot go on, KeyboardInterrupt if it is told to stop."""
@@ -117,6 +119,7 @@ class Supervisor:
         self._return_what_is_due()
         self._check_operator()
         self._check_room()
+        self._check_loss()
         self._measure()
         self._show(self._scene)
 
@@ -161,6 +164,17 @@ class Supervisor:
         elif self._full and not full:
             self._tell(f"the disk of {root} has room again", False)
         self._full = full
+
+    def _check_loss(self) -> None:
+        """A job that waits for a person says so in its events; here the person is at the keyboard."""
+        lost = any(c.type == CHECKPOINT_LOST for c in self._progress.status.conditions)
+        if lost and not self._lost:
+            self._tell(
+                "the job waits: Ctrl-C ends the run in order; checkpoint.onTotalLoss: Restart in the job's file lets another"
+                " run begin again by itself",
+                True,
+            )
+        self._lost = lost
 
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + _NODES_UP_SECONDS

@@ -26,7 +26,9 @@ from surefoot.protocol.messages import (
     Retire,
     Sighting,
 )
+from surefoot_operator.coordinator import sights
 from surefoot_operator.coordinator.listings import Gathered, lacking, taken
+from surefoot_operator.coordinator.sights import Asked
 from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
 
 MOST_TOLD = 5
@@ -149,11 +151,8 @@ def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndp
     }
     number = orders.next_request
     order = Order(worker, LookAtHolders(number, holders), epoch, now)
-    sights = {holder: sight for holder, sight in orders.sights.items() if sight.epoch == epoch}
-    for endpoint in holders:
-        known = sights.get(endpoint.holder, SightSeen(epoch, now, now))
-        sights[endpoint.holder] = replace(known, asked_seconds=now)
-    return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=sights)
+    seen = sights.asked(orders.sights, Asked(epoch, now, holders))
+    return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=seen)
 
 
 def void_listing(orders: Orders) -> Orders:
@@ -216,11 +215,12 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
     order = orders.outstanding.get(message.request)
     if order is None or order.worker != worker:
         return orders
-    if isinstance(message, Sighting):
-        return _sighted(orders, order, message, now)
     if isinstance(message, Listing):
         return _told(orders, order, message)
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
+    if isinstance(message, Sighting):
+        asked = Asked(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
+        return replace(orders, sights=sights.answered(orders.sights, asked, message, now))
     if message.error is not None:
         orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
     if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
@@ -298,26 +298,6 @@ def _unjudged(seen: PersistentSeen, negated: bool) -> frozenset[Checkpoint]:
     told = {one.checkpoint for one in seen.left_out if one.checkpoint is not None}
     told = {c.negated() for c in told} if negated else told
     return frozenset(told | {m.save.checkpoint for m in seen.entries or () if m.layout in seen.lost_layouts})
-
-
-def _sighted(orders: Orders, order: Order, message: Sighting, now: float) -> Orders:
-    """One that sees a holder is believed before one that does not: who was asked last may stand on the wrong side."""
-    rest = {n: o for n, o in orders.outstanding.items() if n != message.request}
-    if not isinstance(order.message, LookAtHolders):
-        return orders
-    sights = dict(orders.sights)
-    asked = order.message.holders
-    if message.error is not None or len(message.seen) != len(asked) or len(message.trouble) != len(asked):
-        why = message.error or "its answer does not fit the question"
-        return _failed(replace(orders, outstanding=rest), f"{order.worker} could not {_words(order)}: {why}")
-    for endpoint, there, trouble in zip(asked, message.seen, message.trouble, strict=True):
-        known = sights.get(endpoint.holder)
-        if known is None or known.epoch != order.epoch:
-            continue
-        beaten = known.there and not there and (known.answered_seconds or 0.0) >= order.asked_seconds
-        if not beaten:
-            sights[endpoint.holder] = replace(known, answered_seconds=now, there=there, trouble=trouble)
-    return replace(orders, outstanding=rest, sights=sights)
 
 
 def _same_listing(order: Order, other: Order) -> bool:

@@ -23,6 +23,8 @@ class Waiting:
     actions: tuple[Action, ...] = ()
     until_seconds: float | None = None
     stopped: bool = True
+    lost: str = ""
+    """What people are told where everything is lost; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class TotalLoss:
-    """Something was recorded, and no copy of any of it is left."""
+    """Something was recorded, no copy of any of it is left, and the job is to fail of that."""
 
     reason: str
 

@@ -43,13 +43,22 @@ _NO_ROOM = "; checkpoints do not fit: "
 Truth = Literal["True", "False", "Unknown"]
 
 
-def summarised(facts: Facts, status: JobStatus, message: str) -> JobStatus:
-    """`status` with everything in it that only tells. Equal input gives equal output, so plans come to rest."""
+def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
+    """`status` with everything in it that only tells. Equal input gives equal output, so plans come to rest.
+
+    `lost`: what people are told where every checkpoint is lost.
+    """
     status = _with_progress(facts, status)
     status = replace(status, observed_generation=facts.seen.job.generation)
     if status.phase not in ("Complete", "Failed"):
-        status = replace(status, phase=_phase(facts, status), message=message)
-    return replace(status, conditions=_conditions(facts, status))
+        status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
+    return replace(status, conditions=_conditions(facts, status, lost))
+
+
+def lost_before(facts: Facts) -> str:
+    """What was said of a total loss in this claim: it is so until something is found, also while tiers are asked anew."""
+    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_LOST), None)
+    return known.message if known is not None else ""
 
 
 def scheduled(facts: Facts) -> tuple[Truth, str, str]:
@@ -156,7 +165,7 @@ def _phase(facts: Facts, status: JobStatus) -> Phase:
     return "Running" if stepped else "Starting"
 
 
-def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
+def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
     phase, message = status.phase, status.message
     known = {c.type: c for c in facts.status.conditions}
     room = known.get(names.CHECKPOINTS_FIT)  # `upkeep` judges it
@@ -170,6 +179,8 @@ def _conditions(facts: Facts, status: JobStatus) -> tuple[Condition, ...]:
     tie = tie_to_tell(facts, status)
     if tie is not None:
         wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
+    if lost:
+        wanted.append((names.CHECKPOINT_LOST, "True", "NothingLeft", lost))
     if facts.seen.refusal:
         wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
     if phase in ("Complete", "Failed"):

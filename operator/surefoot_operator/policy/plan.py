@@ -17,7 +17,7 @@ from surefoot_operator.policy.actions import Action, Event, Plan
 from surefoot_operator.policy.budget import allowance, pause_until, recorded
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
 from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
-from surefoot_operator.policy.conditions import summarised
+from surefoot_operator.policy.conditions import lost_before, summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
 from surefoot_operator.policy.failures import judge, seen_to_die
 from surefoot_operator.policy.farewell import holding
@@ -43,13 +43,15 @@ class _Decision:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     wakes: tuple[float | None, ...] = ()
+    lost: str = ""
+    """What people are told where every checkpoint is lost."""
 
 
 def plan(seen: Observed) -> Plan:
     """What to do now, and the sentence that explains it."""
     facts = gather(seen)
     decision = _decide(facts)
-    status = summarised(facts, decision.status, decision.reason)
+    status = summarised(facts, decision.status, decision.reason, decision.lost)
     events = (*decision.events, *told(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
@@ -197,8 +199,8 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
 def _claimed(facts: Facts) -> _Decision:
     choice = choose(facts)
     if isinstance(choice, TotalLoss):
-        lost = _fail(facts, choice.reason)
-        return replace(lost, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *lost.events))
+        over = _fail(facts, choice.reason)
+        return replace(over, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *over.events))
     if isinstance(choice, NothingToTakeUp):
         return _fail(facts, choice.reason)
     stopped = not isinstance(choice, Waiting) or choice.stopped
@@ -211,10 +213,11 @@ def _claimed(facts: Facts) -> _Decision:
     if worn is not None:
         return _fail(facts, worn)
     reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
-    base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,))
+    lost = choice.lost or lost_before(facts)
+    base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
     if facts.spec.suspend:
         heard = any(audible(facts, s) for s in facts.sessions.values())
-        return base if heard else _with_workers(facts, base, 0)
+        return base if heard and not lost else _with_workers(facts, base, 0)
     return _with_workers(facts, base, target_size(facts.spec))
 
 

@@ -13,6 +13,7 @@ from surefoot.protocol.completeness import LeftOut, complete, is_complete, layou
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot_operator.api.status import World
+from surefoot_operator.policy import total_loss
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.beginning import beginning, origin_of
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
@@ -176,6 +177,8 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
     One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
     lost data; so is nobody else.
     """
+    if total_loss.accepted(facts):
+        return None
     since = {h.endpoint.holder: h.since_seconds for h in facts.seen.holders}
     began, blind = _began(facts), most_unseen(facts)
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
@@ -197,7 +200,11 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
     seen = next((holder for holder in waiting if holder in alive), None)
     if seen is None:
         return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), again)
-    return Waiting(f"waiting for {names}, which the operator does not see: {alive[seen]}", (), again)
+    return Waiting(
+        f"waiting for {names}, which the operator does not see: {alive[seen]}. To go on without it, {total_loss.acceptance(facts)}",
+        (),
+        again,
+    )
 
 
 def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
@@ -215,12 +222,26 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
     if any(one.silent for one in left_out):
         return _once_more(facts, left_out)
     nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
-    if nothing_to_lose or facts.spec.checkpoint.on_total_loss == "Restart":
+    policy = facts.spec.checkpoint.on_total_loss
+    if nothing_to_lose or policy == "Restart" or total_loss.accepted(facts):
         return beginning(facts, silent)
+    if policy == "Wait":
+        return _lost(facts, left_out)
     return TotalLoss(
-        f"{_loss(facts, left_out)}; "
+        f"{total_loss.lost(facts, left_out)}; "
         f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
     )
+
+
+def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+    """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
+    text, seen = total_loss.waiting(facts, left_out), facts.seen.persistent
+    if facts.spec.checkpoint.persistent is None:
+        return Waiting(text, lost=text)
+    again = (seen.asked_seconds or facts.now) + total_loss.LIST_AGAIN_SECONDS
+    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    return Waiting(text, actions, again, lost=text)
 
 
 def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
@@ -231,16 +252,6 @@ def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
     reason = f"nothing else is left, and the persistent tier does not give a record that decides: {named}"
     return Waiting(f"{reason}. It is asked again; make the tier answer, or remove that record", actions, again)
-
-
-def _loss(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
-    status = facts.status
-    if left_out:
-        return (
-            f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy"
-            " and start the job again)"
-        )
-    return f"every copy of every checkpoint is lost (the last known was {status.last_complete or status.floor})"
 
 
 def describe(world: World, parent: Checkpoint | None) -> str:

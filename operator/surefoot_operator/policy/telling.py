@@ -16,8 +16,8 @@ _LONGEST_STACKS = 800
 
 def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec that
-    is refused, what keeps workers from running."""
-    parts = (_claimed, _protected, _tied, _refused, _hindered, _stood)
+    is refused, what keeps workers from running, a total loss."""
+    parts = (_claimed, _protected, _tied, _refused, _hindered, _stood, _lost)
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -80,6 +80,11 @@ def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 def _words(told: Condition) -> str:
     """Without numbers: of attempts, of what a quota has left."""
     return "".join(letter for letter in told.message if not letter.isdigit())
+
+
+def _lost(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.CHECKPOINT_LOST), _condition(new, names.CHECKPOINT_LOST)
+    return (Event(names.CHECKPOINT_LOST, now.message, True),) if now is not None and was is None else ()
 
 
 def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

@@ -4,9 +4,8 @@ Both sides speak versions N and N−1 (`VERSION`, `OLDEST`). Decoding is strict:
 field, or an older version is refused by name (`ProtocolError`), never guessed. `encode` and `decode` are the only
 ways in and out.
 
-Which version a line speaks is settled before its first message, as the WebSocket's subprotocol: the agent offers
-`SUBPROTOCOLS`, the coordinator picks the newest that it has, and both encode for `version_of(picked)`. A line without
-one speaks the version of its Hello.
+Which version a line speaks is settled before its first message, as the WebSocket's subprotocol, of which the agent offers
+`SUBPROTOCOLS` and the coordinator picks the newest that it has. A line without one speaks the version of its Hello.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ VERSION = 2
 """Version spoken by this code."""
 OLDEST = max(1, VERSION - 1)
 """Oldest version still understood, so that an upgraded operator does not lose running agents."""
-
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -202,15 +200,12 @@ class PersistentDropped:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Answer to LookAtHolders: what this agent sees of each holder from where it is, in their order."""
+    """Answer to LookAtHolders, in their order: whether exactly that instance gave its index to this agent, else why not."""
 
     SINCE: ClassVar[int] = 2
     request: int
     seen: tuple[bool, ...] = ()
-    """Whether exactly this instance answered and gave its index."""
     trouble: tuple[str, ...] = ()
-    """Why one was not seen; empty where it was."""
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +220,6 @@ FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
     | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | Notice
 )  # fmt: skip
-
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------
 
@@ -374,24 +368,12 @@ class Retire:
 
 
 ToAgent = (
-    Welcome
-    | Refused
-    | Stop
-    | Assign
-    | Holders
-    | Hold
-    | ListPersistent
-    | RepairSave
-    | PromoteSave
-    | DropPersistent
-    | LookAtHolders
-    | SaveLevel
-    | Retire
-)
+    Welcome | Refused | Stop | Assign | Holders | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
+    | LookAtHolders | SaveLevel | Retire
+)  # fmt: skip
 Message = FromAgent | ToAgent
 
 _CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST, plain)
-
 
 SUBPROTOCOLS = tuple(f"surefoot.v{n}" for n in range(VERSION, OLDEST - 1, -1))
 """What is offered and picked when the WebSocket opens, the newest first."""

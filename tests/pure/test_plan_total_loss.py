@@ -1,0 +1,145 @@
+"""Losing every checkpoint is a state that waits and says so, until something comes back or a person ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, endpoint, holder, running
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import Condition, JobStatus, World
+from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, Plan, SealHolder
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+MEMORY = MemoryTier(interval_steps=10)
+
+
+def decided(seen: Observed) -> Plan:
+    made = plan(seen)
+    check(made, seen)
+    return made
+
+
+def lost(policy: str = "Wait", ago: float = 60.0, accepted: str = "", persistent: bool = False) -> Observed:
+    """Epoch 2 is claimed, every holder was read, and none has anything of the job."""
+    tier = PersistentTier("file:///tmp/checkpoints") if persistent else None
+    seen = running(checkpoint=CheckpointPolicy(MEMORY, tier, on_total_loss=policy))  # type: ignore[arg-type]
+    world = seen.status.world
+    assert world is not None
+    claim = replace(world, epoch=2, state="Claimed", reason="all nodes lost their power", changed_seconds=NOW - ago)
+    return replace(
+        seen,
+        job=replace(seen.job, accepted_loss=accepted),
+        status=replace(seen.status, world=claim, phase="Recovering"),
+        sessions=tuple(replace(s, stopped=2, saved=None, copies=0) for s in seen.sessions),
+        holders=tuple(replace(h, fence=2, read_epoch=2, entries=()) for h in seen.holders),
+        persistent=PersistentSeen(2, (), NOW - 1) if persistent else PersistentSeen(),
+    )
+
+
+def condition(made: Plan | JobStatus) -> Condition | None:
+    status = made.status if isinstance(made, Plan) else made
+    return next((c for c in status.conditions if c.type == "CheckpointLost"), None)
+
+
+@pytest.mark.parametrize("ago", [60.0, 7 * 86400.0])
+def test_a_total_loss_waits_and_says_what_is_lost_and_what_may_be_done(ago: float) -> None:
+    made = decided(lost(ago=ago))
+    assert made.status.phase == "Recovering"
+    assert made.status.world is not None
+    assert made.status.world.state == "Claimed"
+    found = condition(made)
+    assert found is not None
+    assert found.status == "True"
+    for word in ("step 40", "n0", "n1", "n2", "surefoot.dev/accept-loss", '"2"', "onTotalLoss"):
+        assert word in found.message, word
+    (event,) = [e for e in made.events if e.reason == "CheckpointLost"]
+    assert event.warning
+    assert not any(isinstance(a, CleanMemory) for a in made.actions)
+    again = decided(replace(lost(ago=ago), status=made.status, now=NOW + 3600))
+    assert not [e for e in again.events if e.reason == "CheckpointLost"], "told once"
+    kept = condition(again)
+    assert kept is not None
+    assert kept.last_transition_seconds == NOW
+
+
+def test_it_goes_on_by_itself_when_a_holder_comes_back_with_its_data() -> None:
+    seen = lost()
+    waiting = replace(seen, status=decided(seen).status)
+    back = tuple(replace(h, fence=1, read_epoch=None) for h in running().holders)
+    made = decided(replace(waiting, holders=back))
+    assert sum(isinstance(a, SealHolder) for a in made.actions) == 3
+    assert condition(made) is not None, "not over yet"
+    read = tuple(replace(h, fence=2, read_epoch=2) for h in running().holders)
+    made = decided(replace(waiting, holders=read))
+    assert made.status.world is not None
+    assert made.status.world.parent == Checkpoint(1, 40)
+    assert condition(made) is None
+
+
+def test_the_persistent_tier_is_listed_again_while_it_waits_and_the_condition_stays() -> None:
+    seen = lost(persistent=True)
+    made = decided(seen)
+    assert condition(made) is not None
+    assert not any(isinstance(a, ListPersistentTier) for a in made.actions)
+    later = replace(seen, status=made.status, persistent=PersistentSeen(2, (), NOW - 61))
+    assert any(isinstance(a, ListPersistentTier) for a in decided(later).actions)
+    asked = replace(later, persistent=PersistentSeen(asked_seconds=NOW))
+    assert condition(decided(asked)) == condition(made)
+
+
+def test_a_person_accepts_the_loss_of_this_very_epoch() -> None:
+    made = decided(lost(accepted="2"))
+    assert made.status.world is not None
+    assert (made.status.world.state, made.status.world.parent) == ("Committed", None)
+    assert condition(made) is None
+    assert any(e.reason == "CheckpointLost" and "begins again" in e.message for e in made.events)
+
+
+@pytest.mark.parametrize("accepted", ["1", "3", "yes", "２", " 2", "-2", "2.0", "9" * 400])
+def test_what_was_accepted_for_another_epoch_or_cannot_be_read_ends_nothing_and_is_said(accepted: str) -> None:
+    made = decided(lost(accepted=accepted))
+    found = condition(made)
+    assert found is not None
+    assert accepted[:20] in found.message
+    assert len(found.message) < 2000
+
+
+def test_accepting_also_ends_the_wait_for_holders_that_live_and_are_not_seen() -> None:
+    seen = lost(accepted="2")
+    refusing = (replace(h, state="Silent", since_seconds=NOW - 50, refusing=True) for h in seen.holders)
+    made = decided(replace(seen, holders=tuple(refusing)))
+    assert made.status.world is not None
+    assert made.status.world.state == "Committed"
+
+
+def test_a_job_may_fail_or_begin_again_by_itself_if_it_says_so() -> None:
+    assert decided(lost("Fail")).status.phase == "Failed"
+    world = decided(lost("Restart")).status.world
+    assert world is not None
+    assert (world.state, world.parent) == ("Committed", None)
+
+
+def test_a_job_that_was_suspended_over_a_reboot_waits_when_it_is_resumed() -> None:
+    seen = running()
+    world = World(3, "Claimed", Checkpoint(1, 40), 0, (), "the job is resumed", NOW - 12)
+    lineage = (LineageEntry(1, None, 3), LineageEntry(2, Checkpoint(1, 40), 0))
+    fresh = tuple(replace(holder(f"n{i}", 3), endpoint=endpoint(f"n{i}", "i1")) for i in range(3))
+    status = replace(seen.status, world=world, lineage=lineage, phase="Pending")
+    made = decided(replace(seen, status=status, holders=fresh, sessions=(), workers=()))
+    assert made.status.phase == "Recovering"
+    assert condition(made) is not None
+
+
+def test_a_job_that_is_suspended_while_it_waits_gives_its_workers_back() -> None:
+    seen = lost()
+    seen = replace(seen, job=replace(seen.job, spec=replace(seen.job.spec, suspend=True)))
+    made = decided(seen)
+    assert condition(made) is not None
+    assert [a for a in made.actions if type(a).__name__ in ("DeleteWorker", "RetireWorkers")]

@@ -1,0 +1,21 @@
+"""A pretended worker and its agent, as `fake_world` moves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surefoot_operator.observed import SessionSeen, WorkerSeen
+
+
+@dataclass
+class Agent:
+    incarnation: str
+    born: float
+    seen: SessionSeen
+    started: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Worker:
+    seen: WorkerSeen
+    agent: Agent | None = None
