@@ -27,7 +27,9 @@ def _trainer(text: str) -> object:
     return line.decode(text.encode())
 
 
-@pytest.mark.parametrize("read", [_messages, _trainer, Layout.from_json, RankManifest.from_json], ids=str)
+@pytest.mark.parametrize(
+    "read", [_messages, _trainer, Layout.from_json, RankManifest.from_json], ids=lambda f: f.__qualname__
+)
 @pytest.mark.parametrize(
     "body",
     [
