@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot import metrics
+from surefoot.agent.mishaps import Mishaps
 from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.survey import Survey, layout_texts, survey
@@ -68,6 +69,7 @@ class Chores:
         self._promoter: Promoter | None = None
         self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
         """Manifests of the last listing of each folder: one that is still there is not read again."""
+        self._mishaps = Mishaps()
         self._loop = asyncio.get_running_loop()
 
     def ask(self, request: Request) -> None:
@@ -132,6 +134,8 @@ class Chores:
                     return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
         except SurefootError as error:
             return (_failed(request, str(error)),)
+        except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
+            return (_failed(request, self._mishaps.happened(type(request).__name__, error)),)
 
     def _trouble_with(self, endpoint: HolderEndpoint) -> str:
         """Why this very instance does not give its index to this worker; empty: it does."""

@@ -25,6 +25,7 @@ from surefoot.agent.ledger import Ledger
 from surefoot.agent.life import Life, advance
 from surefoot.agent.life_state import Parting
 from surefoot.agent.logs import LogForwarder
+from surefoot.agent.mishaps import Mishaps
 from surefoot.agent.orphans import Orphans, adopt_orphans
 from surefoot.agent.reception import Reception
 from surefoot.agent.saves import SaveBook
@@ -84,6 +85,7 @@ class Shell:
         )
         self.trainer_line = TrainerLine(path, self._reception.admit, self._reception.hear)
         places = Places(self.staging.open_tier, self.staging.holders)
+        self._mishaps = Mishaps()
         self._chores = Chores(settings.job, places, self._line.send)
 
     async def run(self) -> int:
@@ -165,7 +167,11 @@ class Shell:
             self.dispatch(on.StoreLost(epoch, f"its process ended with code {code}"))
 
     async def _take_stacks(self, epoch: int) -> None:
-        self.dispatch(on.StacksTaken(epoch, await self._trainers.stacks()))
+        try:
+            found = await self._trainers.stacks()
+        except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
+            found = self._mishaps.happened("taking stacks", error)
+        self.dispatch(on.StacksTaken(epoch, found))
 
     def _stop_store(self, epoch: int) -> None:
         if self._store is not None and self._store[0] < epoch:
@@ -281,7 +287,11 @@ class Shell:
             await asyncio.sleep(keeping.ROUND_SECONDS)
             assign = keeping.in_charge(self.life, self._line.away_seconds())
             if assign is not None:
-                kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
+                try:
+                    kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
+                except Exception as error:  # noqa: BLE001  the next round may do better
+                    self._mishaps.happened("looking after the memory tier", error)
+                    continue
                 _log.info("no coordinator: watermark %s, %d saves dropped", kept.watermark, kept.dropped)
                 for problem in kept.problems:
                     _log.warning("no coordinator: %s", problem)

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from surefoot import metrics
 from surefoot.agent import line
 from surefoot.agent.framing import Unframer, framed
 from surefoot.errors import ProtocolError
@@ -22,6 +24,7 @@ from surefoot.holder.sockets import reachable
 _READ_BYTES = 1 << 18
 _QUEUE = 1024
 _ATTACH_SECONDS = 10.0
+_ACCEPT_WAIT_SECONDS = (0.05, 2.0)
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[line.Attach], line.Attached | str]
@@ -109,9 +112,20 @@ class TrainerLine:
         self._path.unlink(missing_ok=True)
 
     async def _accept(self) -> None:
+        """Until cancelled. A process without descriptors left gets them back; a line that nobody accepts any more does not."""
         loop = asyncio.get_running_loop()
+        wait = _ACCEPT_WAIT_SECONDS[0]
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                metrics.fallbacks.labels(what="accept_failed").inc()
+                if wait == _ACCEPT_WAIT_SECONDS[0]:
+                    _log.warning("a trainer could not be accepted, trying again: %s", error)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, _ACCEPT_WAIT_SECONDS[1])
+                continue
+            wait = _ACCEPT_WAIT_SECONDS[0]
             self._own(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:

@@ -1,0 +1,28 @@
+"""Errors that nobody foresaw, in work that the training does not wait for. They cost that work, never the agent.
+
+An agent that ends takes its trainers along, and so a bug in a listing would end a training that makes progress. Used
+where chores are carried out; each kind is counted each time and logged once, with its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from surefoot import metrics
+
+_log = logging.getLogger(__name__)
+
+
+class Mishaps:
+    """What happened so far, by the work that it cost."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, type[Exception]]] = set()
+
+    def happened(self, work: str, error: Exception) -> str:
+        """Counts it, logs it if it is the first of its kind; returns one sentence. Called where it was caught."""
+        metrics.fallbacks.labels(what="chore_failed").inc()
+        if (work, type(error)) not in self._told:
+            self._told.add((work, type(error)))
+            _log.error("%s failed in a way that was not foreseen; the agent goes on", work, exc_info=error)
+        return f"{work} failed in an unexpected way: {type(error).__name__}: {error}"[:500]
