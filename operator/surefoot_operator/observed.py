@@ -36,6 +36,8 @@ class WorkerSeen:
     message: str = ""
     created_seconds: float = 0.0
     deleting: bool = False
+    disrupted: bool = False
+    """Its cluster has said that it will end it (`message`: why), and may not have begun to."""
     lingering: bool = False
     """Its trainer ended, and something beside it still runs: a sidecar."""
     unstarted: str = ""
@@ -152,6 +154,8 @@ class SessionSeen:
     saved: Checkpoint | None = None
     copies: int = 0
     exit: ExitSeen | None = None
+    leaving: bool = False
+    """It was told to end, as by a node that shuts down."""
     finished: int | None = None
     """Exit code of Finished for `epoch`."""
     finished_steps: int = 0

@@ -15,7 +15,7 @@ PART = on.PartAsked(143, Parting(word_by=105.0, part_by=110.0))
 
 def test_a_worker_that_is_to_end_trains_until_its_world_is_left_in_order() -> None:
     life, said = live(PART, on.Ticked(104.0), life=running(ranks=1))
-    assert said == [], "training goes on"
+    assert said == [on.Beat()], "its leaving is told, and training goes on"
     life, said = live(on.HoldAsked(Hold(1, 8, "propose")), on.HoldAnswered(1, 0, 8, True), life=life)
     assert sent(said) == [HoldAnswer(1, 8, accepted=True)]
     life, said = live(on.HoldAsked(Hold(1, 8, "bind")), on.Ticked(109.0), on.HoldReached(1, 0, 8), life=life)

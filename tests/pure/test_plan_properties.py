@@ -20,6 +20,9 @@ FAULTS: dict[str, Callable[[FakeWorld, int], None]] = {
     "freeze": lambda world, n: world.freeze(f"n{n}"),
     "thaw": lambda world, n: world.thaw(f"n{n}"),
     "kill trainer": lambda world, n: world.kill_trainer(n),
+    "drain": lambda world, n: world.drain(f"n{n}"),
+    "drain in a hurry": lambda world, n: world.drain(f"n{n}", 0.2),
+    "uncordon": lambda world, n: world.uncordon(f"n{n}"),
     "kill agent": lambda world, n: world.kill_agent(n),
     "restart operator": lambda world, n: world.restart_operator(),
 }
@@ -75,6 +78,7 @@ def test_after_any_faults_that_pass_training_goes_on(history: list[tuple[str, in
     for name in world.nodes:
         world.thaw(name)
         world.return_node(name)
+        world.uncordon(name)
     world.run(40.0, tick=1.0)
     if world.status.phase == "Failed":
         assert "lost" in world.status.message or "used up" in world.status.message

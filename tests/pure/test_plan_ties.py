@@ -160,11 +160,10 @@ def test_a_fixed_size_that_fits_needs_no_word() -> None:
     assert members(made) == 3
 
 
-def test_a_deleted_worker_of_a_tied_world_halts_it_only_for_a_spare() -> None:
-    seen = saving(with_worker(two_of_three(), 1, deleting=True), OWN)
-    assert any(isinstance(a, ProposeHold) for a in decided(seen).actions), "worker 2 takes its place"
-    alone = saving(with_worker(two_of_three(joining=False), 1, deleting=True), OWN)
-    assert not any(isinstance(a, ProposeHold) for a in decided(alone).actions)
+@pytest.mark.parametrize("joining", [True, False], ids=["a spare is warm", "nobody is"])
+def test_a_deleted_worker_of_a_tied_world_halts_it_with_a_spare_and_without(joining: bool) -> None:
+    seen = saving(with_worker(two_of_three(joining=joining), 1, deleting=True), OWN)
+    assert any(isinstance(a, ProposeHold) for a in decided(seen).actions)
 
 
 @pytest.mark.parametrize("objects", [OWN, ()])

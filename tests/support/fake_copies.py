@@ -17,8 +17,13 @@ class Node:
     name: str
     alive: bool = True
     frozen: bool = False
+    cordoned: bool = False
     holder: HolderSeen | None = None
     life: int = 0
+
+    @property
+    def takes_pods(self) -> bool:
+        return self.alive and not self.frozen and not self.cordoned
 
 
 @dataclass

@@ -19,3 +19,5 @@ class Agent:
 class Worker:
     seen: WorkerSeen
     agent: Agent | None = None
+    parts: float | None = None
+    """Until when it trains on, deleted as it is, for its world to be left in order."""

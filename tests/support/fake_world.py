@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from support import fake_nodes
 from support.builders import COVERED, manifest
 from support.fake_copies import FakeTiers, Node
 from support.fake_workers import Agent, Worker
@@ -81,7 +82,7 @@ class FakeWorld:
         self._bind()
         for worker in self.workers.values():
             agent = worker.agent
-            if agent is not None and agent.seen.connected and not self._frozen(worker):
+            if agent is not None and agent.seen.connected and not self.frozen(worker):
                 warm = self.now >= agent.born + WARM_SECONDS
                 agent.seen = replace(agent.seen, heard_seconds=self.now, warm=warm)
         busy = {w.seen.node for w in self.workers.values()}
@@ -91,7 +92,7 @@ class FakeWorld:
             job=self.job,
             status=self.status,
             workers=tuple(w.seen for w in self.workers.values()),
-            nodes=tuple(NodeSeen(n.name, n.name, n.alive) for n in self.nodes.values()),
+            nodes=tuple(NodeSeen(n.name, n.name, n.alive, not n.cordoned) for n in self.nodes.values()),
             sessions=tuple(w.agent.seen for w in self.workers.values() if w.agent is not None),
             holders=tuple(n.holder for n in self.nodes.values() if n.holder is not None),
             persistent=self.listing,
@@ -99,7 +100,7 @@ class FakeWorld:
             covers=COVERED,
             promoted=dict(self.promoted),
             sights=dict(self.sights),
-            free_nodes=sum(n.alive and not n.frozen and n.name not in busy for n in self.nodes.values()),
+            free_nodes=sum(n.takes_pods and n.name not in busy for n in self.nodes.values()),
         )
 
     def reconcile(self, prefix: int | None = None) -> bool:
@@ -170,19 +171,7 @@ class FakeWorld:
             node.alive = True
             self.tiers.start_holder(name, self.now)
 
-    def freeze(self, name: str) -> None:
-        node = self.nodes[name]
-        if node.alive and not node.frozen:
-            node.frozen = True
-            if node.holder is not None:
-                node.holder = replace(node.holder, state="Silent", since_seconds=self.now)
-
-    def thaw(self, name: str) -> None:
-        node = self.nodes[name]
-        if node.frozen:
-            node.frozen = False
-            if node.holder is not None:
-                node.holder = replace(node.holder, state="Ready", read_epoch=None)
+    freeze, thaw, drain, uncordon = fake_nodes.freeze, fake_nodes.thaw, fake_nodes.drain, fake_nodes.uncordon
 
     def kill_trainer(self, index: int, code: int = 1) -> None:
         for worker in self.workers.values():
@@ -190,14 +179,14 @@ class FakeWorld:
             world = self.status.world
             if agent is None or world is None or worker.seen.index != index or agent.seen.exit is not None:
                 continue
-            if agent.seen.epoch == world.epoch and agent.seen.stopped <= agent.seen.epoch and not self._frozen(worker):
+            if agent.seen.epoch == world.epoch and agent.seen.stopped <= agent.seen.epoch and not self.frozen(worker):
                 agent.seen = replace(
                     agent.seen, exit=ExitSeen(agent.seen.epoch, index, code, "RuntimeError", False, self.now)
                 )
 
     def kill_agent(self, index: int) -> None:
         for worker in self.workers.values():
-            if worker.seen.index == index and worker.agent is not None and not self._frozen(worker):
+            if worker.seen.index == index and worker.agent is not None and not self.frozen(worker):
                 self._end(worker, "Failed", -9)
 
     # ---- how it answers ----------------------------------------------------------------------------------------
@@ -223,13 +212,13 @@ class FakeWorld:
             case DeleteWorker(name, uid, force):
                 worker = self.workers.get(name)
                 if worker is not None and worker.seen.uid == uid:
-                    if self._frozen(worker) and not force:
+                    if self.frozen(worker) and not force:
                         worker.seen = replace(worker.seen, deleting=True)
                     else:
                         del self.workers[name]
             case RetireWorkers(indexes, exit_code):
                 for worker in self.workers.values():
-                    if worker.seen.index in indexes and not self._frozen(worker):
+                    if worker.seen.index in indexes and not self.frozen(worker):
                         self._end(worker, "Failed" if exit_code else "Succeeded", exit_code)
             case SealHolder(holder, epoch):
                 self._seal(holder, epoch)
@@ -287,7 +276,7 @@ class FakeWorld:
             return
         for worker in self.workers.values():
             agent = worker.agent
-            if agent is None or not agent.seen.connected or self._frozen(worker) or worker.seen.deleting:
+            if agent is None or not agent.seen.connected or self.frozen(worker) or fake_nodes.ends(worker):
                 continue
             if world.state == "Claimed":
                 agent.seen = replace(agent.seen, stopped=max(agent.seen.stopped, world.epoch))
@@ -322,7 +311,7 @@ class FakeWorld:
             return
         there = [w for w in self._member_workers() if w.agent is not None and w.agent.seen.epoch == world.epoch]
         well = [w for w in there if w.seen.phase == "Running" and w.agent is not None and w.agent.seen.exit is None]
-        if any(self._frozen(w) for w in well):
+        if any(self.frozen(w) for w in well):
             return
         if len(well) < len(world.members):
             for worker in well:
@@ -369,21 +358,20 @@ class FakeWorld:
             if worker.seen.phase != "Pending":
                 continue
             busy = {w.seen.node for w in self.workers.values() if w.seen.phase in ("Running", "Pending")}
-            free = [n for n in self.nodes.values() if n.alive and not n.frozen and n.name not in busy]
+            free = [n for n in self.nodes.values() if n.takes_pods and n.name not in busy]
             if free:
                 self.births += 1
                 name, incarnation = free[0].name, f"inc-{self.births}"
                 worker.seen = replace(worker.seen, node=name, phase="Running")
                 seen = SessionSeen(worker.seen.index, worker.seen.attempt, incarnation, name, True, self.now, self.now)
                 worker.agent = Agent(incarnation, self.now, seen)
-        for name in [n for n, w in self.workers.items() if w.seen.deleting and not self._frozen(w)]:
-            del self.workers[name]
         self._tell()
+        fake_nodes.end_who_parted(self)
 
     def _on(self, node: str) -> list[Worker]:
         return [w for w in self.workers.values() if w.seen.node == node]
 
-    def _frozen(self, worker: Worker) -> bool:
+    def frozen(self, worker: Worker) -> bool:
         return worker.seen.node is not None and self.nodes[worker.seen.node].frozen
 
     def _end(self, worker: Worker, phase: str, code: int) -> None:

@@ -226,6 +226,7 @@ def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> 
         pending=beat.pending,
         saved=beat.saved,
         copies=beat.copies,
+        leaving=beat.leaving,
     )
     if beat.epoch == old.epoch and beat.epoch:
         world = sessions.world

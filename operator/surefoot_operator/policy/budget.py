@@ -1,6 +1,7 @@
 """Whether a failure may be answered with another restart, and after what pause. Pure; called by `plan`.
 
-What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`. What comes again and again without one new
+What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`, and the end of a worker that somebody announced
+nothing at all. What comes again and again without one new
 step uses up the latter whatever its words are: a data server that is down, and a collective that one rank calls once
 too often, sound just like a peer that died. `maxRestarts` counts whatever made the world restart.
 """
@@ -29,7 +30,7 @@ PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """`restart`: what to record if the job goes on; None: a rule says that nothing counts it. `refusal`: why it fails
+    """`restart`: what to record if the job goes on; None: nothing counts it. `refusal`: why it fails
     instead; not before `witness_seconds`, as somebody may still be seen to have died of something else."""
 
     restart: Restart | None
@@ -48,11 +49,11 @@ def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
     progressed = _progressed(facts, last_step)
     own = loss.application or loss.unexplained
     row = 0 if progressed else facts.status.no_progress_restarts + int(own)
-    restart = None if ignored else Restart(facts.now, loss.application, counted, progressed)
+    restart = None if ignored or loss.announced else Restart(facts.now, loss.application, counted, progressed)
     found = Allowance(restart, row, counted)
     if rule is not None and rule.action == "FailJob":
         return replace(found, refusal=f"{loss.reason}; failure rule {rule.name!r} says that this fails the job")
-    if ignored:
+    if ignored or loss.announced:
         return found
     used = _used_up(facts, counted)
     if used is not None:

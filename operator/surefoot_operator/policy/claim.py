@@ -20,6 +20,7 @@ from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
     domains_of,
+    leaving,
     node_lost,
     reading_at,
     sealed_holders,
@@ -183,7 +184,7 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
 def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
     """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
     worker, session = facts.workers.get(identity), facts.sessions.get(identity)
-    if worker is None or worker.deleting or worker.phase != "Running" or node_lost(facts, worker.node):
+    if worker is None or worker.phase != "Running" or leaving(facts, worker) or node_lost(facts, worker.node):
         return 0.0
     if session is None:
         return facts.seen.term_seconds + RECONNECTING_SECONDS

@@ -105,6 +105,20 @@ def unwanted(facts: Facts, name: str | None) -> str:
     return offence.reason if offence is not None else ""
 
 
+def leaving(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+    """Why this worker is about to end by somebody's will, itself and its program well; empty: it is not, or has ended."""
+    worker = facts.workers.get(worker_id(one))
+    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced(facts, one)
+
+
+def announced(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+    """Why somebody wanted this worker to end, whether it has ended or not; empty: nobody said so."""
+    worker, session = facts.workers.get(worker_id(one)), facts.sessions.get(worker_id(one))
+    if worker is not None and (worker.deleting or worker.disrupted):
+        return f"is being deleted ({worker.message})" if worker.message else "is being deleted"
+    return "was told to end" if session is not None and session.leaving else ""
+
+
 def audible(facts: Facts, session: SessionSeen) -> bool:
     """Connected, and heard within the heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
@@ -113,7 +127,7 @@ def audible(facts: Facts, session: SessionSeen) -> bool:
 def usable(facts: Facts, session: SessionSeen) -> bool:
     """Whether this agent could be a member of a new world as far as its worker and its line go."""
     worker = facts.workers.get(worker_id(session))
-    if worker is None or worker.deleting or worker.phase in ("Succeeded", "Failed"):
+    if worker is None or worker.phase in ("Succeeded", "Failed") or leaving(facts, session):
         return False
     return audible(facts, session) and not node_lost(facts, session.node)
 

@@ -13,6 +13,7 @@ from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
     UNHEARD_SECONDS,
     Facts,
+    announced,
     audible,
     in_epoch,
     last_step_seconds,
@@ -50,7 +51,7 @@ def judge(facts: Facts) -> Verdict:
     for member, session in member_sessions(facts):
         found = _member(facts, member, session, epoch_dead=bool(exits))
         if isinstance(found, Loss):
-            losses.append(found)
+            losses.append(replace(found, announced=not found.application and bool(announced(facts, member))))
         elif found is not None:
             recheck.append(found)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
@@ -226,6 +227,10 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
         if session is not None and session.epoch == facts.world.epoch
         for rank in session.ended
     ]
+    gone = next((m for m in facts.world.members if announced(facts, m)), None)
+    if not left and gone is not None:
+        reason = f"worker {gone.index} {announced(facts, gone)}, and ended before its world could halt: {echo}"
+        return Loss("agent-lost", reason, first.at_seconds, *_at(gone), announced=True)
     if not left:
         loss = Loss("trainer-failed", f"{echo}, and nobody said why", first.at_seconds, exit_code=first.code)
         return replace(loss, unexplained=True)

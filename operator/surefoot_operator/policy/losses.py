@@ -23,6 +23,8 @@ class Loss:
     """False: only a broken line or silence says so."""
     unexplained: bool = False
     """Nothing was seen to die that could have caused it. Where it comes again and again without a new step, it counts."""
+    announced: bool = False
+    """Somebody wanted the worker to end and said so: nothing that a budget counts."""
     rank: int | None = None
     detail: str = ""
     """More lines for people."""

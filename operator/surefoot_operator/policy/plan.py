@@ -251,6 +251,10 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         return _fail(facts, worn)
     if not found.members:
         reason = _hindered(facts, found.waiting or "waiting for workers")
+        incident = incidents.open_incident(facts.status.incidents)
+        if incident is not None and incident.kind == "planned" and choice.parent is not None:
+            step = choice.parent.step
+            reason = f"{facts.world.reason}; training goes on from step {step} once it has a place: {reason}"
         base = _Decision(reason, facts.status, wakes=(found.until_seconds,))
         return _with_workers(facts, base, target_size(facts.spec))
     status = committed(facts, choice, found.members)

@@ -1,28 +1,31 @@
 """Changes of the world that nobody was forced to: grow, scale down, suspend, a worker that leaves. Pure.
 
 They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next epoch
-claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed.
+claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed. A worker
+that leaves is left so also where no world is possible without it: what waits for a place then waits with every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HoldSeen
+from surefoot_operator.policy import staying
 from surefoot_operator.policy.actions import Action, ProposeHold
 from surefoot_operator.policy.claim import spares
 from surefoot_operator.policy.facts import (
     Facts,
     has_stepped,
     last_step_seconds,
+    leaving,
     member_sessions,
     seconds_per_step,
     step_of,
     unwanted,
-    worker_id,
 )
 from surefoot_operator.policy.sizing import largest_size
 from surefoot_operator.policy.ties import present_tie
@@ -38,6 +41,8 @@ AGAIN_SECONDS = 0.5
 
 MOVE_SECONDS = 120.0
 """How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
+
+MOST_NAMED = 4
 
 HELD_SECONDS = 30.0
 """How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
@@ -68,16 +73,15 @@ def wish(facts: Facts) -> Wish | None:
         return Wish("the job is suspended", urgent=True) if members else None
     if not members:
         return Wish("the job is resumed", urgent=True)
-    ending = [m for m in facts.world.members if (w := facts.workers.get(worker_id(m))) is not None and w.deleting]
-    staying = {m.index for m in facts.world.members if m not in ending}
+    ending = {m: why for m in facts.world.members if (why := leaving(facts, m))}
+    if ending:
+        return Wish(_told(ending), urgent=True)
+    staying = {m.index for m in facts.world.members}
     warm = {s.index for s in spares(facts)}
     tie = present_tie(facts)
     tied = None if tie is None else tie.workers(facts.spec)
     possible = largest_size(facts.spec, len(staying | warm), tied)
-    if ending and possible:
-        names = ", ".join(str(m.index) for m in ending)
-        return Wish(f"workers {names} are being deleted", urgent=True)
-    move = _move(facts, [m for m in facts.world.members if m not in ending], warm, tied)
+    move = _move(facts, list(facts.world.members), warm, tied)
     if move is not None:
         return move
     if tied is None and possible < members and largest_size(facts.spec, members) < members:
@@ -85,6 +89,13 @@ def wish(facts: Facts) -> Wish | None:
     if possible > members:
         return Wish(f"grow from {members} to {possible} workers", urgent=False)
     return None
+
+
+def _told(ending: Mapping[Member, str]) -> str:
+    """Who leaves and why, as a sentence that a thousand workers do not make longer."""
+    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MOST_NAMED]
+    more = len(ending) - len(named)
+    return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
 
 
 def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> Wish | None:
@@ -143,8 +154,8 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
     standing = _standing_until(facts, hold)
     if standing is not None and facts.now < standing:
         return Halt(f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing)
-    epoch, pace = facts.world.epoch, seconds_per_step(facts)
-    ahead = 3 if not pace else max(2, ceil(AHEAD_SECONDS / pace) + 1)
+    epoch = facts.world.epoch
+    ahead = _ahead(facts)
     at, named = step_of(facts, epoch), hold.step if hold is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
@@ -154,6 +165,19 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
         (ProposeHold(epoch, step, "propose"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )
+
+
+def _ahead(facts: Facts) -> int:
+    """How many steps further the halt lies: none can have finished it before it has heard.
+
+    The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
+    """
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    if not pace:
+        return 3
+    if last is not None and facts.now + 2 * AHEAD_SECONDS <= last + pace:
+        return 1
+    return max(2, ceil(AHEAD_SECONDS / pace) + 1)
 
 
 def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
@@ -172,14 +196,26 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
     sessions = [session for _, session in member_sessions(facts)]
     held = [s for s in sessions if s is not None and s.epoch == hold.epoch and s.held == hold.step]
     saved = [s for s in held if goal not in s.pending and s.saved is not None and s.saved >= goal]
-    if len(saved) == len(sessions):
-        return Halt(reason, claim=True)
     pace = seconds_per_step(facts) or 1.0
     due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
+    if len(saved) == len(sessions):
+        lacking = staying.lacking(facts, goal, goes_on=_goes_on(facts)) if staying.halted(facts) is not None else ""
+        if not lacking or not staying.can_be_brought(facts):
+            return Halt(f"{reason}; {lacking}" if lacking else reason, claim=True)
+        if facts.now < due:
+            return Halt(f"{reason}: {lacking}", until_seconds=due)
+        return Halt(f"{reason}; {lacking}", claim=True)
     if len(held) == len(sessions) and facts.now >= due:
         return Halt(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
     what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have their saves in safety"
     return Halt(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+
+
+def _goes_on(facts: Facts) -> bool:
+    """Whether a world is possible without those that leave."""
+    tie = present_tie(facts)
+    there = {m.index for m in facts.world.members if not leaving(facts, m)} | {s.index for s in spares(facts)}
+    return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
 
 
 def _all_wait(facts: Facts) -> bool:

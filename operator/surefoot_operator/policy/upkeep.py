@@ -16,7 +16,7 @@ from surefoot.protocol.lineage import newest
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
-from surefoot_operator.policy import intervals, memory_budget, promotion
+from surefoot_operator.policy import intervals, memory_budget, promotion, staying
 from surefoot_operator.policy.actions import Event, SealHolder
 from surefoot_operator.policy.errands import CopySave, DropSaves, Errand
 from surefoot_operator.policy.facts import (
@@ -227,10 +227,15 @@ def standing_of(
 
 def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
-    wanted = newest(memory.complete)
+    wanted, halted = newest(memory.complete), staying.halted(facts)
+    if halted is not None and halted == wanted:
+        return _copied(facts, staying.repairs(facts, halted))
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
-    planned = retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas)
+    return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))
+
+
+def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
     # members only: nobody else was told where the holders are
     agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
     return tuple(

@@ -14,7 +14,7 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
-from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, unwanted, worker_id
+from surefoot_operator.policy.facts import Facts, announced, audible, leaving, node_lost, soonest, unwanted, worker_id
 
 SILENT_SECONDS = 0.5
 """An agent out of the world that is unheard for so much longer than its heartbeat allows is replaced, if there may be room."""
@@ -118,7 +118,7 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
     """It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too."""
     world = facts.status.world
     member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
-    if worker.deleting or member or node_lost(facts, worker.node):
+    if member or announced(facts, worker) or node_lost(facts, worker.node):
         return False
     ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
     return ended or _stuck(facts, worker)
@@ -177,7 +177,7 @@ def _asked(facts: Facts) -> dict[int, CreateSeen]:
 
 def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:
     member = next((w for w in workers if worker_id(w) in members), None)
-    if member is not None and wanted and unwanted(facts, member.node):
+    if member is not None and wanted and (unwanted(facts, member.node) or leaving(facts, member)):
         return _beside(facts, workers, member)
     if member is not None:
         return _Place(tuple(w for w in workers if w is not member))
@@ -185,7 +185,7 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
         return _Place(tuple(workers))
     for worker in reversed(workers):
         over = worker.phase in ("Succeeded", "Failed") or _stuck(facts, worker)
-        if worker.deleting or over:
+        if over or leaving(facts, worker):
             continue
         if node_lost(facts, worker.node):
             placed = _placed_until(facts, worker)
@@ -203,9 +203,9 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
 
 
 def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
-    """Its node lives, and others want it left: it trains on until another one is warm elsewhere."""
+    """It is to end, or others want its node left: it trains on while another one is made to take its place."""
     over = ("Succeeded", "Failed")
-    newer = [w for w in workers if w.attempt > member.attempt and not w.deleting]
+    newer = [w for w in workers if w.attempt > member.attempt and not leaving(facts, w)]
     live = [w for w in newer if w.phase not in over and not _stuck(facts, w) and not node_lost(facts, w.node)]
     kept = (member, *live[-1:])
     goes = tuple(w for w in workers if w not in kept)

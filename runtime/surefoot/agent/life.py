@@ -60,7 +60,9 @@ def _take(life: Life, event: Event) -> Step:
         case on.LeaveAsked(code):
             return replace(_leave(life, code), parting=None), ()
         case on.PartAsked(code, parting):
-            return (life if life.leaving is not None else replace(_leave(life, code), parting=parting)), ()
+            if life.leaving is not None:
+                return life, ()
+            return replace(_leave(life, code), parting=parting), (on.Beat(),)
         case on.Flushed(epoch):
             return (replace(life, flushing=False, flushed=True) if epoch == life.started else life), ()
         case on.StacksTaken(epoch, detail):

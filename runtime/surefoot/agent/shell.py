@@ -229,6 +229,7 @@ class Shell:
             unstaged=needs.unstaged,
             settled=book.settled(life.started, len(life.ranks), life.settled),
             ended=life.ended,
+            leaving=life.leaving is not None,
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:

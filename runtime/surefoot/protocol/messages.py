@@ -77,6 +77,8 @@ class Heartbeat:
     """Which saves this worker has not, and never will have."""
     ended: tuple[int, ...] = since(2, ())
     """Ranks of the running epoch that ended with code 0, said before anybody can be hurt by it."""
+    leaving: bool = since(2, False)
+    """This worker was told to end: by the deletion of its pod, or by its node alone, which nobody else may have seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,10 +128,11 @@ def repairs(
     domains: dict[HolderId, str],
     wanted: Checkpoint,
     replicas_effective: int,
+    leaving: frozenset[str] = frozenset(),
 ) -> list[Repair]:
     """What to copy so that every rank save of `wanted` has its copies, one new copy a rank at a time.
 
-    Targets are holders in failure domains that have none yet, the emptiest first, so that a returned node fills up.
+    Copies in failure domains that are `leaving` count for nothing but as sources. Targets are holders in failure domains that have none yet, the emptiest first, so that a returned node fills up.
     """
     planned: list[Repair] = []
     load = {holder: sum(m.stream_bytes for m in entries) for holder, entries in readings.items()}
@@ -143,10 +144,10 @@ def repairs(
                 having.setdefault(m.save, set()).add(holder)
                 size[m.save] = m.stream_bytes
     for save, holders in sorted(having.items()):
-        taken = {domains[h] for h in holders}
+        taken = {domains[h] for h in holders} - leaving
         if len(taken) >= replicas_effective:
             continue
-        free = [h for h in readings if domains[h] not in taken]
+        free = [h for h in readings if domains[h] not in taken | leaving]
         if not free:
             continue
         target = min(free, key=lambda h: (load[h], h))

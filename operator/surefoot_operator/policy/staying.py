@@ -1,0 +1,103 @@
+"""Which copies of a halted world's checkpoint stay when its nodes are left. Pure; read by `planned` and `upkeep`.
+
+A world that halts because a worker leaves is left for good only once its step survives the node: the copy in that node's
+own holder goes with it, and where two nodes of a placement group are drained at once, both copies do.
+"""
+
+from __future__ import annotations
+
+from surefoot.protocol import retention
+from surefoot.protocol.completeness import TierReading, complete, copies_of
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.policy.facts import (
+    Facts,
+    bad_of,
+    domains_of,
+    leaving,
+    member_sessions,
+    reading_at,
+    sealed_holders,
+    worker_id,
+)
+
+
+def halted(facts: Facts) -> Checkpoint | None:
+    """The step at which every rank waits because a worker leaves; None: no world waits so."""
+    world, hold = facts.status.world, facts.seen.hold
+    if (
+        world is None
+        or world.state != "Committed"
+        or hold is None
+        or (hold.epoch, hold.state) != (world.epoch, "Bound")
+    ):
+        return None
+    if not any(leaving(facts, member) for member in world.members):
+        return None
+    reached = [s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts)]
+    return Checkpoint(hold.epoch, hold.step) if all(reached) else None
+
+
+def staying(facts: Facts) -> TierReading:
+    """Memory as it was read, without the failure domains of nodes that are being left."""
+    domains, gone = domains_of(facts), going(facts)
+    reading = reading_at(facts, facts.world.epoch)
+    return TierReading({h: entries for h, entries in reading.holders.items() if domains[h] not in gone}, None)
+
+
+def copies_wanted(facts: Facts, goes_on: bool) -> int:
+    """Copies that must stay. `goes_on`: a smaller world trains at once and makes the others beside its training."""
+    domains = domains_of(facts)
+    live = {domains[h] for h in staying(facts).holders}
+    return min(facts.spec.checkpoint.memory.replicas, len(live), 1 if goes_on else len(live))
+
+
+def lacking(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
+    """What `goal`, saved by every rank, lacks to survive the nodes that are being left; empty: nothing."""
+    floor = facts.status.floor
+    if floor is not None and floor.step >= goal.step:
+        return ""
+    wanted = copies_wanted(facts, goes_on)
+    if not wanted:
+        text = f"{goal} has no copy on a node that stays"
+        return text if facts.spec.checkpoint.persistent is None else f"{text}, and is not in the persistent tier yet"
+    told = min((s.copies for _, s in member_sessions(facts) if s is not None), default=0)
+    if told - _most_lost(facts) >= wanted:
+        return ""
+    domains, reading = domains_of(facts), staying(facts)
+    there = goal in complete(reading, facts.status.lineage, goal.epoch, bad_of(facts), facts.seen.covers)
+    found = copies_of(goal, reading, domains) if there else 0
+    return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
+
+
+def needs_upload(facts: Facts) -> bool:
+    """Whether a halted world's step survives in the persistent tier alone, as no holder stays."""
+    return halted(facts) is not None and not copies_wanted(facts, goes_on=False)
+
+
+def can_be_brought(facts: Facts) -> bool:
+    """Whether what is lacking can come: to a holder that stays, or to the persistent tier."""
+    return bool(copies_wanted(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
+
+
+def repairs(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
+    """What to copy so that as many copies of the halted world's step stay as there can be."""
+    reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
+    wanted = copies_wanted(facts, goes_on=False)
+    return retention.repairs(dict(reading.holders), domains, goal, wanted, frozenset(going(facts))) if wanted else []
+
+
+def going(facts: Facts) -> set[str]:
+    """Failure domains with a node that others want left, that takes no pods any more, or that tells its workers to end."""
+    domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}
+    nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
+    for session in facts.sessions.values():
+        worker = facts.workers.get(worker_id(session))
+        if session.leaving and (worker is None or not worker.deleting):
+            nodes.add(session.node)
+    return {domains[name] for name in nodes if name in domains}
+
+
+def _most_lost(facts: Facts) -> int:
+    """Copies that a save may lose with the nodes that are being left: one for each failure domain."""
+    holders = {h.endpoint.domain for h in sealed_holders(facts, facts.world.epoch)}
+    return len(holders & going(facts))
