@@ -89,9 +89,23 @@ test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and t
 manifests: $(VENV)/.ready ## write what is made from the chart: manifests/install.yaml, its table of values, its copy of the CRD
 	PYTHONPATH=tests $(BIN)/python -m chart
 
-docker/operator.txt: pyproject.toml # versions in the operator's image; by hand, when dependencies change
-	echo "# Versions in the operator's image. Made anew by \`make -B docker/operator.txt\`." > $@
-	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --universal --extra operator --no-header --no-annotate $< >> $@
+# versions in the images; by hand, when dependencies change. Without hashes in the runtime's: torch's CPU build has others
+COMPILE = $(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --universal --no-header --no-annotate
+docker/operator.txt: pyproject.toml
+	echo "# Versions in the operator's image. Made anew by \`make -B $@\`." > $@
+	$(COMPILE) --extra operator --generate-hashes $< >> $@
+docker/runtime.txt: pyproject.toml
+	echo "# Versions in the runtime's image. Made anew by \`make -B $@\`." > $@
+	$(COMPILE) --extra runtime --extra cli --extra embedded-redis $< >> $@
+
+IMAGES = PYTHONPATH=tests $(BIN)/python -m images
+
+.PHONY: images test-images
+# PREFIX=registry.example/team/ names them for a registry; make images ARGUMENTS='--extra-index URL' for torch's CPU build
+images: $(VENV)/.ready ## build operator and runtime, look for what should not be in them (build/images.json); docker, or root on Debian
+	$(IMAGES) build $(if $(PREFIX),--prefix $(PREFIX)) $(ARGUMENTS)
+test-images: $(VENV)/.ready ## the images, built and run: read-only, by their own users; a GPT trains in the runtime's
+	$(BIN)/pytest tests/images
 
 CLUSTER = PYTHONPATH=tests $(BIN)/python -m cluster
 

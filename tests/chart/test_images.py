@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import surefoot
 from chart.dockerfile import Instruction, bases, instructions
 from chart.helm import PROJECT
 
@@ -95,15 +97,14 @@ class Root:
             self._copy(name)
         programs = folder / "programs"
         programs.mkdir()
-        for name, command in (("python", sys.executable), ("pip", f"{sys.executable} -m pip")):
-            (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-            (programs / name).chmod(0o755)
+        (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (programs / "python3").chmod(0o755)
         kept = ("HOME", "LANG", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL", "PIP_CONFIG_FILE")
         self.environment = {name: os.environ[name] for name in kept if name in os.environ}
         self.environment["PATH"] = f"{programs}:/usr/bin:/bin"
         for one in found:
             if one.word == "RUN" and one.stage == 0:
-                line = re.sub(r"/(opt/surefoot|wheels)\b", rf"{folder}/\1", one.rest)
+                line = re.sub(r"--mount=\S+ ", "", one.rest).replace("/opt/surefoot", f"{folder}/opt/surefoot")
                 run("/bin/sh", "-euc", line, environment=self.environment, folder=self._source)
 
     def _copy(self, name: str) -> None:
@@ -136,14 +137,9 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return Root(tmp_path_factory.mktemp("operator"), instructions(text))
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Root:
-    text = (PROJECT / "docker" / "runtime.Dockerfile").read_text(encoding="utf-8")
-    return Root(tmp_path_factory.mktemp("runtime"), instructions(text))
-
-
 def test_the_operators_image_runs_the_operator(operator: Root) -> None:
     assert "--kubeconfig" in operator.says("surefoot-operator", "--help")
+    assert operator.says("surefoot-operator", "--version") == f"surefoot-operator {surefoot.__version__}\n"
 
 
 def test_the_operators_image_has_the_companion_and_all_that_it_imports(operator: Root) -> None:
@@ -168,15 +164,41 @@ def test_the_operators_image_passes_the_charts_test_program_to_its_first_questio
     assert "KeyError: 'SUREFOOT_NAMESPACE'" in operator.says("python", "-c", check, code=1)
 
 
-def test_the_runtimes_wheel_brings_the_agent(runtime: Root, tmp_path: Path) -> None:
-    """Without torch, which takes 5 GB; that the extra can be had is asked for without installing it."""
-    [wheel] = (runtime.folder / "wheels").glob("surefoot-*.whl")
+def test_the_wheel_that_other_images_take_brings_the_agent(operator: Root, tmp_path: Path) -> None:
+    """As the third line of such an image has it, without what it stands on."""
+    [wheel] = (operator.folder / "opt" / "surefoot" / "wheels").glob("*.whl")
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", str(environment))
-    uv, python = str(BIN / "uv"), str(environment / "bin" / "python")
-    run(uv, "pip", "install", "--python", python, str(wheel))
+    run(str(BIN / "uv"), "pip", "install", "--python", str(environment / "bin" / "python"), str(wheel))
     assert "surefoot-agent -- COMMAND" in _usage(environment / "bin" / "surefoot-agent")
-    assert "+ torch==" in run(uv, "pip", "install", "--dry-run", "--python", python, f"{wheel}[runtime]")
+
+
+def test_what_the_runtimes_image_installs_can_be_had(tmp_path: Path) -> None:
+    """Asked for without installing it: torch takes 5 GB. `make test-images` builds and runs it."""
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", str(environment))
+    asked = ("--dry-run", "--python", str(environment / "bin" / "python"), "--only-binary", ":all:")
+    wanted = ("--constraint", "docker/runtime.txt", ".[runtime,cli,embedded-redis]")
+    had = run(str(BIN / "uv"), "pip", "install", *asked, *wanted, folder=PROJECT)
+    pinned = dict(
+        re.findall(r"^([a-z0-9-]+)==(\S+)", (PROJECT / "docker/runtime.txt").read_text("utf-8"), re.MULTILINE)
+    )
+    for name in ("torch", "aiohttp", "redis", "boto3", "rich"):
+        assert f"+ {name}=={pinned[name]}" in had
+
+
+def test_torchs_build_for_cpus_goes_before_the_plain_one(tmp_path: Path) -> None:
+    """Both satisfy the pinned number: with PyTorch's index beside the usual one, pip takes the build that says more."""
+    for version in ("2.15.0", "2.15.0+cpu"):
+        folder = f"torch-{version}.dist-info"
+        with zipfile.ZipFile(tmp_path / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            wheel.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{folder}/RECORD", "")
+    asked = (sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index", "--no-deps")
+    (tmp_path / "pins").write_text("torch==2.15.0\n")
+    said = run(*asked, "--find-links", str(tmp_path), "--constraint", str(tmp_path / "pins"), "torch")
+    assert "Would install torch-2.15.0+cpu" in said
 
 
 def _usage(program: Path) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from surefoot import __version__
 from surefoot_operator.coordinator.server import PATH
 from surefoot_operator.errors import OperatorError
 
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="surefoot-operator",
         description="The Surefoot operator. In a pod it needs no flag; on a desk, --kubeconfig.",
     )
+    parser.add_argument("--version", action="version", version=f"surefoot-operator {__version__}")
     parser.add_argument("--kubeconfig", type=Path, help="an API server other than the one of this pod")
     parser.add_argument("--namespace", help="where the operator's lease and secrets lie (default surefoot-system)")
     parser.add_argument("--only-namespace", help="look after the jobs of one namespace (default all)")
