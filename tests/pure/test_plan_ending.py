@@ -260,3 +260,37 @@ def test_while_training_goes_on_only_due_steps_are_promoted() -> None:
     seen = finished(step=47, saved=47)
     training = replace(seen, sessions=tuple(replace(s, finished=None) for s in seen.sessions))
     assert upkeep(training).pinned == Checkpoint(1, 40)
+
+
+def failed(ago: float = 1.0, **session: Any) -> Observed:
+    """A job that has just failed; its pods still run, and of its agents is known what `session` says."""
+    seen = running()
+    sessions = tuple(replace(s, **session) for s in seen.sessions)
+    return replace(
+        seen, sessions=sessions, status=replace(seen.status, phase="Failed", message="", completion_seconds=NOW - ago)
+    )
+
+
+def deleted(seen: Observed) -> set[str]:
+    return {a.name for a in plan(seen).actions if isinstance(a, DeleteWorker)}
+
+
+def test_pods_of_a_failed_job_end_by_themselves_and_stay_for_their_logs() -> None:
+    assert [type(a).__name__ for a in plan(failed()).actions] == ["RetireWorkers"]
+    left = failed(connected=False, since_seconds=NOW - 0.1)
+    assert not deleted(left), "an agent that has left is about to end: its pod is not running much longer"
+    assert plan(left).wake_after_seconds == pytest.approx(LEAVING_SECONDS - 1.0)
+    ended = replace(left, workers=tuple(replace(w, phase="Failed", exit_code=1) for w in left.workers))
+    assert not deleted(ended)
+    assert not deleted(replace(ended, now=NOW + LEAVING_SECONDS))
+
+
+def test_what_does_not_end_by_itself_is_deleted() -> None:
+    mute = failed(ago=LEAVING_SECONDS + 1, connected=False, since_seconds=NOW - 50)
+    assert len(deleted(mute)) == 3
+    pending = failed(connected=False, since_seconds=NOW - 50)
+    pending = replace(pending, workers=tuple(replace(w, phase="Pending") for w in pending.workers))
+    assert len(deleted(pending)) == 3, "no log is in a pod that never ran"
+    lost = failed(connected=False, since_seconds=NOW - 50)
+    lost = replace(lost, nodes=tuple(replace(n, ready=n.name != "n1") for n in lost.nodes))
+    assert deleted(lost) == {"gpt-1-1"}

@@ -55,7 +55,7 @@ def _over(facts: Facts) -> Tidying:
     actions: list[Action] = []
     if not late:
         actions += _retires(hearing, 0 if phase == "Complete" else 1, facts.status.message)
-    going = [w for w in alive if late or w not in hearing]
+    going = [w for w in alive if late or not _ends(facts, w)]
     actions += _deletes(facts, [*going, *rest], f"the job is {phase}")
     kept_until = since + _kept_seconds(facts)
     if not any(not w.deleting for w in alive) and now >= kept_until:
@@ -65,7 +65,7 @@ def _over(facts: Facts) -> Tidying:
     expiry = _expiry(facts)
     if expiry is not None and now >= expiry and (done or facts.status.tidied):
         actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - since:g} s) ago"))
-    moments = (since + LEAVING_SECONDS if hearing or lingering else None, kept_until, expiry)
+    moments = (since + LEAVING_SECONDS if alive or lingering else None, kept_until, expiry)
     due = soonest(at for at in moments if at is not None and now < at)
     return Tidying(tuple(actions), facts.status.message, due, done=done)
 
@@ -77,6 +77,11 @@ def _ended_at(facts: Facts) -> float:
 def _hears(facts: Facts, worker: WorkerSeen) -> bool:
     session = facts.sessions.get(worker_id(worker))
     return session is not None and audible(facts, session)
+
+
+def _ends(facts: Facts, worker: WorkerSeen) -> bool:
+    """Whether its agent may still end by itself, so that its pod stays for its logs: it hears us, or has just left."""
+    return _hears(facts, worker) or (worker.phase == "Running" and not node_lost(facts, worker.node))
 
 
 def _retires(workers: Iterable[WorkerSeen], exit_code: int, reason: str) -> tuple[RetireWorkers, ...]:
