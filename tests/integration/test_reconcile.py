@@ -239,3 +239,21 @@ async def test_errors_are_counted_and_the_loop_goes_on(tmp_path: Path) -> None:
             await until(lambda: committed(town, 1), "the world begins in spite of errors")
         finally:
             await operator.stop()
+
+
+async def test_a_step_of_the_wall_clock_changes_nothing_for_a_job_that_runs(
+    living: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall, ahead = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: wall() + ahead[0])
+    town, _ = await living(nodes=1, replicas=1)
+    await until(lambda: stepping(town, 10), "ten steps of a world of one")
+    for seconds in (3600.0, -3600.0, 0.0):
+        ahead[0] = seconds
+        reached = max(t.step for t in town.trainees)
+        told = town.status.step
+        await until(lambda reached=reached: stepping(town, reached + 30), "thirty more steps")
+        await until(lambda told=told: town.status.step > told, "status to tell newer steps")
+    assert town.status.world is not None
+    assert town.status.world.epoch == 1
+    assert town.status.incidents == ()

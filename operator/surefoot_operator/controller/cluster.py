@@ -30,6 +30,7 @@ from surefoot_operator.controller.reviews import TokenReviews
 from surefoot_operator.controller.runner import Shared
 from surefoot_operator.controller.runners import JobRunners
 from surefoot_operator.controller.secrets import Secrets
+from surefoot_operator.controller.term_clock import TermClock
 from surefoot_operator.controller.vitals import Limits, Vitals, complaints
 from surefoot_operator.controller.wakening import Wakening, connection
 from surefoot_operator.coordinator.server import AgentServer
@@ -64,6 +65,7 @@ class ClusterOperator:
         self._cache = ClusterCache(api.guarded(self._elector.may_act), holders_in=settings.namespace)
         self._wakening = Wakening(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
+        self._clock = TermClock()
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
         self._server: AgentServer | None = None
         self._runners: JobRunners | None = None
@@ -101,6 +103,7 @@ class ClusterOperator:
         self._begun = ""
         self._start(self._elector.run())
         await self._elector.leading.wait()
+        self._clock.begin()
         self._runners.start()
         shared.server.lead(True)
         metrics.leader.set(1)
@@ -147,7 +150,7 @@ class ClusterOperator:
         pods = PodSettings(
             agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
         )
-        return Shared(self._cache, server, telling, pods, access, settings)
+        return Shared(self._cache, server, telling, pods, access, settings, clock=self._clock)
 
     async def _tier_access(self) -> TierAccess:
         """What the operator reaches holders with. Where they are to speak TLS, their certificate is kept too."""

@@ -26,6 +26,7 @@ from surefoot_operator.controller.environment import WorkerTelling
 from surefoot_operator.controller.figures import served
 from surefoot_operator.controller.probes import LoopLag
 from surefoot_operator.controller.secrets import Secrets, secrets_in
+from surefoot_operator.controller.term_clock import TermClock
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer, tokens
 from surefoot_operator.errors import FabricError
@@ -50,6 +51,7 @@ class LocalOperator:
     def __init__(self, fabric: Fabric, secrets: Secrets, settings: OperatorSettings) -> None:
         self._fabric, self._secrets, self._settings = fabric, secrets, settings
         self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
+        self._clock = TermClock()
         self._memory: MemoryTier | None = None
         self._running: asyncio.Task[None] | None = None
         self.reconciler: Reconciler | None = None
@@ -68,8 +70,8 @@ class LocalOperator:
                 self.reconciler.wake(urgent)
 
         account = self._secrets.holder_account(job.uid)
-        self._memory = MemoryTier(job.uid, account, self._settings.memory, time.time, changed)
-        conversation = Conversation(job.uid, job.spec.health_policy.heartbeat_seconds, time.time, changed)
+        self._memory = MemoryTier(job.uid, account, self._settings.memory, self._clock, changed)
+        conversation = Conversation(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
         telling = WorkerTelling(
             self._server.url,
             self._settings.memory.call_seconds,
@@ -77,7 +79,7 @@ class LocalOperator:
             metrics_port=self._settings.metrics_port,
         )
         token = partial(self._secrets.epoch_token, job.uid)
-        parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, time.time, token)
+        parts = Parts(self._fabric, conversation, self._memory, telling, self._settings, self._clock, token)
         self.reconciler = Reconciler(parts)
         self._server.serve(job.uid, conversation)
         self._server.lead(True)

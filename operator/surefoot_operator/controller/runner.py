@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.controller import logs
 from surefoot_operator.controller.environment import WorkerTelling
+from surefoot_operator.controller.term_clock import TermClock
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer
 from surefoot_operator.errors import FabricError, SpecError
@@ -62,7 +62,8 @@ class Shared:
     """What the operator reaches every holder with."""
     settings: OperatorSettings
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = field(default_factory=TermClock)
+    """Of the present term; nothing that is compared follows the wall clock."""
 
 
 class JobRunner:

@@ -292,4 +292,5 @@ class MemoryTier:
 
     def _clock_of_world(self) -> float:
         world = self._status.world
-        return world.changed_seconds if world is not None else self._clock()
+        now = self._clock()
+        return min(world.changed_seconds, now) if world is not None else now  # another leader's clock may be ahead

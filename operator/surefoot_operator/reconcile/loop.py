@@ -24,10 +24,11 @@ from surefoot_operator.policy.actions import Event, HoldJob, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.errands import DropSaves
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.refusal import refused
+from surefoot_operator.policy.refusal import accepted, refused
 from surefoot_operator.policy.rest import at_rest
 from surefoot_operator.policy.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.upkeep import Upkeep, upkeep
+from surefoot_operator.reconcile.ages import Ages
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.complaints import Complaints
@@ -52,6 +53,7 @@ class Reconciler:
         self._background = Background()
         self.calls = WorkerCalls(parts.clock, self.wake)
         self._complaints = Complaints()
+        self._ages = Ages()
         self._figures = Figures()
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
@@ -126,6 +128,7 @@ class Reconciler:
             shown = await parts.fabric.observe()
         except JobRefused as refusal:
             return await self._refuse(refusal)
+        shown = replace(shown, workers=self._ages.told(shown.workers, parts.clock()))
         self.calls.shown(shown.workers)
         parts.conversation.know(worker_ids(shown) | self.calls.under_way())
         self._stand(shown, shown.status)
@@ -136,7 +139,7 @@ class Reconciler:
         kept = None if moved else upkeep(replace(seen, status=decided.status), self._pinned)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
-        later = await self._write(seen, status, bool(events))
+        later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
         if not later:
             self._stand(shown, status)
         self.safety = safety(seen, status, kept)
@@ -170,16 +173,19 @@ class Reconciler:
             await self._tell((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
         return parts.settings.rest_seconds
 
-    async def _write(self, seen: Observed, status: JobStatus, must: bool) -> float:
-        """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0."""
+    async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
+        """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
+
+        `ahead`: what is stored has moments that a clock ahead of ours wrote; they must not be met again later.
+        """
         old = seen.status
-        if status == old and not must:
+        if status == old and not must and not ahead:
             return 0.0
-        if not must and _calm(old, status) == old:
+        if not must and not ahead and _calm(old, status) == old:
             left = self._written + self._parts.settings.progress_seconds - time.monotonic()
             if left > 0:
                 return left
-        if status != old:
+        if status != old or ahead:
             await self._parts.fabric.patch_status(status, old)
             self._written = time.monotonic()
             self._figures.written(old, status, seen.job)

@@ -15,6 +15,7 @@ from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironmen
 from surefoot_operator.memory import MemoryTier
 from surefoot_operator.observed import CreateSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.policy.moments import not_ahead
 from surefoot_operator.policy.refusal import accepted
 from surefoot_operator.settings import OperatorSettings
 
@@ -30,7 +31,7 @@ class Parts:
     environment: Environment
     settings: OperatorSettings
     clock: Callable[[], float]
-    """Unix seconds."""
+    """Unix seconds, which only grow: no step of the wall clock moves them."""
     epoch_token: Callable[[int], str]
     """The secret of an epoch: the same from every leader, and in no status."""
     turns: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
@@ -46,11 +47,12 @@ async def observed(
     covers = await parts.memory.covers(listed, {**orders.older_layouts, **orders.layouts})
     sessions = parts.conversation.sessions
     hold = sessions.orders.hold
+    now = parts.clock()
     return Observed(
-        now=parts.clock(),
+        now=now,
         term_seconds=term_seconds,
         job=shown.job,
-        status=accepted(shown.status),
+        status=not_ahead(accepted(shown.status), now, shown.job.spec.failure_policy.eval_period_seconds),
         workers=shown.workers,
         nodes=shown.nodes,
         sessions=sessions_seen(sessions),
