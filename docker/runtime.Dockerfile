@@ -9,29 +9,35 @@
 # torch needs three lines instead: docs/install.md. No compiler is left: a program that calls torch.compile adds one.
 ARG BASE=python:3.12.13-slim-bookworm
 
-FROM ${BASE} AS build
-WORKDIR /source
-COPY docker/runtime.txt ./docker/runtime.txt
+FROM scratch AS source
+COPY pyproject.toml LICENSE docker/runtime.txt /
+COPY operator /operator
+COPY runtime /runtime
+
+# pip and its environment stay here
+FROM ${BASE} AS tools
+RUN python3 -m venv /opt/tools
+
+FROM tools AS torch
+COPY docker/runtime.txt /
 # a build with a local version, such as 2.15.0+cpu, is preferred to the plain one of the same number
 ARG PIP_EXTRA_INDEX_URL
-# torch alone first: a changed line of surefoot is no reason to fetch it again
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.crt \
-    python3 -m venv /opt/surefoot \
- && /opt/surefoot/bin/python -m pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
-        --constraint docker/runtime.txt torch
-COPY pyproject.toml LICENSE ./
-COPY operator ./operator
-COPY runtime ./runtime
-RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.crt \
-    /opt/surefoot/bin/python -m pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
-        --constraint docker/runtime.txt '.[runtime,cli,embedded-redis]' \
- && /opt/surefoot/bin/python -m pip uninstall --yes pip
+    python3 -m venv --without-pip /opt/surefoot \
+ && /opt/tools/bin/python -m pip --python /opt/surefoot/bin/python install --no-cache-dir --disable-pip-version-check \
+        --only-binary :all: --constraint /runtime.txt torch
 
 FROM ${BASE}
 RUN find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
  && groupadd --gid 1000 trainer \
  && useradd --uid 1000 --gid 1000 --create-home trainer
-COPY --from=build /opt/surefoot /opt/surefoot
+# a layer of its own: another version of surefoot is a few MB to fetch, not torch again
+COPY --from=torch /opt/surefoot /opt/surefoot
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.crt \
+    --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
+    --mount=type=bind,from=source,target=/run/source,rw \
+    /opt/tools/bin/python -m pip --python /opt/surefoot/bin/python install --no-cache-dir --disable-pip-version-check \
+        --only-binary :all: --constraint /run/source/runtime.txt '/run/source[runtime,cli,embedded-redis]'
 COPY examples/gpt.py examples/gpt.yaml /workspace/examples/
 ARG VERSION=0.1.0
 ARG REVISION=unknown

@@ -29,7 +29,8 @@ def instructions(text: str) -> list[Instruction]:
 
 
 def bases(found: list[Instruction]) -> list[str]:
-    """The image each stage begins from, with ARGs' defaults put in."""
+    """The images that stages begin from, with ARGs' defaults put in; neither an earlier stage nor nothing is one."""
     defaults = dict(one.rest.split("=", 1) for one in found if one.word == "ARG" and one.stage == -1)
     named = [one.rest.split()[0] for one in found if one.word == "FROM"]
-    return [re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], image) for image in named]
+    stages = {"scratch", *(one.rest.split()[-1] for one in found if one.word == "FROM" and " AS " in one.rest)}
+    return [re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], image) for image in named if image not in stages]

@@ -10,7 +10,7 @@ from chart.helm import PROJECT
 from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.cli.validate import read_job
 
-SIZES = {"minimal": [2], "s3": [4], "elastic": [4, 6, 8]}
+SIZES = {"minimal": [2], "s3": [3], "elastic": [2, 3]}
 FILES = sorted((PROJECT / "examples" / "cluster").glob("*.yaml"))
 
 

@@ -36,6 +36,19 @@ def test_a_gpt_trains_on_three_nodes_in_it_and_one_dies(built: Built, containers
     assert re.search(r"Complete: 110 steps, worlds 3 -> 2", said.text)
 
 
+@pytest.mark.parametrize("name", ["minimal", "elastic"])
+def test_an_example_trains_in_it_as_it_is(built: Built, containers: Containers, tmp_path: Path, name: str) -> None:
+    """Its command, in the image that it names; fewer steps."""
+    text = (PROJECT / "examples" / "cluster" / f"{name}.yaml").read_text("utf-8")
+    assert f"image: {built.runtime}\n" in text
+    file = tmp_path / "job.yaml"
+    file.write_text(re.sub(r'--steps, "\d+"', '--steps, "12"', text))
+    file.chmod(0o644)
+    local = ("surefoot", "local", "-f", "/job.yaml", "--run-folder", "/tmp/run")
+    said = containers.run(built.runtime, *local, options=(*WRITABLE, "--volume", f"{file}:/job.yaml:ro"), seconds=400)
+    assert "Complete: 12 steps" in said.text, said.text
+
+
 def test_one_process_trains_in_it_with_nothing_around(built: Built, containers: Containers) -> None:
     said = containers.run(built.runtime, *THREE_STEPS, options=WRITABLE, seconds=200)
     assert "step 3  loss" in said.text

@@ -1,0 +1,156 @@
+"""The commands that lead from an empty machine to a recovered job name what is there, in an order in which they can run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart import helm
+from images.recipes import RECIPES
+from surefoot_operator.fabric.kubernetes import labels
+
+SECTION = "## From an empty machine to a recovered job"
+CONDITIONS = {"Complete", "CheckpointProtected", "Ready"}
+
+
+def commands() -> list[list[str]]:
+    """Each line of the section's block as words."""
+    text = (helm.PROJECT / "docs" / "install.md").read_text(encoding="utf-8").partition(SECTION)[2]
+    [block] = re.findall(r"```sh\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
+    return [shlex.split(line, comments=True) for line in str(block).splitlines()]
+
+
+def position(*words: str) -> int:
+    """Of the one command that begins with these words."""
+    [found] = [number for number, command in enumerate(commands()) if tuple(command[: len(words)]) == words]
+    return found
+
+
+def option(command: list[str], name: str) -> str:
+    """The value of an option, given as its own word or behind `=`."""
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        if word == name:
+            return after
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    raise AssertionError(f"{name} is not in {command}")
+
+
+def document(path: str) -> dict[str, Any]:
+    """A file that a command names."""
+    return dict(yaml.safe_load((helm.PROJECT / path).read_text(encoding="utf-8")))
+
+
+def jobs_made_before(number: int) -> dict[str, dict[str, Any]]:
+    """Name → document of what was applied."""
+    applied = [option(command, "-f") for command in commands()[:number] if command[:2] == ["kubectl", "apply"]]
+    return {job["metadata"]["name"]: job for job in map(document, applied)}
+
+
+def images_of(path: Path) -> set[str]:
+    """Every image that a file names."""
+    return set(re.findall(r"^\s+image: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_every_program_is_one_that_the_section_asks_for() -> None:
+    assert {command[0] for command in commands()} == {"make", "kind", "helm", "kubectl", "docker"}
+
+
+def test_each_target_and_each_file_exists() -> None:
+    makefile = (helm.PROJECT / "Makefile").read_text(encoding="utf-8")
+    for command in commands():
+        if command[0] == "make":
+            assert re.search(rf"^{command[1]}:", makefile, re.MULTILINE), command
+        for word in command:
+            if "/" in word and word.endswith((".yaml", "charts/surefoot")):
+                assert (helm.PROJECT / word).exists(), word
+
+
+def test_the_steps_stand_in_an_order_in_which_they_can_run() -> None:
+    order = [
+        position("make", "images"),
+        position("kind", "create"),
+        position("kind", "load"),
+        position("helm", "install"),
+        position("kubectl", "--namespace", "surefoot-system", "rollout"),
+        position("helm", "test"),
+        position("docker", "kill"),
+        position("docker", "start"),
+        position("kind", "delete"),
+    ]
+    assert order == sorted(order)
+
+
+def test_what_is_loaded_is_what_was_built_and_what_chart_and_examples_name() -> None:
+    version = document("charts/surefoot/Chart.yaml")["appVersion"]
+    built = {f"surefoot/{recipe.name}:{version}" for recipe in RECIPES}
+    assert set(commands()[position("kind", "load")][3:]) == built
+    named = {image for path in (helm.PROJECT / "examples").rglob("*.yaml") for image in images_of(path)}
+    ours = {image for image in named if image.startswith("surefoot/")}
+    assert ours == {f"surefoot/runtime:{version}"}
+    pods = [one for one in helm.objects() if one["kind"] in ("Deployment", "DaemonSet")]
+    used = {c["image"] for one in pods for c in one["spec"]["template"]["spec"]["containers"]}
+    assert {image for image in used if image.startswith("surefoot/")} == {f"surefoot/operator:{version}"}
+
+
+def test_the_chart_takes_the_values_and_makes_what_is_waited_for() -> None:
+    install = commands()[position("helm", "install")]
+    rendered = helm.helm("template", *install[2:4], "--set", option(install, "--set"))
+    names = {(one["kind"].lower(), one["metadata"]["name"]) for one in yaml.safe_load_all(rendered) if one}
+    for command in commands():
+        for kind, name in re.findall(r"\b(deployment|daemonset)/(\S+)", " ".join(command)):
+            assert (kind, name) in names
+    parts = {one["metadata"].get("labels", {}).get("surefoot.dev/part") for one in yaml.safe_load_all(rendered) if one}
+    waited = commands()[position("kubectl", "--namespace", "surefoot-system", "wait")]
+    assert option(waited, "--selector").partition("=")[2] in parts
+
+
+@pytest.mark.parametrize("number", [n for n, c in enumerate(commands()) if c[:2] == ["kubectl", "wait"]])
+def test_what_is_waited_for_can_come(number: int) -> None:
+    command = commands()[number]
+    job = jobs_made_before(number)[command[2].removeprefix("trainingjob/")]
+    wanted = option(command, "--for")
+    assert option(command, "--timeout")
+    if wanted.startswith("condition="):
+        assert wanted.removeprefix("condition=") in CONDITIONS
+        conditions = (helm.PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
+        assert f"| `{wanted.removeprefix('condition=')}` |" in conditions
+        return
+    size = int(wanted.removeprefix("jsonpath={.status.world.size}="))
+    policy, ranks = job["spec"]["elasticPolicy"], job["spec"]["nprocPerNode"]
+    assert size % ranks == 0
+    assert policy["minReplicas"] <= size // ranks <= policy["maxReplicas"]
+
+
+def test_logs_are_asked_of_pods_by_the_label_that_they_bear() -> None:
+    selector = option(commands()[position("kubectl", "logs")], "--selector")
+    label, _, name = selector.partition("=")
+    assert label == labels.JOB_NAME
+    assert name in jobs_made_before(position("kubectl", "logs"))
+
+
+def test_the_node_that_is_killed_is_a_worker_of_that_cluster_and_comes_back() -> None:
+    workers = [node for node in document("examples/kind.yaml")["nodes"] if node["role"] == "worker"]
+    names = {f"kind-worker{number if number > 1 else ''}" for number in range(1, len(workers) + 1)}
+    killed = commands()[position("docker", "kill")][2]
+    assert killed in names
+    assert commands()[position("docker", "start")][2] == killed
+    assert len(workers) >= document("examples/cluster/elastic.yaml")["spec"]["replicas"]
+
+
+def test_the_s3_server_is_the_one_that_the_example_asks() -> None:
+    text = (helm.PROJECT / "examples" / "s3-server.yaml").read_text(encoding="utf-8")
+    secret, service, deployment = yaml.safe_load_all(text)
+    tier = document("examples/cluster/s3.yaml")["spec"]["checkpoint"]["persistent"]
+    assert tier["secretRef"] == secret["metadata"]["name"]
+    [port] = service["spec"]["ports"]
+    address = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port['port']}"
+    assert tier["endpoint"] == f"http://{address}"
+    pod = deployment["spec"]["template"]["spec"]
+    bucket = tier["uri"].removeprefix("s3://").partition("/")[0]
+    assert f"{pod['containers'][0]['args'][-1]}/{bucket}" in pod["initContainers"][0]["command"]
