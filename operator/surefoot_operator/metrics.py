@@ -35,6 +35,7 @@ outdated_holders = Gauge("surefoot_memory_outdated_holders", "Holders whose pod 
 agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])
 agents_slow = Counter("surefoot_agents_slow_total", "Connections closed because the agent did not take its messages.")
 agents_garbled = Counter("surefoot_agents_garbled_total", "Connections closed because a message could not be read.")
+events_left_out = Counter("surefoot_events_left_out_total", "Events that are in the log only: too many in a minute.")
 
 # ---- each job ------------------------------------------------------------------------------------------------------
 

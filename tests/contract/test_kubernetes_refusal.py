@@ -38,6 +38,7 @@ class Operator:
     async def once(self) -> None:
         await self.reconciler.once()
         await self.reconciler.calls.settled()
+        await self.reconciler.voice.flush()
 
     @property
     def status(self) -> dict[str, Any]:

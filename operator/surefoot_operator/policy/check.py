@@ -15,6 +15,7 @@ from surefoot_operator.policy.actions import CreateWorker, Plan
 from surefoot_operator.policy.beginning import origin_of, taken_up
 from surefoot_operator.policy.facts import gather, reading_at
 from surefoot_operator.policy.sizing import is_allowed
+from surefoot_operator.policy.unusable import may_be_forgotten
 
 
 def check(plan: Plan, seen: Observed) -> None:
@@ -38,10 +39,12 @@ def _check_growth(old: JobStatus, new: JobStatus) -> None:
         ("counted restarts", old.restarts_counted, new.restarts_counted),
         ("the next attempt", old.next_attempt, new.next_attempt),
         ("what was recorded", old.recorded, new.recorded),
-        ("the number of bad checkpoints", len(old.bad), len(new.bad)),
     ):
         if after < before:
             _break(f"{what} would shrink from {before} to {after}")
+    for checkpoint in set(old.bad) - set(new.bad):
+        if not may_be_forgotten(checkpoint, old):
+            _break(f"that {checkpoint} is bad would be forgotten")
     if len(new.incidents) > 10:
         _break("more than ten incidents would be kept")
     if old.phase in ("Complete", "Failed") and new.phase != old.phase:

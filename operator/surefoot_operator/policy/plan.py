@@ -29,6 +29,7 @@ from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
 from surefoot_operator.policy.ties import tie_of
+from surefoot_operator.policy.unusable import with_bad
 from surefoot_operator.policy.workers import Tending, tend, worn_out
 
 SHORTEST_WAKE_SECONDS = 0.01
@@ -132,7 +133,7 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
     status = facts.status
     last_step = _last_step(facts)
     allowed = allowance(facts, loss, last_step)
-    bad = status.bad if loss.bad is None or loss.bad in status.bad else (*status.bad, loss.bad)
+    bad = with_bad(status, loss.bad)
     lost = Event(names.TRAINER_FAILED if loss.kind in _OF_TRAINERS else names.WORKER_LOST, loss.reason, True)
     events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
     if allowed.refusal is not None and allowed.witness_seconds is not None and facts.now < allowed.witness_seconds:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.plain import shorten
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.speech import rule
@@ -34,12 +35,15 @@ from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.complaints import Complaints
 from surefoot_operator.reconcile.measure import Figures
 from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
+from surefoot_operator.reconcile.voice import Voice
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 log = logging.getLogger(__name__)
 
 GATHERING_SECONDS = 0.005
 """Several messages of one happening come within so long: they are answered by one plan."""
+_NOTICE_CHARACTERS = 900
+"""Of what an agent wants people to hear; an event has 1024."""
 
 
 class Reconciler:
@@ -54,6 +58,7 @@ class Reconciler:
         self.calls = WorkerCalls(parts.clock, self.wake)
         self._complaints = Complaints()
         self._ages = Ages()
+        self.voice = Voice(parts.fabric.record, time.monotonic)
         self._figures = Figures()
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
@@ -107,6 +112,7 @@ class Reconciler:
             await asyncio.gather(watching, return_exceptions=True)
             if self._later is not None:
                 self._later.cancel()
+            await self.voice.close()
             await self.calls.close()
             await self._background.close()
             self._figures.forget()
@@ -146,12 +152,14 @@ class Reconciler:
         self._figures.show(seen, status, kept)
         self._say(decided, kept, seen)
         if HoldJob(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
-            await self._tell(events)
+            self.voice.say(events)
+            await self.voice.flush()
             events = ()
         failed = await carry_out(parts, self.calls, decided.actions, replace(seen, status=status))
         if kept is not None:
             self._upkeep(kept, replace(seen, status=status))
-        await self._tell((*events, *self._notices()))
+        self.voice.say(events)
+        self.voice.say(self._notices(), of_agents=True)
         if failed:
             raise failed[0]
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
@@ -170,7 +178,7 @@ class Reconciler:
                 await parts.fabric.patch_status(status, old)
         if refusal.reason != self._refusal:
             self._refusal = refusal.reason
-            await self._tell((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
+            self.voice.say((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
         return parts.settings.rest_seconds
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
@@ -222,20 +230,11 @@ class Reconciler:
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
         sessions, now = self._parts.conversation.taken()
-        notices = tuple(Event(n.reason, f"{worker}: {n.text}", warning=True) for worker, n in sessions.notices)
+        notices = tuple(
+            Event(shorten(n.reason), f"{worker}: {shorten(n.text, _NOTICE_CHARACTERS)}", warning=True)
+            for worker, n in sessions.notices
+        )
         return (*notices, *self._complaints.events(sessions.orders.failures, now))
-
-    async def _tell(self, events: tuple[Event, ...]) -> None:
-        """Events are for people: one that cannot be kept is in the log, and nothing else fails for it."""
-        for event in events:
-            log.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
-        if not events:
-            return
-        try:
-            await self._parts.fabric.record(events)
-        except FabricError as error:
-            metrics.reconcile_failures.labels("events").inc()
-            log.warning("%d events are in this log only: %s", len(events), error)
 
     def _say(self, decided: Plan, kept: Upkeep | None, seen: Observed) -> None:
         """One line for each plan, and for each upkeep, that is news."""

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 JUDGE_SECONDS = 1.0
 SYNC_SECONDS = 20.0
 
+GONE_SECONDS = 600.0
+"""A holder that is gone is shown for so long: jobs that run look every few seconds, those at rest once a minute."""
+
 Listener = Callable[[Object | None, Object | None], None]
 
 
@@ -54,7 +57,8 @@ class ClusterCache:
         self._kubelets = Leases()
         self._told = Heard()
         self.gone_holders: dict[str, Object] = {}
-        """Node -> the last holder's pod there that is gone, until another comes."""
+        """Node -> the last holder's pod there that is gone, until another comes, or for GONE_SECONDS."""
+        self._gone_at: dict[str, float] = {}
         self.listen("holders", self._holder)
         self._by_job: dict[str, dict[str, Object]] = {}
         self.listen("pods", self._pod)
@@ -145,8 +149,18 @@ class ClusterCache:
             return
         if new is None and found is not None:
             self.gone_holders[node] = found
+            self._gone_at[node] = time.monotonic()
         elif new is not None:
-            self.gone_holders.pop(node, None)
+            self._forget_gone(node)
+
+    def _forget_gone(self, node: str) -> None:
+        self.gone_holders.pop(node, None)
+        self._gone_at.pop(node, None)
+
+    def forget_gone_holders(self, now: float) -> None:
+        """Those that every job has looked at by now: names of nodes that come and go are new each time."""
+        for node in [node for node, at in self._gone_at.items() if now - at > GONE_SECONDS]:
+            self._forget_gone(node)
 
     async def _judge(self) -> None:
         while True:
@@ -158,6 +172,7 @@ class ClusterCache:
                 for listener in list(self._listeners.get("nodes", ())):
                     listener(None, found)
             self._told = heard
+            self.forget_gone_holders(time.monotonic())
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
 
 

@@ -1,0 +1,34 @@
+"""Which checkpoints a job remembers as bad. Pure; used where one is found to be, and by `check`.
+
+One below the floor is chosen by nobody any more, as the floor is: without forgetting it the status of a job on bad disks
+grows for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import JobStatus
+
+MOST_REMEMBERED = 64
+"""Of this job's own. The oldest go first: chosen again, such a one is read again and found to be bad again."""
+
+
+def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:
+    """`status.bad` with this one more, without what need not be remembered."""
+    bad = status.bad if found is None or found in status.bad else (*status.bad, found)
+    if found is None:
+        return bad
+    own = [c for c in bad if not c.imported and (c == found or not _passed(c, status))]
+    kept = set(sorted(own, key=lambda c: (c.step, c.epoch))[-MOST_REMEMBERED:])
+    return tuple(c for c in bad if c.imported or c in kept or c == found)
+
+
+def may_be_forgotten(checkpoint: Checkpoint, status: JobStatus) -> bool:
+    """Whether a status may lack what `status` remembered."""
+    own = [c for c in status.bad if not c.imported]
+    return not checkpoint.imported and (_passed(checkpoint, status) or len(own) >= MOST_REMEMBERED)
+
+
+def _passed(checkpoint: Checkpoint, status: JobStatus) -> bool:
+    floor = status.floor
+    return floor is not None and floor not in status.bad and checkpoint.step < floor.step
