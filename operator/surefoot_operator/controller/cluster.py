@@ -51,6 +51,8 @@ BEGIN_SECONDS = 120.0
 """How long an API server that is away is waited for at first; then the process ends, and its pod says so."""
 LEAVE_SECONDS = 5.0
 """How long the jobs are let go of in peace; and again as long for everything else."""
+ACCESS_SECONDS = 20.0
+"""How often the secret with the memory tier's password is read: after a change the tier is unseen for so long at most."""
 _AGAIN_SECONDS = (0.2, 5.0)
 
 
@@ -144,7 +146,7 @@ class ClusterOperator:
             secrets,
             own_token=False,
             coordinator_ca=lambda: tls.authority if tls is not None else "",
-            holder_tls_ca=access.authority,
+            holder_tls_ca=lambda: access.authority,
             metrics_port=WORKER_METRICS_PORT,
         )
         pods = PodSettings(
@@ -155,13 +157,26 @@ class ClusterOperator:
     async def _tier_access(self) -> TierAccess:
         """What the operator reaches holders with. Where they are to speak TLS, their certificate is kept too."""
         given = self._settings
-        password = await admin_password(self._api, self._at(given.memory_admin_secret))
-        if not given.memory_tls:
-            return TierAccess(password=password)
-        tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
-        await tls.begin()
-        self._start(tls.follow())
-        return TierAccess(password=password, authority=tls.authority)
+        access = TierAccess(password=await admin_password(self._api, self._at(given.memory_admin_secret)))
+        tls: CoordinatorTls | None = None
+        if given.memory_tls:
+            tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
+            await tls.begin()
+            access.authority = tls.authority
+            self._start(tls.follow())
+        self._start(self._follow_access(access, tls))
+        return access
+
+    async def _follow_access(self, access: TierAccess, tls: CoordinatorTls | None) -> None:
+        """Until cancelled: what holders are reached with follows its secrets. A failure is logged and tried again."""
+        while True:
+            await asyncio.sleep(ACCESS_SECONDS * random.uniform(0.75, 1.0))
+            try:
+                access.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
+            except FabricError as error:
+                log.warning("the memory tier's password was not looked at: %s", error)
+            if tls is not None:
+                access.authority = tls.authority
 
     def _at(self, name: str) -> SecretAt:
         return SecretAt(self._settings.namespace, name)

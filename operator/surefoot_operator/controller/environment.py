@@ -28,8 +28,8 @@ class WorkerTelling:
     """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
     coordinator_ca: Callable[[], str] = str
     """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
-    holder_tls_ca: str = ""
-    """PEM of whoever signs the holders' certificate; empty: they speak no TLS."""
+    holder_tls_ca: Callable[[], str] = str
+    """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
     metrics_port: int | None = None
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
 
@@ -67,7 +67,7 @@ class WorkerTelling:
             holder_user=account.user,
             holder_password=account.password,
             holder_call_seconds=self.holder_call_seconds,
-            holder_tls_ca=self.holder_tls_ca,
+            holder_tls_ca=self.holder_tls_ca(),
             persistent=PersistentSettings(
                 uri=persistent.uri,
                 interval_steps=persistent.fixed_steps or 0,

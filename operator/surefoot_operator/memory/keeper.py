@@ -70,6 +70,13 @@ class Keeper:
             self._wake.set()
         self._visitor.settling = settling and self._clock() < self._settles_until
 
+    def renew(self, place: HolderPlace) -> None:
+        """The same server, reached with another password or authority: tried at once."""
+        log.info("the holder on %s is reached with what the secrets hold now", place.node)
+        self.place = place
+        self._visitor.renew(place)
+        self._wake.set()
+
     def follow(self, world: World | None, resting: bool = False) -> None:
         """The world as status has it. A new commit, and the end of a rest, are reasons to look at once."""
         if world != self._world or (self._resting and not resting):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TierAccess:
-    """What the operator reaches every holder with."""
+    """What the operator reaches every holder with now: its owner changes it when a secret was, and each look reads it."""
 
     user: str = "default"
     password: str = field(default="", repr=False)
@@ -36,6 +36,11 @@ class HolderPlace:
     """PEM of the authority of a server that speaks TLS; None: it does not."""
     settling: bool = False
     """Its pod is not Ready: a companion may be about to touch its memory, before any job uses it."""
+
+    def same_access(self, other: HolderPlace) -> bool:
+        """Whether both are reached with the same password and by the same authority."""
+        mine = (self.admin_user, self.admin_password, self.tls_ca)
+        return mine == (other.admin_user, other.admin_password, other.tls_ca)
 
     def same_server(self, other: HolderPlace) -> bool:
         """Whether both mean one life of one server: what it held may still be there."""

@@ -87,6 +87,8 @@ class MemoryTier:
                     place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
                 )
             if kept is not None:
+                if not kept.place.same_access(place):
+                    kept.renew(place)
                 kept.settle(place.settling)
         for kept in self._keepers.values():
             kept.follow(status.world, resting)

@@ -53,6 +53,7 @@ class Visitor:
         self._place, self._job, self._account, self._call_seconds = place, job, account, call_seconds
         self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds, place.tls_ca)
         self._client: HolderClient | None = None
+        self._renewed: HolderPlace | None = None
         self._fence = -1
         self._layouts: dict[str, Layout] = {}
         self._told: set[str] = set()
@@ -61,6 +62,7 @@ class Visitor:
 
     def visit(self, errand: Errand) -> Report:
         """Provisions what is new, then does the errand. After a failure everything is looked up anew next time."""
+        self._take_up()
         try:
             instance = self._admin.instance()
             if self._client is None or self._client.endpoint.holder.instance != instance:
@@ -69,6 +71,18 @@ class Visitor:
         except TierUnavailable:
             self._forget()
             raise
+
+    def renew(self, place: HolderPlace) -> None:
+        """Another password or authority counts from the next visit on. Any thread; nothing is closed under a call."""
+        self._renewed = place
+
+    def _take_up(self) -> None:
+        place, self._renewed = self._renewed, None
+        if place is not None:
+            self._admin.close()
+            self._forget()
+            self._place = place
+            self._admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
 
     def _carried_out(self, client: HolderClient, errand: Errand) -> Report:
         seal = errand.seal or (not errand.claimed and self._fence < errand.epoch)

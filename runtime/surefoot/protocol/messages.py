@@ -21,7 +21,6 @@ from surefoot.protocol.plain import plain
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 
 VERSION = 2
-"""Version spoken by this code."""
 OLDEST = max(1, VERSION - 1)
 """Oldest version still understood, so that an upgraded operator does not lose running agents."""
 
@@ -392,11 +391,10 @@ def encode(message: Message, version: int | None = None) -> str:
 
 
 def decode(text: str | bytes) -> Message:
-    """The message in `text`; raises ProtocolError that names what is foreign about it."""
+    """As `decode_versioned`, without the version."""
     return decode_versioned(text)[0]
 
 
 def decode_versioned(text: str | bytes) -> tuple[Message, int]:
-    """The message in `text` and the version it speaks; raises ProtocolError as `decode` does."""
-    message, version = _CODEC.decode_versioned(text)
-    return typing.cast(Message, message), version
+    """The message in `text` and the version it speaks; raises ProtocolError that names what is foreign about it."""
+    return typing.cast(tuple[Message, int], _CODEC.decode_versioned(text))
