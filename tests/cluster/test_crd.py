@@ -50,7 +50,7 @@ spec:
   suspend: true
   managedBy: example.org/nobody
   elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5, scaleUpSnoozeSeconds: 3}
-  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
+  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, ttlSecondsAfterFinished: 30, cleanPodPolicy: All}
   failurePolicy:
     maxRestarts: 5
     evalPeriodSeconds: 100

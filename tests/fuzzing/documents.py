@@ -23,7 +23,7 @@ spec:
   suspend: true
   managedBy: example.org/nobody
   elasticPolicy: {minReplicas: 2, maxReplicas: 6, replicaDiscreteValues: [2, 4, 6], faultyScaleDownTimeoutSeconds: 1.5}
-  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, cleanPodPolicy: All}
+  runPolicy: {backoffLimit: 2, activeDeadlineSeconds: 1000, startupDeadlineSeconds: 60.5, schedulingDeadlineSeconds: 90, cleanPodPolicy: All}
   failurePolicy:
     maxRestarts: 5
     rules: [{name: bug, action: FailJob, onExitCodes: {operator: NotIn, values: [-9, 42]}}]

@@ -64,6 +64,7 @@ LIMITS = {
     ("ElasticPolicy", "replica_discrete_values"): Limit(least=1, most=100_000, items=64),
     ("RunPolicy", "active_deadline_seconds"): _POSITIVE,
     ("RunPolicy", "startup_deadline_seconds"): _POSITIVE,
+    ("RunPolicy", "scheduling_deadline_seconds"): _POSITIVE,
     ("FailurePolicy", "eval_period_seconds"): _POSITIVE,
     ("FailurePolicy", "max_no_progress_restarts"): _STEPS,
     ("FailureRule", "exit_codes"): Limit(least=-64, most=255, items=64),

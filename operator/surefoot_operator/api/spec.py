@@ -42,6 +42,8 @@ class RunPolicy:
     active_deadline_seconds: float | None = None
     startup_deadline_seconds: float = 600.0
     """From an epoch's commit to its first step."""
+    scheduling_deadline_seconds: float = 600.0
+    """How long workers may hold nodes while they are too few for any world."""
     ttl_seconds_after_finished: float | None = None
     """The job is deleted so long after its end."""
     clean_pod_policy: Literal["Running", "All"] = "Running"

@@ -127,6 +127,18 @@ class ExcludedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Workers that hold nodes and are too few for any world, and what was done about it since the last commit."""
+
+    since_seconds: float | None = None
+    """Since when they hold nodes without being enough; None: they do not."""
+    releases: int = 0
+    """How often they gave their nodes back."""
+    until_seconds: float | None = None
+    """None are asked for before; None: they may be."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     phase: Phase = "Pending"
     observed_generation: int = 0
@@ -142,6 +154,7 @@ class JobStatus:
     next_attempt: int = 1
     failed_starts: int = 0
     """Rounds of workers that ended by themselves since the last commit: each is waited after for longer."""
+    scheduling: Scheduling = Scheduling()
     last_complete: Checkpoint | None = None
     """A hint for people and for 'was anything ever recorded'."""
     memory_interval: Interval | None = None

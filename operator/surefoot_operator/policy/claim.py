@@ -12,7 +12,7 @@ from surefoot.protocol.completeness import effective_replicas as effective
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
 from surefoot_operator.api.spec import TrainingJobSpec
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy import incidents
 from surefoot_operator.policy.choices import Chosen
@@ -98,6 +98,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
         given_up=given_up[-64:],
         failed_starts=0,
+        scheduling=Scheduling(),
         origin=chosen.parent if chosen.older_job is not None else status.origin,
         older_job=chosen.older_job or status.older_job,
         incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),

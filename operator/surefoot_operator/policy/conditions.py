@@ -24,6 +24,8 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.hindrances import hindrance
 from surefoot_operator.policy.incidents import open_incident
 from surefoot_operator.policy.refusal import INVALID
+from surefoot_operator.policy.scheduling import RELEASED, is_released
+from surefoot_operator.policy.scheduling import told as released
 from surefoot_operator.policy.sight import lost_sight
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.ties import tie_to_tell
@@ -61,10 +63,12 @@ def lost_before(facts: Facts) -> str:
     return known.message if known is not None else ""
 
 
-def scheduled(facts: Facts) -> tuple[Truth, str, str]:
+def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
     """Whether every worker that should be there has a node: (truth, reason, message)."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
         return "False", "NotWanted", "no workers are wanted"
+    if is_released(facts, status):
+        return "False", RELEASED, released(status.scheduling)
     live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
     placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
     there, why = f"{min(placed, wanted)} of {wanted} workers have a node", hindrance(facts)
@@ -173,7 +177,7 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
         (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
         for kind in (names.SUSPENDED, names.RUNNING, names.RECOVERING, names.RESIZING)
     ]
-    wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts)))
+    wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts, status)))
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
     wanted += _finite(facts, known.get(names.LOSS_FINITE))
     tie = tie_to_tell(facts, status)

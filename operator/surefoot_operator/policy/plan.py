@@ -25,6 +25,7 @@ from surefoot_operator.policy.hindrances import hindrance
 from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.offenders import excluded
 from surefoot_operator.policy.restore_point import choose, describe
+from surefoot_operator.policy.scheduling import due_seconds, held
 from surefoot_operator.policy.sizing import target_size
 from surefoot_operator.policy.telling import told
 from surefoot_operator.policy.tidying import tidy
@@ -219,7 +220,7 @@ def _claimed(facts: Facts) -> _Decision:
     if facts.spec.suspend:
         heard = any(audible(facts, s) for s in facts.sessions.values())
         return base if heard and not lost else _with_workers(facts, base, 0)
-    return _with_workers(facts, base, target_size(facts.spec))
+    return _waiting(facts, base, None)
 
 
 def _explained(facts: Facts) -> JobStatus:
@@ -246,7 +247,8 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         reason = f"{facts.world.reason}; restart {row} in a row without a new step: pausing before the next"
         base = _Decision(reason, facts.status, wakes=(pause,))
         return _with_workers(facts, base, target_size(facts.spec))
-    found = muster(facts, tie_of(facts, choice.parent))
+    tie = tie_of(facts, choice.parent)
+    found = muster(facts, tie)
     worn = worn_out(facts) if not found.members else None
     if worn is not None:
         return _fail(facts, worn)
@@ -257,11 +259,24 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
             step = choice.parent.step
             reason = f"{facts.world.reason}; training goes on from step {step} once it has a place: {reason}"
         base = _Decision(reason, facts.status, wakes=(found.until_seconds,))
-        return _with_workers(facts, base, target_size(facts.spec))
+        return _waiting(facts, base, None if tie is None else tie.workers(facts.spec))
     status = committed(facts, choice, found.members)
     world = status.world or facts.world
     reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
     return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+
+
+def _waiting(facts: Facts, base: _Decision, tied: int | None) -> _Decision:
+    """Workers are asked for, unless too few of them have held nodes for too long."""
+    kept = held(facts, tied)
+    base = replace(
+        base,
+        reason=kept.reason or base.reason,
+        status=replace(base.status, scheduling=kept.scheduling),
+        events=(*base.events, *kept.events),
+        wakes=(*base.wakes, due_seconds(facts, kept.scheduling)),
+    )
+    return _with_workers(facts, base, 0 if kept.reason else target_size(facts.spec))
 
 
 def _hindered(facts: Facts, reason: str) -> str:

@@ -6,8 +6,9 @@ from surefoot_operator import names
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.hindrances import ENDED, OUT_OF_MEMORY, REFUSED, event_of
+from surefoot_operator.policy.scheduling import RELEASED
 
-_NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY)
+_NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY, RELEASED)
 """Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
 
 _LONGEST_STACKS = 800
