@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cluster.engine import Engine
 from cluster.scenarios import faults
+from cluster.scenarios.installed import is_ready
 from cluster.scenarios.measuring import strike
 from cluster.scenarios.shapes import ELASTIC
 from cluster.scenarios.stage import Stage
@@ -14,6 +17,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LEASE_SECONDS = 20.0
 """Another leads by then."""
+
+AWAY_SECONDS = 60.0
+"""Longer than the node controller's patience with a kubelet, 50 s."""
+
+JUDGED_SECONDS = 20.0
+NODES = "/api/v1/nodes"
 
 
 def test_a_killed_leader_disturbs_no_training(stage: Stage) -> None:
@@ -53,14 +62,23 @@ def test_the_leaders_own_node_crashes_and_another_takes_the_job_over(stage: Stag
     stage.check(job, row)
 
 
-def test_a_restarted_api_server_disturbs_no_training(stage: Stage, engine_of: Engine) -> None:
-    job = stage.training("led", ELASTIC)
+def test_an_api_server_that_was_away_for_a_minute_costs_no_worker(stage: Stage, engine_of: Engine) -> None:
+    """It comes back to a node controller that has heard no kubelet for as long, and takes every node for not ready."""
+    job = stage.training("away", ELASTIC)
     struck = strike(job)
+    pods = sorted(pod["metadata"]["uid"] for pod in job.pods())
     engine_of.kill_daemon("kube-apiserver")
     steps = job.step
-    stage.still(job, 5.0)
+    stage.still(job, AWAY_SECONDS)
     engine_of.start_daemon("kube-apiserver")
     job.wait("the status tells of newer steps", lambda: job.status.step > steps)
+    not_ready = 0
+    until = time.time() + JUDGED_SECONDS
+    while time.time() < until:  # whoever is believed to be gone would be replaced by then
+        not_ready = max(not_ready, sum(not is_ready(node) for node in stage.installed.api.call("GET", NODES)["items"]))
+        stage.goes_on(job, 1.0)
     stage.wait_led(job)
-    row = stage.quiet_row("API server killed and restarted", struck)
+    assert sorted(pod["metadata"]["uid"] for pod in job.pods()) == pods, job.said()
+    row = stage.quiet_row("API server away for a minute", struck)
+    row.notes["nodes not ready at once"] = not_ready
     stage.check(job, row)
