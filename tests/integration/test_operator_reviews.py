@@ -199,6 +199,21 @@ async def test_reviews_are_bounded_in_rate_and_in_number_at_once() -> None:
     assert await stand.refused(replace(GOOD, token=token(salt="later"))) is None
 
 
+async def test_a_herd_is_asked_to_come_again_one_after_another_and_who_is_known_is_let_in_at_once() -> None:
+    stand = Stand(ReviewSettings(rate=10.0, burst=3.0))
+    known = [replace(GOOD, token=token(salt=str(n))) for n in range(3)]
+    for one in known:
+        assert await stand.refused(one) is None
+    told = [await stand.reviews.authenticate(replace(GOOD, token=token(salt=f"late {n}"))) for n in range(100)]
+    waits = [refusal.after_seconds for refusal in told if refusal is not None]
+    assert len(waits) == 100
+    assert waits == sorted(waits)
+    assert (waits[0], waits[19], waits[-1]) == (0.1, 2.0, 7.0)
+    for one in known * 10:
+        assert await stand.refused(one) is None, "what was answered before is not asked again, and costs no turn"
+    assert len(stand.bodies) == 3
+
+
 async def test_what_is_remembered_is_bounded() -> None:
     stand = Stand(ReviewSettings(remembered=2))
     for salt in ("a", "b", "c", "a"):

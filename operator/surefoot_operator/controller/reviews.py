@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 Pod = Mapping[str, Any]
+_LONGEST_AFTER_SECONDS = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class TokenReviews:
         self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
         self._turn = asyncio.Semaphore(self._settings.at_once)
         self._allowed, self._counted_at = self._settings.burst, clock()
+        self._sent_away = 0.0
 
     async def authenticate(self, hello: Hello) -> Refused | None:
         """None if the token is that worker's."""
@@ -64,7 +66,9 @@ class TokenReviews:
         found = self._remembered(digest)
         if found is None:
             if not self._may_ask():
-                return Refused("too many tokens are being reviewed: ask again", retry=True)
+                # those that were sent away come again one after another, as they would have been taken
+                after = min(_LONGEST_AFTER_SECONDS, self._sent_away / self._settings.rate)
+                return Refused("too many tokens are being reviewed: ask again", retry=True, after_seconds=after)
             try:
                 found = await self._reviewed(hello.token)
             except FabricError as error:
@@ -103,7 +107,9 @@ class TokenReviews:
         now = self._clock()
         gained = max(0.0, now - self._counted_at) * self._settings.rate
         self._allowed, self._counted_at = min(self._settings.burst, self._allowed + gained), now
+        self._sent_away = max(0.0, self._sent_away - gained)
         if self._allowed < 1.0:
+            self._sent_away += 1
             return False
         self._allowed -= 1.0
         return True

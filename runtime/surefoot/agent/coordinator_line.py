@@ -37,6 +37,9 @@ from surefoot.protocol.messages import (
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 0.33
 """Before jitter of half of it: a leader that has just begun is found within half a second."""
+_LONGEST_ANSWERED_SECONDS = 5.0
+"""The same where somebody answers: each try costs it a handshake, and thousands of agents may ask at once."""
+_LONGEST_ASKED_SECONDS = 10.0
 _CONNECT_SECONDS = 2.0
 _OPEN_SECONDS = 5.0
 _PING_SECONDS = 10.0
@@ -74,6 +77,8 @@ class CoordinatorLine:
         self._outbox: asyncio.Queue[FromAgent] | None = None
         self._heard_at = time.monotonic()
         self._said: set[str] = set()
+        self._after = 0.0
+        """When it was asked to come again, by the last refusal."""
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
     def away_seconds(self) -> float:
@@ -109,20 +114,24 @@ class CoordinatorLine:
         connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while True:
-                welcomed = False
+                welcomed, answered, self._after = False, True, 0.0
                 try:
                     welcomed = await self._converse(session)
                 except TurnedAway:
                     raise
-                except (aiohttp.ClientError, OSError, TimeoutError, SurefootError) as error:
+                except (aiohttp.ClientConnectorError, TimeoutError) as error:
+                    answered = False
+                    self._say_away(str(error) or type(error).__name__)
+                except (aiohttp.ClientError, OSError, SurefootError) as error:
                     self._say_away(str(error) or type(error).__name__)
                 finally:
                     if self._outbox is not None:
                         welcomed = True
                         self._heard_at = time.monotonic()
                     self._outbox = None
-                wait = _FIRST_WAIT_SECONDS if welcomed else min(2 * wait, _LONGEST_WAIT_SECONDS)
-                await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+                wait = _FIRST_WAIT_SECONDS if welcomed else next_wait(wait, answered)
+                asked = min(self._after, _LONGEST_ASKED_SECONDS)
+                await asyncio.sleep(max(wait, asked) * random.uniform(0.5, 1.5))
 
     def _say_away(self, why: str) -> None:
         """Each reason once an outage, a few of them: it may last for hours, at some tries a second."""
@@ -220,5 +229,11 @@ class CoordinatorLine:
     def _turned_away(self, refusal: Refused) -> bool:
         if not refusal.retry:
             raise TurnedAway(f"the coordinator refused this agent for good: {refusal.reason}")
+        self._after = refusal.after_seconds
         self._say_away(f"it asks to try again: {refusal.reason}")
         return False
+
+
+def next_wait(seconds: float, answered: bool) -> float:
+    """The wait behind one of `seconds` that was in vain, before jitter. `answered`: somebody was there."""
+    return min(2 * seconds, _LONGEST_ANSWERED_SECONDS if answered else _LONGEST_WAIT_SECONDS)

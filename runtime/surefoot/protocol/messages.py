@@ -239,6 +239,8 @@ class Refused:
 
     reason: str
     retry: bool
+    after_seconds: float = since(2, 0.0)
+    """Not sooner than this, where many come at once; 0: as the agent likes."""
 
 
 @dataclass(frozen=True, slots=True)
