@@ -63,3 +63,20 @@ def test_a_step_that_an_exception_interrupted_is_no_checkpoint(tmp_path: Path) -
     assert_whole(done.report, 60)
     (incident,) = done.report["incidents"]
     assert (incident["kind"], incident["steps_lost"]) == ("trainer-failed", 1), "the newest checkpoint is of step 35"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])
+def test_a_drained_node_costs_no_step(tmp_path: Path, elastic: tuple[int, int] | None) -> None:
+    """What was not saved at a due step is saved at the halt: intervals are so long that each loss would be seen."""
+    job = Job(steps=120, workers=3, elastic=elastic, interval_steps=100, trainer=PACE)
+    done = run(tmp_path, job, *faults("drain:1@step=30,for=2"), "--compare")
+    report = done.report
+    assert_whole(report, 120)
+    assert_equal(report)
+    assert {incident["kind"] for incident in report["incidents"]} == {"planned"}
+    assert sum(incident["steps_lost"] for incident in report["incidents"]) == 0
+    (left,) = [incident for incident in report["incidents"] if incident["fault"]]
+    assert "worker 1 is being deleted (node node-1 is drained)" in left["reason"]
+    assert left["world_after"] == (3 if elastic is None else 2)

@@ -23,6 +23,12 @@ NODES = ("node-0", "node-1", "node-2")
             Fault("memory", "node-1", 3, 2.0),
             "kill memory of node-1 at step 3, returns after 2 s",
         ),
+        (
+            "drain:1@step=3,for=2",
+            Fault("drain", "node-1", 3, 2.0),
+            "drain node-1 at step 3, takes workers again after 2 s",
+        ),
+        ("drain:1@step=3", Fault("drain", "node-1", 3, None), "drain node-1 at step 3"),
         ("coordinator@step=5", Fault("coordinator", None, 5, 2.0), "kill coordinator at step 5, returns after 2 s"),
     ],
 )
@@ -39,6 +45,8 @@ def test_a_fault_reads_as_it_is_written(text: str, fault: Fault, sentence: str) 
         ("node:1@step=x", "is allowed"),
         ("meteor:1@step=4", "'meteor' is no kind of fault"),
         ("node@step=4", "which node"),
+        ("drain@step=4", "which node? write drain:NODE@step=N"),
+        ("drain:1@step=4,for=0", "above 0"),
         ("node:3@step=4", "there is no node 3; nodes are node-0, node-1, node-2"),
         ("coordinator:1@step=4", "on no node"),
         ("node:1@step=0", "count from 1"),

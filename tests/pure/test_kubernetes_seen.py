@@ -184,3 +184,10 @@ def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended:
     metadata = {"name": "p", "uid": "u", "labels": {labels.WORKER_INDEX: "0", labels.ATTEMPT: "1"}}
     status = {"phase": "Failed", "containerStatuses": [{"name": labels.TRAINER, "state": {"terminated": ended}}]}
     assert seen.worker({"metadata": metadata, "spec": {}, "status": status}).message == said
+
+
+@pytest.mark.parametrize("status", ["True", "False"])
+def test_a_pod_may_be_said_to_end_before_its_deletion_is_seen(status: str) -> None:
+    preempted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler", "message": "x"}
+    found = seen.worker(pod("Running", conditions=[preempted]))
+    assert (found.disrupted, found.deleting) == (status == "True", False)

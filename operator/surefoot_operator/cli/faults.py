@@ -13,13 +13,19 @@ from typing import Literal
 
 from surefoot.protocol.plain import shorten, shown
 
-Kind = Literal["node", "trainer", "agent", "freeze", "memory", "coordinator"]
-KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "coordinator")
+Kind = Literal["node", "trainer", "agent", "freeze", "memory", "drain", "coordinator"]
+KINDS: tuple[Kind, ...] = ("node", "trainer", "agent", "freeze", "memory", "drain", "coordinator")
 
 GRAMMAR = "KIND:NODE@step=N[,for=SECONDS] or coordinator@step=N[,for=SECONDS]"
 _FAULT = re.compile(r"(?P<kind>[a-z]+)(:(?P<node>[^@]+))?@step=(?P<step>\d+)(,for=(?P<seconds>[^,]+))?")
 _DEFAULT_SECONDS: dict[str, float] = {"freeze": 5.0, "coordinator": 2.0}
-_RETURN: dict[str, str] = {"node": "returns", "freeze": "thaws", "memory": "returns", "coordinator": "returns"}
+_RETURN: dict[str, str] = {
+    "node": "returns",
+    "freeze": "thaws",
+    "memory": "returns",
+    "drain": "takes workers again",
+    "coordinator": "returns",
+}
 
 
 class FaultError(ValueError):
@@ -43,7 +49,7 @@ class Fault:
     def __str__(self) -> str:
         until = f", {_RETURN[self.kind]} after {self.seconds:g} s" if self.seconds is not None else ""
         where = f" of {self.node}" if self.kind in ("trainer", "agent", "memory") else f" {self.node or ''}".rstrip()
-        verb = "freeze" if self.kind == "freeze" else f"kill {self.kind}"
+        verb = self.kind if self.kind in ("freeze", "drain") else f"kill {self.kind}"
         return f"{verb}{where} at step {self.step}{until}".replace("kill node node", "kill node")
 
 

@@ -179,6 +179,8 @@ def _since(words: str, seconds: float) -> str:
 def node_state(scene: Scene, node: str) -> str:
     if node in scene.machine.frozen:
         return "frozen"
+    if node in scene.machine.cordoned:
+        return "drained"
     return "up" if scene.machine.node_record(node) is not None else "down"
 
 

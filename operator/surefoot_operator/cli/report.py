@@ -67,8 +67,9 @@ class Run:
 def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
     """The fault behind an incident: the last one before its first sign that hit its node, else the last before it."""
     before = [s for s in struck if s.at_seconds <= incident.detected_seconds + _SAME_CLOCK_SECONDS]
-    if incident.kind == "planned" or not before:
-        return None
+    if incident.kind == "planned":
+        drains = [s for s in before if s.fault.kind == "drain" and f"node {s.fault.node} is drained" in incident.reason]
+        return drains[-1] if drains else None
     same = [s for s in before if s.fault.node is not None and s.fault.node == incident.node]
     candidates = same or [s for s in before if incident.node is None]
     return candidates[-1] if candidates else None

@@ -239,6 +239,10 @@ class Supervisor:
                 if machine.node_record(node) is None:
                     return False
                 machine.freeze_node(node)
+            case "drain":
+                if machine.node_record(node) is None:
+                    return False
+                machine.drain_node(node)
             case "trainer":
                 return machine.kill_trainer(node)
             case "agent":
@@ -260,12 +264,14 @@ class Supervisor:
                     self._machine.start_node(node)
                 case "freeze":
                     self._machine.thaw_node(node)
+                case "drain":
+                    self._machine.uncordon_node(node)
                 case "memory":
                     self._machine.return_holder(node)
                 case _:
                     self._machine.start_operator(self._port)
                     self._operator_away = False
-            verb = "thaws" if back.fault.kind == "freeze" else "returns"
+            verb = {"freeze": "thaws", "drain": "takes workers again"}.get(back.fault.kind, "returns")
             what = f"the memory of {node}" if back.fault.kind == "memory" else node or "the coordinator"
             self._tell(f"{what} {verb}", False)
 

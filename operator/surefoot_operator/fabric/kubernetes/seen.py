@@ -56,6 +56,7 @@ def worker(pod: Object) -> WorkerSeen:
         message=_disruption(pod) or message,
         created_seconds=seconds(metadata.get("creationTimestamp")),
         deleting=metadata.get("deletionTimestamp") is not None,
+        disrupted=bool(_disruption(pod)),
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
         unstarted=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
     )

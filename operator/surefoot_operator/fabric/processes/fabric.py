@@ -153,6 +153,7 @@ class ProcessesFabric:
                     node.name,
                     node.domain,
                     ready=node.name in live and node.holder is not None,
+                    schedulable=not node.cordoned,
                     reason=node.message if node.name in live else "its process is gone",
                 )
                 for node in nodes.values()
@@ -164,7 +165,10 @@ class ProcessesFabric:
     def _nodes(self) -> dict[str, NodeRecord]:
         bodies = [read_json(path) for path in sorted(self.folder.nodes.glob("*.json"))]
         records = [node_from_json(body) for body in bodies if body is not None]
-        return {record.name: record for record in records}
+        return {
+            record.name: dataclasses.replace(record, cordoned=self.folder.cordon(record.name).exists())
+            for record in records
+        }
 
     def _workers(self) -> list[placing.WorkerFiles]:
         found = [self._worker(path.stem) for path in sorted(self.folder.workers.glob("*.json"))]

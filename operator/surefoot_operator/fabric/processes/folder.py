@@ -74,6 +74,10 @@ class RunFolder:
     def node(self, name: str) -> Path:
         return self.nodes / f"{name}.json"
 
+    def cordon(self, name: str) -> Path:
+        """There while the node is to take no further workers."""
+        return self.nodes / f"{name}.cordon"
+
     def holder_socket(self, node: str) -> Path:
         """Where the workers of a node reach its Redis."""
         return self.root / f"{node}.sock"

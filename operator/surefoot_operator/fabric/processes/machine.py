@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.processes.folder import RunFolder, read_json
+from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
 from surefoot_operator.fabric.processes.life import (
     Life,
     become_subreaper,
@@ -29,7 +29,7 @@ from surefoot_operator.fabric.processes.life import (
     send_group,
     with_environment,
 )
-from surefoot_operator.fabric.processes.records import NodeRecord, node_from_json
+from surefoot_operator.fabric.processes.records import Deletion, NodeRecord, node_from_json, to_json
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
 _END_SECONDS = 3.0
@@ -37,12 +37,13 @@ _PAUSE_SECONDS = 0.02
 
 
 class Machine:
-    """Nodes by name. `frozen` names those that are stopped now."""
+    """Nodes by name. `frozen` names those that are stopped now, `cordoned` those that take no further workers."""
 
     def __init__(self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False) -> None:
         self.folder = folder
         self._with_metrics = with_metrics
         self.frozen: set[str] = set()
+        self.cordoned: set[str] = set()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._operator: subprocess.Popen[bytes] | None = None
@@ -134,6 +135,22 @@ class Machine:
     def thaw_node(self, name: str) -> None:
         send_group(self._nodes[name].pid, signal.SIGCONT)
         self.frozen.discard(name)
+
+    def drain_node(self, name: str) -> None:
+        """As `kubectl drain` does: no further workers, and those that are there end within their grace periods."""
+        self.cordoned.add(name)
+        write_json(self.folder.cordon(name), {}, durable=False)
+        with self.folder.locked():
+            for path in sorted(self.folder.workers.glob("*.json")):
+                body, deletion = read_json(path), self.folder.worker_deletion(path.stem)
+                if body is None or body["node"] != name or deletion.exists():
+                    continue
+                ends = Deletion(body["uid"], False, time.time(), f"node {name} is drained")
+                write_json(deletion, to_json(ends), durable=False)
+
+    def uncordon_node(self, name: str) -> None:
+        self.folder.cordon(name).unlink(missing_ok=True)
+        self.cordoned.discard(name)
 
     def running_workers(self) -> int:
         """Agents that live."""

@@ -46,6 +46,7 @@ def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | No
     gone = node_is_gone(record, live)
     running = state is None or not state.over
     message = f"its node {record.node} is gone" if gone and running else (state.message if state else "")
+    message = message or (worker.deletion.reason if worker.deletion is not None else "")
     return WorkerSeen(
         index=record.index,
         attempt=record.attempt,
@@ -62,9 +63,10 @@ def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | No
 
 
 def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """Live nodes with a holder and no worker, by name. A force-deleted worker still occupies its node until it ends."""
+    """Live nodes with a holder and no worker, by name, that are not cordoned. A force-deleted worker still occupies its node until it ends."""
     taken = {w.record.node for w in workers if not has_no_process(w, live)}
-    return [node for name, node in sorted(live.items()) if node.holder is not None and name not in taken]
+    open_ = (node for _, node in sorted(live.items()) if node.holder is not None and not node.cordoned)
+    return [node for node in open_ if node.name not in taken]
 
 
 def bindings(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:

@@ -33,6 +33,8 @@ class NodeRecord:
     domain: str
     holder: HolderRecord | None = None
     message: str = ""
+    cordoned: bool = False
+    """It takes no further workers; not in its own record, and read beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Deletion:
     uid: str
     force: bool
     at_seconds: float
+    reason: str = ""
+    """Why somebody else than the operator wants it to end."""
 
 
 def to_json(record: Any) -> dict[str, Any]:
