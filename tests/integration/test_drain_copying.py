@@ -237,6 +237,17 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     assert upkeep(clients, charge).fenced
 
 
+def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: Memory, saver: Saver) -> None:
+    one, _ = memory.holders
+    saver.drain.retarget((one,), frozenset({one}), 1)
+    for step in (10, 20, 30, 40):
+        saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
+    charge = Charge((LineageEntry(1, None, 1),), 1, replicas=2, keep=2, domains={h: h.node for h in memory.holders})
+    kept = upkeep({one: memory.client(one)}, charge)
+    assert (kept.watermark, kept.dropped) == (None, 2)
+    assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
+
+
 def attached(epoch: int = 1) -> Attached:
     return Attached(
         job="job", epoch=epoch, world=1, rank=0, incarnation="me", parent=None, lineage=((epoch, None, 1),),

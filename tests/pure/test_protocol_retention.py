@@ -14,7 +14,7 @@ from surefoot.protocol.completeness import TierReading, complete, copies_of, wat
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops, milestones, persistent_drops, repairs
+from surefoot.protocol.retention import Standing, memory_drops, milestones, outlived, persistent_drops, repairs
 
 A, B = HolderId("a", "a"), HolderId("b", "b")
 DOMAINS = {A: "a", B: "b"}
@@ -52,6 +52,39 @@ def test_a_complete_checkpoint_goes_only_after_a_newer_one_is_safe(keep: int, re
             }
             if now.watermark is not None:
                 assert copies_of(now.watermark, TierReading(left, None), DOMAINS) >= replicas
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_is_outlived_is_missed_by_no_loss_of_holders(keep: int) -> None:
+    went = 0
+    for one, other in product(range(64), repeat=2):
+        before = TierReading({A: saves(one), B: saves(other)}, None)
+        whole = complete(before, LINEAGE, 2, NONE, COVERS)
+        gone = outlived(before.holders, whole)
+        now = Standing(LINEAGE, 2, False, None, None, None, None, NONE, outlived=gone)
+        drops = {h: set(memory_drops(entries, now, keep)) for h, entries in before.holders.items()}
+        for lost, partly in product(((), (A,), (B,)), ((), (A,), (B,), (A, B))):
+            kept = {h: e for h, e in before.holders.items() if h not in lost}
+            left = {h: tuple(m for m in e if h not in partly or m.save not in drops[h]) for h, e in kept.items()}
+            could = complete(TierReading(kept, None), LINEAGE, 2, NONE, COVERS)
+            can = complete(TierReading(left, None), LINEAGE, 2, NONE, COVERS)
+            assert not could or can[-1].step >= could[-1].step
+        went += sum(map(len, drops.values()))
+    assert went
+
+
+def test_saves_do_not_pile_up_where_a_copy_cannot_be_made() -> None:
+    steps = [manifest(2, step, rank, 2) for step in range(20, 120, 10) for rank in range(2)]
+    alone = {A: tuple(steps)}
+    whole = complete(TierReading(alone, None), LINEAGE, 2, NONE, COVERS)
+    gone = outlived(alone, whole)
+    assert gone == {Checkpoint(2, step) for step in range(20, 110, 10)}
+    apart = {
+        A: tuple(m for m in steps if m.save.rank == 0),
+        B: (*steps[-4:-3], *(m for m in steps if m.save.rank == 1)),
+    }
+    assert Checkpoint(2, 110) not in outlived(apart, whole)
+    assert Checkpoint(2, 100) not in outlived(apart, whole), "b has rank 0 of it, and not of the newer one"
 
 
 def test_a_silent_holder_cannot_make_the_other_lose_what_both_protect_together() -> None:

@@ -1,8 +1,8 @@
-"""What the lowest-index live agent does for the memory tier while the leader is away: watermark and drops.
+"""What the agent of group rank 0 does for the memory tier while the leader is away: watermark and drops.
 
 So checkpointing outlives the operator. It deletes by the leader's own rules, with the writer's epoch (a newer claim
 refuses it), only on holder instances it has just read and found sealed for its epoch, and it never lowers R by its
-own view of who is alive. The agent calls `upkeep` from a thread, now and then.
+own view of who is alive: what it may drop without R is `retention.outlived`. The agent calls `upkeep` from a thread.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from surefoot import metrics
 from surefoot.errors import Corrupt, Fenced, ProtocolError, SurefootError
 from surefoot.format.layouts import read_layout
 from surefoot.holder.client import HolderClient, HolderIndex
-from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check, watermark
+from surefoot.protocol.completeness import Covers, TierReading, complete, layouts_to_check, watermark
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, entry_of
 from surefoot.protocol.records import Layout
-from surefoot.protocol.retention import Standing, memory_drops
+from surefoot.protocol.retention import Standing, memory_drops, outlived
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +57,14 @@ def upkeep(clients: Mapping[HolderId, HolderClient], charge: Charge) -> Kept:
     reading = TierReading({holder: index.manifests for holder, index in readings.items()}, None)
     covers = _covers(reading, [clients[holder] for holder in readings])
     newest_full = watermark(reading, charge.lineage, charge.epoch, frozenset(), covers, charge.domains, charge.replicas)
-    if newest_full is None:
+    whole = complete(reading, charge.lineage, charge.epoch, frozenset(), covers)
+    superfluous = outlived(reading.holders, whole)
+    if newest_full is None and not superfluous:
         return Kept(None, 0, tuple(problems))
     dropped = 0
     for holder in readings:
         try:
-            dropped += _kept_on(clients[holder], readings[holder], charge, newest_full)
+            dropped += _kept_on(clients[holder], readings[holder], charge, newest_full, superfluous)
         except Fenced:
             return Kept(newest_full, dropped, tuple(problems), fenced=True)
         except SurefootError as problem:
@@ -85,7 +87,13 @@ def _read(clients: Mapping[HolderId, HolderClient], epoch: int, problems: list[s
     return found
 
 
-def _kept_on(client: HolderClient, index: HolderIndex, charge: Charge, newest_full: Checkpoint) -> int:
+def _kept_on(
+    client: HolderClient,
+    index: HolderIndex,
+    charge: Charge,
+    newest_full: Checkpoint | None,
+    superfluous: frozenset[Checkpoint],
+) -> int:
     entry = entry_of(charge.lineage, charge.epoch)
     standing = Standing(
         lineage=charge.lineage,
@@ -96,8 +104,9 @@ def _kept_on(client: HolderClient, index: HolderIndex, charge: Charge, newest_fu
         persistent=None,
         pinned=charge.pinned,
         bad=frozenset(),
+        outlived=superfluous,
     )
-    if index.watermark != newest_full:
+    if newest_full is not None and index.watermark != newest_full:
         client.set_watermark(newest_full, charge.epoch)
     chunks = {m.save: m.chunks for m in index.manifests}
     drops = memory_drops(index.manifests, standing, charge.keep)

@@ -1,4 +1,4 @@
-"""What may be deleted, and when. Pure; the leader decides with it, and the lowest-index agent when the leader is away.
+"""What may be deleted, and when. Pure; the leader decides with it, and the agent of group rank 0 when no leader does.
 
 Invariant 1: a complete checkpoint on the lineage goes only after a newer one on it is complete at full replication
 (as read from the holders) or complete in the persistent tier. Everything here returns what *may* go; whoever sends
@@ -7,7 +7,7 @@ the drops names the holder instances that were read, and nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
@@ -33,6 +33,8 @@ class Standing:
     bad: frozenset[Checkpoint]
     hopeless: frozenset[Checkpoint] = frozenset()
     """Of this epoch: some rank never saved its part and never will, so they protect nothing, now or later."""
+    outlived: frozenset[Checkpoint] = frozenset()
+    """Whatever loses a newer complete one loses these as well: see `outlived`."""
 
     @property
     def protected_step(self) -> int:
@@ -55,7 +57,7 @@ def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int)
         key=lambda c: c.step,
     )
     worthless = standing.bad | standing.hopeless
-    superseded = [c for c in on if c.step < standing.protected_step and c not in worthless]
+    superseded = [c for c in on if (c.step < standing.protected_step or c in standing.outlived) and c not in worthless]
     spared = max(0, keep - 1)
     gone = set(superseded[: len(superseded) - spared] if spared else superseded)
     gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
@@ -63,6 +65,31 @@ def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int)
     gone |= {s.checkpoint for s in saves if s.checkpoint not in on and s.epoch < standing.epoch}
     gone -= {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
     return sorted(s for s in saves if s.checkpoint in gone)
+
+
+def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
+    """Checkpoints that protect nothing beside one of `newer`, which are complete: needs neither R nor who is alive.
+
+    Every holder that was read and has a rank save of such a one has that rank of the newer one too, in a world of the
+    same ranks. So holders that die and take the newer one along take the older one along.
+    """
+    having: dict[Checkpoint, dict[int, set[HolderId]]] = {}
+    worlds: dict[Checkpoint, int] = {}
+    for holder, entries in readings.items():
+        for m in entries:
+            having.setdefault(m.save.checkpoint, {}).setdefault(m.save.rank, set()).add(holder)
+            worlds[m.save.checkpoint] = m.world
+    candidates = [n for n in newer if n in having]
+    return frozenset(
+        c
+        for c, ranks in having.items()
+        if any(
+            n.step > c.step
+            and worlds[n] == worlds[c]
+            and all(holders <= having[n].get(rank, set()) for rank, holders in ranks.items())
+            for n in candidates
+        )
+    )
 
 
 def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
