@@ -12,7 +12,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import ending, incidents, last_checkpoint, planned
+from surefoot_operator.policy import ending, incidents, last_checkpoint, planned, suspension
 from surefoot_operator.policy.actions import Action, Event, Plan
 from surefoot_operator.policy.budget import allowance, pause_until, recorded
 from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
@@ -175,7 +175,7 @@ def _last_step(facts: Facts) -> int:
 def _steady(facts: Facts) -> str:
     world = facts.world
     if not world.members:
-        return "the job is suspended" if facts.spec.suspend else "the world is empty"
+        return suspension.told(facts, world.parent) if facts.spec.suspend else "the world is empty"
     if not has_stepped(facts, world.epoch):
         return f"{describe(world, world.parent)}, waiting for its first step"
     return f"epoch {world.epoch} runs with {world.size} ranks on {len(world.members)} workers"
@@ -239,7 +239,7 @@ def _explained(facts: Facts) -> JobStatus:
 def _commit(facts: Facts, choice: Chosen) -> _Decision:
     if facts.spec.suspend:
         status = committed(facts, choice, ())
-        reason = f"the job is suspended; it will go on from {choice.parent or 'step 0'}"
+        reason = suspension.told(facts, choice.parent)
         return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
     pause = pause_until(facts)
     if pause is not None:

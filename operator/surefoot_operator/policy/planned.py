@@ -14,7 +14,7 @@ from math import ceil
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HoldSeen
-from surefoot_operator.policy import staying
+from surefoot_operator.policy import staying, suspension
 from surefoot_operator.policy.actions import Action, ProposeHold
 from surefoot_operator.policy.claim import spares
 from surefoot_operator.policy.facts import (
@@ -200,6 +200,9 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
     due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
     if len(saved) == len(sessions):
         lacking = staying.lacking(facts, goal, goes_on=_goes_on(facts)) if staying.halted(facts) is not None else ""
+        upload = suspension.upload_due(facts, hold)
+        if upload is not None:
+            return Halt(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
         if not lacking or not staying.can_be_brought(facts):
             return Halt(f"{reason}; {lacking}" if lacking else reason, claim=True)
         if facts.now < due:

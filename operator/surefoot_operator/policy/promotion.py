@@ -17,7 +17,7 @@ from surefoot.protocol.lineage import entry_of, newest, on_lineage
 from surefoot_operator.api.spec import PersistentTier
 from surefoot_operator.names import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy import staying
+from surefoot_operator.policy import staying, suspension
 from surefoot_operator.policy.actions import Event, ListPersistentTier
 from surefoot_operator.policy.errands import DropPersisted, Errand, UploadSaves
 from surefoot_operator.policy.facts import (
@@ -57,7 +57,8 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     if floor is not None and floor != facts.status.floor:
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
     # nothing newer comes of a world that has ended, or halts with no node that stays: the newest goes first, however often its upload failed
-    over = final_checkpoint(facts) is not None or is_broken(facts) or staying.needs_upload(facts)
+    over = final_checkpoint(facts) is not None or is_broken(facts)
+    over = over or staying.needs_upload(facts) or suspension.needs_upload(facts)
     due = [
         c
         for c in in_memory

@@ -1,0 +1,59 @@
+"""Where a suspended job's checkpoint lies: brought to the persistent tier before its workers go, or said to lie in memory. Pure.
+
+Read by `planned`, `promotion` and `plan`. Nodes are rebooted while jobs are suspended, and memory goes with them.
+"""
+
+from __future__ import annotations
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.observed import HoldSeen
+from surefoot_operator.policy.facts import Facts, audible, member_sessions, sealed_holders
+
+PROMOTION_SECONDS = 600.0
+"""How long workers of a job that is suspended are kept for its upload."""
+
+_MOST_NAMED = 8
+
+
+def needs_upload(facts: Facts) -> bool:
+    """Whether a world that halts for a suspension has all its ranks waiting at the step that is to be kept."""
+    world, hold = facts.status.world, facts.seen.hold
+    if not facts.spec.suspend or world is None or world.state != "Committed" or hold is None:
+        return False
+    if (hold.epoch, hold.state) != (world.epoch, "Bound") or not world.members:
+        return False
+    return all(s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts))
+
+
+def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
+    """Until when the halted step is waited for to be complete in the persistent tier; None: not, or not any more."""
+    floor = facts.status.floor
+    if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
+        return None
+    if floor is not None and floor.step >= hold.step:
+        return None
+    if not any(s is not None and audible(facts, s) for _, s in member_sessions(facts)):
+        return None
+    due = hold.asked_seconds + PROMOTION_SECONDS
+    return due if facts.now < due else None
+
+
+def told(facts: Facts, parent: Checkpoint | None) -> str:
+    """What people read of a job that is suspended: from where it will go on, and what would lose that."""
+    if parent is None:
+        return "the job is suspended; it will begin at step 0"
+    text = f"the job is suspended; it will go on from {parent}"
+    floor = facts.status.floor
+    if parent.imported or (floor is not None and floor.step >= parent.step):
+        return text
+    nodes = sorted(
+        holder.endpoint.holder.node
+        for holder in sealed_holders(facts, facts.world.epoch)
+        if any(m.save.checkpoint == parent for m in holder.entries)
+    )
+    if not nodes:
+        return f"{text}, which lies in memory alone"
+    names = ", ".join(nodes[:_MOST_NAMED]) + (
+        f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+    )
+    return f"{text}, which lies in memory alone: whoever restarts the memory tier on {names} at once loses it"
