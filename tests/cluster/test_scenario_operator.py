@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from cluster.engine import Engine
 from cluster.scenarios import faults
-from cluster.scenarios.installed import is_ready
+from cluster.scenarios.installed import answered, is_ready
 from cluster.scenarios.measuring import strike
 from cluster.scenarios.shapes import ELASTIC
 from cluster.scenarios.stage import Stage
@@ -20,9 +18,6 @@ LEASE_SECONDS = 20.0
 
 AWAY_SECONDS = 60.0
 """Longer than the node controller's patience with a kubelet, 50 s."""
-
-JUDGED_SECONDS = 20.0
-NODES = "/api/v1/nodes"
 
 
 def test_a_killed_leader_disturbs_no_training(stage: Stage) -> None:
@@ -65,20 +60,19 @@ def test_the_leaders_own_node_crashes_and_another_takes_the_job_over(stage: Stag
 def test_an_api_server_that_was_away_for_a_minute_costs_no_worker(stage: Stage, engine_of: Engine) -> None:
     """It comes back to a node controller that has heard no kubelet for as long, and takes every node for not ready."""
     job = stage.training("away", ELASTIC)
-    struck = strike(job)
     pods = sorted(pod["metadata"]["uid"] for pod in job.pods())
     engine_of.kill_daemon("kube-apiserver")
-    steps = job.step
+    steps, epoch = job.step, job.epoch
     stage.still(job, AWAY_SECONDS)
     engine_of.start_daemon("kube-apiserver")
+    job.wait("no node is ready", lambda: answered(lambda: not any(map(is_ready, stage.installed.nodes()))), 30.0)
     job.wait("the status tells of newer steps", lambda: job.status.step > steps)
-    not_ready = 0
-    until = time.time() + JUDGED_SECONDS
-    while time.time() < until:  # whoever is believed to be gone would be replaced by then
-        not_ready = max(not_ready, sum(not is_ready(node) for node in stage.installed.api.call("GET", NODES)["items"]))
-        stage.goes_on(job, 1.0)
-    stage.wait_led(job)
+    assert job.epoch == epoch, job.said()
+    struck = faults.kill_trainer(job, stage.installed)  # whoever is believed to be gone is replaced by the next epoch
+    struck.wait()
+    whole = stage.whole_again(job, struck)
     assert sorted(pod["metadata"]["uid"] for pod in job.pods()) == pods, job.said()
-    row = stage.quiet_row("API server away for a minute", struck)
-    row.notes["nodes not ready at once"] = not_ready
+    row = struck.row("API server away for a minute, a trainer killed when it was back")
+    row.whole_again_seconds = whole
+    stage.wait_led(job)
     stage.check(job, row)

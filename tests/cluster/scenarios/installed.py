@@ -70,6 +70,10 @@ class Installed:
         found: list[Object] = self.api.call("GET", path)["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
+    def nodes(self) -> list[Object]:
+        found: list[Object] = self.api.call("GET", "/api/v1/nodes")["items"]
+        return found
+
     def leader(self) -> Object | None:
         """The operator's pod that bears the leader's label and is Ready."""
         for pod in self.pods("operator"):
@@ -137,8 +141,9 @@ class Installed:
         return self.kubectl("logs", "--selector=surefoot.dev/part=operator", "--prefix", "--tail=60")
 
 
-def is_ready(pod: Object) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
+def is_ready(found: Object) -> bool:
+    """A pod, or a node."""
+    conditions = found.get("status", {}).get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
