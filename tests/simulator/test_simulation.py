@@ -53,9 +53,10 @@ def test_a_node_that_is_to_be_left_costs_no_step() -> None:
     assert [o.phase for o in outcomes] == ["Complete"] * 6
 
 
-def test_a_deleted_pod_costs_no_step() -> None:
+@pytest.mark.parametrize("least", [2, 3], ids=["a smaller world goes on", "it waits for a place"])
+def test_a_deleted_pod_costs_no_step(least: int) -> None:
     wish = Settings(
-        nodes=4, workers=3, least_workers=2, steps=60, faults=1, kinds=("pod is deleted",), fault_span_seconds=8.0
+        nodes=4, workers=3, least_workers=least, steps=60, faults=1, kinds=("pod is deleted",), fault_span_seconds=8.0
     )
     left = 0
     for seed in range(8):
