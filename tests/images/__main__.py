@@ -47,6 +47,8 @@ def _build(options: argparse.Namespace, machine: plan.Machine, chosen: plan.Daem
             row = build.look_into(docker, recipe, release, options.json.parent)
             images[release.tag(recipe)] = {**row, "build_seconds": round(seconds, 1)}
             _say(report.line(release.tag(recipe), images[release.tag(recipe)]))
+    if chosen.kind == "own":
+        build.forget_older(docker)
     build.write(
         options.json,
         {

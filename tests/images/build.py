@@ -21,6 +21,7 @@ from images.recipes import SECRETS, Recipe, Release, pip_settings
 PROJECT = Path(__file__).parents[2]
 PULL_SECONDS = 600.0
 BUILD_SECONDS = 3600.0
+KEPT_CACHE = "16GB"
 Say = Callable[[str], None]
 
 
@@ -51,6 +52,12 @@ def build(docker: Docker, recipe: Recipe, arguments: list[str]) -> float:
         words = [line for line in said.stderr.splitlines() if line.strip()][-12:]
         raise ImagesError(f"{recipe.dockerfile} does not build: " + "\n  ".join(words))
     return time.monotonic() - began
+
+
+def forget_older(docker: Docker) -> None:
+    """What builds of our own docker left that no name leads to: each would keep torch once more."""
+    docker.run("image", "prune", "--force", seconds=600)
+    docker.run("builder", "prune", "--force", "--keep-storage", KEPT_CACHE, seconds=600)
 
 
 def look_into(docker: Docker, recipe: Recipe, release: Release, folder: Path) -> dict[str, Any]:

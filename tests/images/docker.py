@@ -33,8 +33,12 @@ class Docker:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs that talk to this daemon."""
-        return {**os.environ, "DOCKER_BUILDKIT": "1", **({"DOCKER_HOST": self.host} if self.host else {})}
+        """For programs that talk to this daemon; `docker` is the client that fits it."""
+        told = {"DOCKER_BUILDKIT": "1", **({"DOCKER_HOST": self.host} if self.host else {})}
+        folder = os.path.dirname(self.program)
+        if folder:
+            told["PATH"] = f"{folder}:{os.environ.get('PATH', os.defpath)}"
+        return {**os.environ, **told}
 
     def run(self, *arguments: str, seconds: float = 60.0) -> str:
         """What a command printed.
