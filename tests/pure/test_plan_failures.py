@@ -143,6 +143,12 @@ def test_a_silent_worker_is_not_given_up_while_steps_advance() -> None:
     assert not claims(with_session(running(), 1, heard_seconds=NOW - 10))
 
 
+def test_steps_quicker_than_heartbeats_are_life_until_the_next_could_be_told() -> None:
+    # steps of 0.1 s, told of every 0.5 s
+    assert not claims(with_session(stepping(running(), 0.1, 0.6), 1, heard_seconds=NOW - 3.2))
+    assert claims(with_session(stepping(running(), 0.1, 0.9), 1, heard_seconds=NOW - 3.2))
+
+
 def test_losing_most_workers_by_silence_alone_freezes_decisions() -> None:
     seen = stood_still(running(), 5)
     for index in (0, 1):

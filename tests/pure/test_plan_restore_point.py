@@ -229,6 +229,18 @@ def test_what_a_listing_could_not_read_keeps_nobody_from_an_older_checkpoint() -
     assert parent(without_memory(floored)) == Checkpoint(1, 30), "a floor that cannot be read binds nobody"
 
 
+def test_a_floor_whose_record_was_not_given_binds_and_is_asked_for_again() -> None:
+    older = tuple(manifest(1, 30, r, 3) for r in range(3))
+    listed = unreadable(SILENT, entries=older, asked_seconds=NOW - 6)
+    seen = replace(claimed(ago=60, checkpoint=PERSISTENT), persistent=listed)
+    floored = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 50)))
+    made = decided(without_memory(floored))
+    assert made.status.world == floored.status.world, "step 30 would lose what is safe"
+    assert ListPersistentTier(2, 0) in made.actions
+    both = replace(listed, left_out=(SILENT, DAMAGED))
+    assert parent(without_memory(replace(floored, persistent=both))) == Checkpoint(1, 30)
+
+
 def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
     newer = tuple(replace(manifest(1, 50, r, 3), layout="lost") for r in range(3))
     listed = unreadable(LeftOut("layouts/lost.json is damaged", False, digest="lost"), entries=newer)

@@ -192,7 +192,8 @@ def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float 
     due = session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
     if facts.now <= due:
         return due
-    moving = _moving_until(facts, session.heard_seconds)
+    # others tell of their steps with each heartbeat, however many they make in between
+    moving = _moving_until(facts, session.heard_seconds, facts.spec.health_policy.heartbeat_seconds)
     if moving is not None:
         return moving
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
@@ -200,15 +201,16 @@ def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float 
     return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
 
 
-def _moving_until(facts: Facts, since_seconds: float) -> float | None:
+def _moving_until(facts: Facts, since_seconds: float, told_every_seconds: float = 0.0) -> float | None:
     """Until when the epoch counts as advancing after `since_seconds`; None if it stands still.
 
-    One step may still be reported just after a rank died, so a step is proof of life for two step times only.
+    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
+    the next could have been told.
     """
     last = last_step_seconds(facts, facts.world.epoch)
     if last is None or last <= since_seconds:
         return None
-    until = last + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
+    until = last + told_every_seconds + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
     return until if facts.now < until else None
 
 

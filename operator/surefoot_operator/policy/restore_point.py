@@ -13,6 +13,7 @@ from surefoot.protocol.completeness import LeftOut, complete, is_complete, layou
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import newest, on_lineage
 from surefoot_operator.api.status import World
+from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy import total_loss
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.beginning import beginning, origin_of
@@ -69,10 +70,19 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
-    """The floor that binds: one that turned out to be damaged, or cannot be read any more, binds nobody."""
-    floor = facts.status.floor
-    listed = facts.seen.persistent.read_epoch == facts.world.epoch
-    return None if floor in facts.status.bad or (listed and floor in facts.seen.persistent.unjudged) else floor
+    """The floor that binds: one that is damaged binds nobody; one whose record was not given may be good, and does."""
+    floor, persistent = facts.status.floor, facts.seen.persistent
+    if floor in facts.status.bad:
+        return None
+    unjudged = persistent.read_epoch == facts.world.epoch and floor in persistent.unjudged
+    return None if unjudged and not _withheld(persistent, floor) else floor
+
+
+def _withheld(persistent: PersistentSeen, floor: Checkpoint | None) -> bool:
+    """Whether the tier did not give a record of it, and gave none that is damaged."""
+    layouts = {m.layout for m in persistent.entries or () if m.save.checkpoint == floor}
+    its = [one for one in persistent.left_out if one.checkpoint == floor or one.digest in layouts]
+    return bool(its) and all(one.silent for one in its)
 
 
 def _draining(facts: Facts) -> Waiting | None:
