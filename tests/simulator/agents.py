@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from simulator.caretakers import Keeper
 from simulator.drains import DrainRunner
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder, Piece
@@ -45,6 +46,7 @@ class Agent:
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
         self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.tell, on.WarmChanged(True))
+        self.keeper = Keeper(self)
         self.engine.after(0.5, self.process, self._beat_forever)
 
     # ---- the line ---------------------------------------------------------------------------------------------------
@@ -85,6 +87,7 @@ class Agent:
 
     def _beat_forever(self) -> None:
         self.beat()
+        self.keeper.look()
         self.tell(on.Ticked(self.engine.now))
         self.engine.after(0.5, self.process, self._beat_forever)
 
@@ -263,17 +266,20 @@ class Agent:
             if isinstance(answer, Unavailable | Refusal):
                 self._send(said.Listing(request, error=str(answer)))
             else:
-                self._send(said.Listing(request, tuple(m.to_json() for m in answer)))
+                found, left = answer
+                self._send(said.Listing(request, tuple(m.to_json() for m in found), left_out=left))
 
         def listed() -> Any:
             assert tier is not None
-            self.simulation.oracle.eyes.served[request] = self.engine.now
+            self.simulation.oracle.eyes.served.setdefault(request, self.engine.now)
             return tier.listing()
 
         if tier is None:
             self._send(said.Listing(request, error="there is no persistent tier"))
         else:
-            self.network.call(self.process, tier.process, listed, done, 2.0)
+            self.engine.after(
+                tier.slow(), self.process, self.network.call, self.process, tier.process, listed, done, 2.0
+            )
 
     def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
         """A good copy of a rank save: (entry, pieces), or None."""

@@ -7,6 +7,7 @@ process reads what its kernel kept). Nothing else drops or repeats a message.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -20,13 +21,14 @@ Action = Callable[..., None]
 class Process:
     """Something that runs at a site and can be killed or frozen. A restart is another Process."""
 
-    __slots__ = ("alive", "backlog", "frozen", "lines", "name", "silent", "site")
+    __slots__ = ("alive", "backlog", "busy_until", "frozen", "lines", "name", "silent", "site")
 
     def __init__(self, name: str, site: str) -> None:
         self.name = name
         self.site = site
         self.alive = True
         self.frozen = False
+        self.busy_until = 0.0  # its one thread computes until then, and hears nothing
         self.silent = False  # died without a word: its machine is gone, nobody gets a reset
         self.backlog: list[tuple[Action, tuple[Any, ...]]] = []
         self.lines: list[Line] = []
@@ -61,8 +63,15 @@ class Engine:
             if process.frozen:
                 process.backlog.append((action, arguments))
                 continue
+            if process.busy_until > self.now:
+                heapq.heappush(queue, (process.busy_until, next(self._order), process, action, arguments))
+                continue
             self.events += 1
             action(*arguments)
+
+    def spend(self, process: Process, seconds: float) -> None:
+        """CPU time of a process with one thread: whatever else it has to do waits."""
+        process.busy_until = max(process.busy_until, self.now) + seconds
 
     def kill(self, process: Process, silent: bool = False) -> None:
         if not process.alive:
@@ -97,33 +106,45 @@ class Refusal(Exception):
     """What a call gets when the other side answered no: fenced, full, chunks missing."""
 
 
+def machine(site: str) -> str:
+    """`n0/holder` is on n0."""
+    return site.partition("/")[0]
+
+
 class Network:
-    """Messages between sites. A cut holds what arrives; healing delivers some of it late."""
+    """Messages between sites. A cut, of one way or of both, holds what arrives; healing delivers some of it late."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._cuts: dict[frozenset[str], int] = {}
-        self._held: dict[frozenset[str], list[tuple[Process, Action, tuple[Any, ...]]]] = {}
-        self._parted: dict[frozenset[str], list[Line]] = {}
+        self.twice_until = 0.0
+        """Until then calls may be carried out once more, later, and nobody hears of it."""
+        self.last_calls: dict[Process, Action] = {}
+        """Who ends in the middle of the next call that it serves, and how."""
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, str], list[tuple[Process, Action, tuple[Any, ...]]]] = {}
+        self._parted: dict[tuple[str, str], list[Line]] = {}
 
     def reaches(self, one: str, other: str) -> bool:
-        return one == other or not self._cuts or frozenset((one, other)) not in self._cuts
+        if one == other or not self._cuts:
+            return True
+        return (one, other) not in self._cuts and (machine(one), machine(other)) not in self._cuts
 
-    def cut(self, one: str, other: str) -> None:
-        pair = frozenset((one, other))
-        self._cuts[pair] = self._cuts.get(pair, 0) + 1
+    def cut(self, one: str, other: str, both: bool = True) -> None:
+        for way in ((one, other), (other, one))[: 1 + both]:
+            self._cuts[way] = self._cuts.get(way, 0) + 1
 
-    def heal(self, one: str, other: str) -> None:
-        pair = frozenset((one, other))
-        self._cuts[pair] -= 1
-        if self._cuts[pair]:
-            return
-        del self._cuts[pair]
-        for target, action, arguments in self._held.pop(pair, ()):
-            if self.engine.rng.random() < 0.6:
-                self.engine.after(self.delay() * 20, target, action, *arguments)
-        for line in self._parted.pop(pair, ()):
-            line.resume()
+    def heal(self, one: str, other: str, both: bool = True) -> None:
+        for way in ((one, other), (other, one))[: 1 + both]:
+            self._cuts[way] -= 1
+            if not self._cuts[way]:
+                del self._cuts[way]
+        for way in [w for w in self._held if self.reaches(*w)]:
+            for target, action, arguments in self._held.pop(way):
+                if self.engine.rng.random() < 0.6:
+                    self.engine.after(self.delay() * 20, target, action, *arguments)
+        for way in [w for w in self._parted if self.reaches(*w)]:
+            for line in self._parted.pop(way):
+                line.resume()
 
     def delay(self) -> float:
         rng = self.engine.rng
@@ -137,11 +158,10 @@ class Network:
         if self.reaches(source, target.site):
             action(*arguments)
         else:
-            pair = frozenset((source, target.site))
-            self._held.setdefault(pair, []).append((target, action, arguments))
+            self._held.setdefault((source, target.site), []).append((target, action, arguments))
 
     def hold(self, one: str, other: str, line: Line) -> None:
-        waiting = self._parted.setdefault(frozenset((one, other)), [])
+        waiting = self._parted.setdefault((one, other), [])
         if line not in waiting:
             waiting.append(line)
 
@@ -158,17 +178,32 @@ class Network:
         if not target.alive and not target.silent and self.reaches(source.site, target.site):
             self.engine.after(self.delay(), source, self._finish, open_call, done, Unavailable("refused"))
             return
-        self.send(source.site, target, self._serve, source, target.site, operation, open_call, done)
+        self.send(source.site, target, self._serve, source, target, operation, open_call, done)
+        if self.engine.now < self.twice_until and self.engine.rng.random() < 0.3:
+            self.engine.after(self.engine.rng.uniform(0.0, 1.0), target, self._again, operation)
         self.engine.after(limit_seconds, source, self._finish, open_call, done, Unavailable("no answer"))
 
     def _serve(
-        self, source: Process, site: str, operation: Callable[[], Any], open_call: list[bool], done: Callable[..., None]
+        self,
+        source: Process,
+        target: Process,
+        operation: Callable[[], Any],
+        open_call: list[bool],
+        done: Callable[..., None],
     ) -> None:
         try:
             answer = operation()
         except Refusal as refusal:
             answer = refusal
-        self.send(site, source, self._finish, open_call, done, answer)
+        if target in self.last_calls:
+            self.last_calls.pop(target)()
+        else:
+            self.send(target.site, source, self._finish, open_call, done, answer)
+
+    @staticmethod
+    def _again(operation: Callable[[], Any]) -> None:
+        with contextlib.suppress(Refusal):
+            operation()
 
     @staticmethod
     def _finish(open_call: list[bool], done: Callable[[Any], None], answer: Any) -> None:
@@ -214,6 +249,14 @@ class Line:
             self._leave(by)
         else:
             self.close(by)
+
+    def cut(self) -> None:
+        """A reset from between: both ends hear of it, and what was on its way is lost."""
+        for end in self.ends:
+            self._flying[end].clear()
+            if self._open[end]:
+                self._leave(end)
+                self.network.engine.after(self.network.delay(), end, self.broken[end])
 
     def resume(self) -> None:
         for end in self.ends:

@@ -118,7 +118,7 @@ class Eyes:
         """Nobody ends a world that trains, which others tell him, because one of its agents is not heard."""
         incident = new.incidents[-1] if new.incidents else None
         world = observed.status.world
-        if incident is None or world is None or incident.kind not in ("agent-lost", "worker-silent"):
+        if incident is None or world is None or incident.kind not in ("agent-lost", "worker-silent", "node-lost"):
             return
         engine, network = self.simulation.engine, self.simulation.network
         ranks = self.simulation.ranks_of(world.epoch)

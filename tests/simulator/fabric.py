@@ -64,21 +64,33 @@ class Fabric:
         self.pods: dict[tuple[int, int], Pod] = {}
         self.retired: list[Process] = []
         self.unkind_until = 0.0
-        self.answers: Literal["at once", "no", "late", "never"] = "at once"
+        self.answers: Literal["at once", "no", "late", "never", "away"] = "at once"
         """How it answers whoever wants a worker made or deleted; `never`: it does so all the same."""
+        self.doubted_until = 0.0
+        """Until then the cluster calls every node silent, though they live: it was away itself."""
+        self._past: tuple[tuple[WorkerSeen, ...], tuple[NodeSeen, ...]] | None = None
         for node in self.nodes.values():
             self._start_holder(node)
 
     # ---- what it shows ----------------------------------------------------------------------------------------------
 
+    def stand_still(self, still: bool) -> None:
+        """Whoever looks sees what is past, until it goes on."""
+        self._past = (self.workers(), self.seen_nodes()) if still else None
+
     def workers(self) -> tuple[WorkerSeen, ...]:
+        if self._past is not None:
+            return self._past[0]
         return tuple(
             WorkerSeen(p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting)  # type: ignore[arg-type]
             for p in self.pods.values()
         )
 
     def seen_nodes(self) -> tuple[NodeSeen, ...]:
-        return tuple(NodeSeen(n.name, n.name, n.ready, signal=n.signal) for n in self.nodes.values())
+        if self._past is not None:
+            return self._past[1]
+        doubt = "its kubelet was not heard" if self.engine.now < self.doubted_until else ""
+        return tuple(NodeSeen(n.name, n.name, n.ready, signal=n.signal, doubt=doubt) for n in self.nodes.values())
 
     def free_nodes(self) -> int:
         return len(self._free())
@@ -102,6 +114,8 @@ class Fabric:
                 after(rng.uniform(1.0, 10.0), self.engine.environment, self._late, by, perform, done)
             case "never":
                 after(rng.uniform(0.0, 10.0), self.engine.environment, perform)
+                after(10.0, by, done, "no answer")
+            case "away":
                 after(10.0, by, done, "no answer")
 
     def _late(self, by: Process, perform: Callable[[], None], done: Callable[[str], None]) -> None:
@@ -283,7 +297,7 @@ class Fabric:
     def _start_holder(self, node: Node) -> None:
         number = self.simulation.next_number()
         endpoint = HolderEndpoint(HolderId(node.name, f"h{number}"), node.name, number, node.name)
-        process = Process(f"holder {node.name}/h{number}", node.name)
+        process = Process(f"holder {node.name}/h{number}", f"{node.name}/holder")
         node.holder = Holder(endpoint, process, self.simulation.rules, self.simulation.oracle)
         self.simulation.holders[endpoint.holder] = node.holder
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from simulator import hindrances
 from simulator.fabric import Node, Pod
+from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
-
-INFINITE = float("inf")
 
 
 def schedule(simulation: Simulation) -> None:
@@ -35,40 +35,20 @@ def _strike(simulation: Simulation, kind: str, duration: float) -> None:
     KINDS[kind][1](simulation, duration)
 
 
-def _later(simulation: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-    simulation.engine.after(seconds, simulation.engine.environment, action, *arguments)
-
-
-def _node(simulation: Simulation) -> Node | None:
-    well = [n for n in simulation.fabric.nodes.values() if n.alive and not n.frozen]
-    return simulation.engine.rng.choice(well) if well else None
-
-
-def _disturb(simulation: Simulation, *nodes: str) -> None:
-    for node in nodes:
-        simulation.oracle.disturbed[node] = INFINITE
-
-
-def _calm(simulation: Simulation, *nodes: str) -> None:
-    """What was wrong is over; what was sent meanwhile may still need its time limit."""
-    for node in nodes:
-        simulation.oracle.disturbed[node] = simulation.engine.now + 3.0
-
-
 def _kill_node(simulation: Simulation, duration: float, silent: bool = False) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None:
         return
     simulation.engine.say("FAULT {} dies{} for {:.1f} s", node.name, " silently" if silent else "", duration)
-    _disturb(simulation, node.name)
+    disturb(simulation, node.name)
     simulation.fabric.kill_node(node, silent)
-    _later(simulation, duration, _return_node, simulation, node)
+    later(simulation, duration, _return_node, simulation, node)
 
 
 def _return_node(simulation: Simulation, node: Node) -> None:
     simulation.engine.say("{} returns", node.name)
     simulation.fabric.return_node(node)
-    _calm(simulation, node.name)
+    calm(simulation, node.name)
 
 
 def _power_loss(simulation: Simulation, duration: float) -> None:
@@ -76,46 +56,46 @@ def _power_loss(simulation: Simulation, duration: float) -> None:
 
 
 def _freeze_node(simulation: Simulation, duration: float) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None:
         return
     simulation.engine.say("FAULT {} freezes for {:.1f} s", node.name, duration)
-    _disturb(simulation, node.name)
+    disturb(simulation, node.name)
     simulation.fabric.freeze_node(node)
-    _later(simulation, duration, _thaw_node, simulation, node)
+    later(simulation, duration, _thaw_node, simulation, node)
 
 
 def _thaw_node(simulation: Simulation, node: Node) -> None:
     simulation.engine.say("{} thaws", node.name)
     simulation.fabric.thaw_node(node)
-    _calm(simulation, node.name)
+    calm(simulation, node.name)
 
 
 def _restart_holder(simulation: Simulation, duration: float) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None or node.holder is None:
         return
     simulation.engine.say("FAULT {} restarts empty after {:.1f} s", node.holder.id, duration)
-    _disturb(simulation, node.name)
+    disturb(simulation, node.name)
     simulation.fabric.kill_holder(node)
-    _later(simulation, duration, simulation.fabric.return_holder, node)
-    _later(simulation, duration, _calm, simulation, node.name)
+    later(simulation, duration, simulation.fabric.return_holder, node)
+    later(simulation, duration, calm, simulation, node.name)
 
 
 def _freeze_holder(simulation: Simulation, duration: float) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None or node.holder is None or not node.holder.process.alive:
         return
     process = node.holder.process
     simulation.engine.say("FAULT {} freezes for {:.1f} s", node.holder.id, duration)
-    _disturb(simulation, node.name)
+    disturb(simulation, node.name)
     simulation.engine.freeze(process)
-    _later(simulation, duration, simulation.engine.thaw, process)
-    _later(simulation, duration, _calm, simulation, node.name)
+    later(simulation, duration, simulation.engine.thaw, process)
+    later(simulation, duration, calm, simulation, node.name)
 
 
 def _fill_holder(simulation: Simulation, duration: float) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None or node.holder is None:
         return
     holder = node.holder
@@ -125,7 +105,7 @@ def _fill_holder(simulation: Simulation, duration: float) -> None:
     def room() -> None:
         holder.full = False
 
-    _later(simulation, duration, room)
+    later(simulation, duration, room)
 
 
 def _trainers(simulation: Simulation) -> list[Trainer]:
@@ -156,7 +136,7 @@ def _freeze_trainer(simulation: Simulation, duration: float) -> None:
         victim = simulation.engine.rng.choice(trainers).process
         simulation.engine.say("FAULT {} freezes for {:.1f} s", victim.name, duration)
         simulation.engine.freeze(victim)
-        _later(simulation, duration, simulation.engine.thaw, victim)
+        later(simulation, duration, simulation.engine.thaw, victim)
 
 
 def _pods(simulation: Simulation) -> list[Pod]:
@@ -171,21 +151,13 @@ def _kill_agent(simulation: Simulation, duration: float) -> None:
         simulation.fabric.kill_agent(victim)
 
 
-def _part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float) -> None:
-    for one, other in pairs:
-        simulation.network.cut(one, other)
-        _disturb(simulation, one, other)
-        _later(simulation, duration, simulation.network.heal, one, other)
-        _later(simulation, duration, _calm, simulation, one, other)
-
-
 def _isolate_node(simulation: Simulation, duration: float) -> None:
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None:
         return
     others = [n for n in (*simulation.fabric.nodes, "operator", "persistent") if n != node.name]
     simulation.engine.say("FAULT {} is cut off from all for {:.1f} s", node.name, duration)
-    _part(simulation, [(node.name, other) for other in others], duration)
+    part(simulation, [(node.name, other) for other in others], duration)
 
 
 def _part_operator(simulation: Simulation, duration: float) -> None:
@@ -194,13 +166,13 @@ def _part_operator(simulation: Simulation, duration: float) -> None:
     names = sorted(simulation.fabric.nodes)
     lost = rng.sample(names, rng.randint(1, len(names)))
     simulation.engine.say("FAULT the operator loses {} for {:.1f} s", lost, duration)
-    _part(simulation, [("operator", name) for name in lost], duration)
+    part(simulation, [("operator", name) for name in lost], duration)
 
 
 def _part_pair(simulation: Simulation, duration: float) -> None:
     one, other = simulation.engine.rng.sample(sorted(simulation.fabric.nodes), 2)
     simulation.engine.say("FAULT {} and {} lose each other for {:.1f} s", one, other, duration)
-    _part(simulation, [(one, other)], duration)
+    part(simulation, [(one, other)], duration)
 
 
 def _part_persistent(simulation: Simulation, duration: float) -> None:
@@ -208,11 +180,11 @@ def _part_persistent(simulation: Simulation, duration: float) -> None:
         return
     simulation.engine.say("FAULT the persistent tier is away for {:.1f} s", duration)
     process = simulation.persistent.process
-    _disturb(simulation, "persistent")
+    disturb(simulation, "persistent")
     simulation.persistent_unkind = True
     simulation.engine.freeze(process)
-    _later(simulation, duration, simulation.engine.thaw, process)
-    _later(simulation, duration, _calm, simulation, "persistent")
+    later(simulation, duration, simulation.engine.thaw, process)
+    later(simulation, duration, calm, simulation, "persistent")
 
 
 def _kill_operator(simulation: Simulation, duration: float) -> None:
@@ -221,7 +193,7 @@ def _kill_operator(simulation: Simulation, duration: float) -> None:
         return
     simulation.engine.say("FAULT {} is killed for {:.1f} s", operator.process.name, duration)
     simulation.engine.kill(operator.process)
-    _later(simulation, duration, simulation.start_operator)
+    later(simulation, duration, simulation.start_operator)
 
 
 def _freeze_operator(simulation: Simulation, duration: float, tries: int = 300) -> None:
@@ -233,15 +205,15 @@ def _freeze_operator(simulation: Simulation, duration: float, tries: int = 300) 
     if not operator.process.running:
         return
     if not operator.applying and tries:
-        _later(simulation, 0.003, _freeze_operator, simulation, duration, tries - 1)
+        later(simulation, 0.003, _freeze_operator, simulation, duration, tries - 1)
         return
     simulation.engine.say("FAULT {} freezes for {:.1f} s", operator.process.name, duration)
     simulation.engine.freeze(operator.process)
     takeover = simulation.engine.rng.uniform(0.2, 1.0) * duration
-    _later(simulation, takeover, _take_over, simulation)
-    _later(simulation, duration, simulation.engine.thaw, operator.process)
+    later(simulation, takeover, _take_over, simulation)
+    later(simulation, duration, simulation.engine.thaw, operator.process)
     notice = simulation.engine.rng.choice((0.001, 0.05, 0.5))
-    _later(simulation, duration + notice, operator.hang_up)
+    later(simulation, duration + notice, operator.hang_up)
 
 
 def _take_over(simulation: Simulation) -> None:
@@ -254,7 +226,7 @@ def _take_over(simulation: Simulation) -> None:
 
 def _corrupt(simulation: Simulation, duration: float) -> None:
     """One stored chunk loses a bit."""
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None or node.holder is None or not node.holder.chunks:
         return
     key = simulation.engine.rng.choice(sorted(node.holder.chunks))
@@ -265,12 +237,12 @@ def _corrupt(simulation: Simulation, duration: float) -> None:
 
 def _unwant_node(simulation: Simulation, duration: float) -> None:
     """Not a fault at all: somebody wants the node left, which works on."""
-    node = _node(simulation)
+    node = some_node(simulation)
     if node is None:
         return
     simulation.engine.say("{} is to be left for {:.1f} s", node.name, duration)
     node.signal = "it bears the label health=poor"
-    _later(simulation, duration, setattr, node, "signal", "")
+    later(simulation, duration, setattr, node, "signal", "")
 
 
 def _delete_pod(simulation: Simulation, duration: float) -> None:
@@ -280,10 +252,6 @@ def _delete_pod(simulation: Simulation, duration: float) -> None:
         victim = simulation.engine.rng.choice(pods)
         simulation.engine.say("{} is deleted", victim.name)
         simulation.fabric.delete_gently(victim)
-
-
-LASTING = 10.0
-"""A quota that others use up lasts so many times as long as a node's restart."""
 
 
 def _answer(simulation: Simulation, answers: Literal["no", "late", "never"], duration: float) -> None:
@@ -297,7 +265,7 @@ def _answer(simulation: Simulation, answers: Literal["no", "late", "never"], dur
             fabric.answers = "at once"
             simulation.changed()
 
-    _later(simulation, duration, kind)
+    later(simulation, duration, kind)
 
 
 def _refuse_pods(simulation: Simulation, duration: float) -> None:
@@ -333,6 +301,7 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "pods are refused": (1, _refuse_pods),
     "pods are made late": (1, _delay_pods),
     "answers about pods are lost": (1, _lose_answers),
+    **hindrances.KINDS,
     "node is to be left": (0, _unwant_node),
     "pod is deleted": (0, _delete_pod),
 }

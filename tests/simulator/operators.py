@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulator.world import Simulation
 
 CALL_LIMIT_SECONDS = 1.0
+SWEEP_SECONDS = 3.0
 
 
 class Operator:
@@ -34,7 +35,8 @@ class Operator:
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
-        self.sessions = sessions.begin("job", self.engine.now)
+        self._skew = simulation.skew_seconds
+        self.sessions = sessions.begin("job", self.now)
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
@@ -42,6 +44,7 @@ class Operator:
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
+        self._leftovers: dict[HolderId, set[RankSave]] = {}
         self.listed_at: float | None = None
         """When the persistent tier gave what this operator last took for its listing."""
         self.read_at: dict[HolderId, float] = {}
@@ -49,7 +52,13 @@ class Operator:
         self._again = False
         self._wake_at = float("inf")
         self.engine.after(0.02, self.process, self._tick)
+        self.engine.after(SWEEP_SECONDS, self.process, self._sweep)
         self.engine.after(0.03, self.process, self.poke)
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return max(0.0, self.engine.now + self._skew)
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -60,7 +69,8 @@ class Operator:
         self.connections.append(connection)
 
     def _hear(self, connection: Connection, message: said.FromAgent) -> None:
-        now = self.engine.now
+        now = self.now
+        self.engine.spend(self.process, self.simulation.message_seconds)
         if isinstance(message, said.Hello):
             self._hello(connection, message)
         elif connection.worker is not None and self._current(connection):
@@ -83,7 +93,7 @@ class Operator:
         for other in [c for c in self.connections if c.worker == connection.worker and c is not connection]:
             other.line.close(self.process)
             self.connections.remove(other)
-        self.sessions = sessions.connected(self.sessions, hello, self.engine.now)
+        self.sessions = sessions.connected(self.sessions, hello, self.now)
         connection.line.send(self.process, said.Welcome("term", 0.5))
 
     def _current(self, connection: Connection) -> bool:
@@ -94,7 +104,7 @@ class Operator:
         if connection in self.connections:
             self.connections.remove(connection)
         if connection.worker is not None and self._current(connection):
-            self.sessions = sessions.broken(self.sessions, connection.worker, self.engine.now)
+            self.sessions = sessions.broken(self.sessions, connection.worker, self.now)
         self.poke()
 
     def _speak(self) -> None:
@@ -136,7 +146,7 @@ class Operator:
     def _tick(self) -> None:
         """Looks at holders, and at the clock, five times a second."""
         self._watch_holders()
-        if self.engine.now >= self._wake_at:
+        if self.now >= self._wake_at:
             self.poke()
         self.engine.after(0.2, self.process, self._tick)
 
@@ -147,7 +157,7 @@ class Operator:
         known = [WorkerId(w.index, w.attempt) for w in fabric.workers()]
         self.sessions = sessions.forgotten(self.sessions, known)
         return Observed(
-            now=self.engine.now,
+            now=self.now,
             term_seconds=self.sessions.term_seconds,
             job=simulation.job,
             status=self._status,
@@ -179,16 +189,17 @@ class Operator:
         if self.applying:
             self._again = True
             return
-        self._status = self.simulation.store.status
+        self._status = self.simulation.store.read(self._status)
         self._speak()
         observed = self.observe()
+        self.engine.spend(self.process, self.simulation.plan_seconds)
         plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
             kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
             status, errands, self.pinned = kept.status, kept.errands, kept.pinned
             wakes.append(kept.wake_after_seconds)
-        self._wake_at = self.engine.now + min((w for w in wakes if w is not None), default=30.0)
+        self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True
@@ -203,7 +214,8 @@ class Operator:
             if not self.simulation.store.patch(self, status, observed.status):
                 self.engine.say("{}: status moved, planning again", self.process.name)
                 self._applied()
-                self.poke()
+                unkind = self.simulation.store.away or self.simulation.store.lag_seconds or self.simulation.store.losing
+                self.engine.after(0.5 if unkind else 0.0, self.process, self.poke)
                 return
             self._status = status
             self.engine.after(0.004, self.process, self.poke)
@@ -248,7 +260,7 @@ class Operator:
 
     def _ask(self, action: Todo) -> None:
         """What agents are to be told: it goes to the order book, and from there to their lines."""
-        order, now = self.sessions.orders, self.engine.now
+        order, now = self.sessions.orders, self.now
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
@@ -282,7 +294,7 @@ class Operator:
         world = self._status.world
         for holder in current.values():
             if holder.process.alive and holder.id not in self.watches:
-                self.watches[holder.id] = Watch(holder.endpoint, "Silent", self.engine.now)
+                self.watches[holder.id] = Watch(holder.endpoint, "Silent", self.now)
         for identity, watch in list(self.watches.items()):
             actual = self.simulation.holders[identity]
             known_dead = not actual.process.alive and (
@@ -290,13 +302,13 @@ class Operator:
             )
             if known_dead or current.get(identity) is None:
                 self._turn(watch, "Gone")
-            elif not watch.busy and self.engine.now - watch.polled >= 0.5 and world is not None:
-                watch.polled = self.engine.now
+            elif not watch.busy and self.now - watch.polled >= 0.5 and world is not None:
+                watch.polled = self.now
                 self._provision(watch, actual, world.epoch)
 
     def _turn(self, watch: Watch, state: str) -> None:
         if watch.state != state:
-            watch.state, watch.since = state, self.engine.now
+            watch.state, watch.since = state, self.now
             if state == "Gone":
                 watch.read_epoch, watch.entries = None, ()
             self.engine.say("{}: {} is {}", self.process.name, watch.endpoint.holder, state)
@@ -373,7 +385,7 @@ class Operator:
     def due(self, epoch: int, expires: float) -> bool:
         """Whether a drop may still be sent: its epoch is the committed one, and its time is not over."""
         world = self._status.world
-        return world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.engine.now < expires
+        return world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.now < expires
 
     def _drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
         """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
@@ -390,3 +402,26 @@ class Operator:
                 self._drop(target, epoch, saves[1:], expires)
 
         self.network.call(self.process, holder.process, lambda: holder.drop(save, epoch), done, CALL_LIMIT_SECONDS)
+
+    # ---- the janitor ------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """What lies on a holder without an entry, now and at the last look, goes."""
+        self.engine.after(SWEEP_SECONDS, self.process, self._sweep)
+        world = self._status.world
+        if world is None or world.state != "Committed":
+            return
+        for identity, watch in self.watches.items():
+            if watch.state == "Ready" and not watch.busy:
+                self._sweep_one(identity, self.simulation.holders[identity], world.epoch)
+
+    def _sweep_one(self, identity: HolderId, holder: Holder, epoch: int) -> None:
+        def found(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                return
+            again = answer & self._leftovers.get(identity, set())
+            self._leftovers[identity] = answer
+            if again:
+                self.network.call(self.process, holder.process, lambda: holder.sweep(again, epoch), lambda _: None)
+
+        self.network.call(self.process, holder.process, holder.unindexed, found, CALL_LIMIT_SECONDS)

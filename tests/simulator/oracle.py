@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 LIVELY_SECONDS = 60.0
 """Longer than a hang's time limit, a holder's return and a worker's start together."""
 
+RECOVERING_SECONDS = 40.0
+"""The same of a claim on machines that are well, which have a complete checkpoint in memory."""
+
 
 class Violation(Exception):
     """Something that must never happen, happened. `check`: who saw it."""
@@ -163,7 +166,8 @@ class Oracle(Watcher):
             self.fail(f"epoch {world.epoch} branches from {parent}, which is not on the lineage of epoch {self.base}")
         if parent is not None and parent in old.bad:
             self.fail(f"epoch {world.epoch} branches from {parent}, which is known to be bad")
-        if old.floor is not None and (parent is None or parent.step < old.floor.step):
+        binds = old.floor is not None and not self._damaged(old.floor)
+        if binds and old.floor is not None and (parent is None or parent.step < old.floor.step):
             self.fail(f"epoch {world.epoch} branches from {parent}, below the floor {old.floor}")
         if settings.tied and parent is not None and world.size and world.size != self.sizes[parent.epoch]:
             self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
@@ -176,6 +180,11 @@ class Oracle(Watcher):
         self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
         self.base = world.epoch
         self.commits += 1
+
+    def _damaged(self, checkpoint: Checkpoint) -> bool:
+        """Whether a fault made a record of it unreadable: then it binds nobody."""
+        tier = self.simulation.persistent
+        return tier is not None and any(save in tier.damaged for save in self.saves_of(checkpoint))
 
     def _newest(self, parent: Checkpoint | None, bad: set[Checkpoint]) -> None:
         """Nothing newer may be complete on holders that were well all the time since the claim, or persistent."""
@@ -303,6 +312,15 @@ class Oracle(Watcher):
             )
         self.certified.add(water)
 
+    def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:
+        """An agent without a leader takes `water` for Full: are there as many copies as the job asks for?"""
+        if any(c.step >= water.step and self.on_path(c, self.base) for c in self.certified):
+            return
+        sealed = [{h.id.node for h in self.ever[s] if h.fence >= epoch} for s in self.saves_of(water)]
+        if min(map(len, sealed)) < replicas:
+            self.fail(f"an agent's watermark is {water}, which has fewer than {replicas} sealed copies")
+        self.certified.add(water)
+
     def lost(self, holder: Holder) -> None:
         """A fault took this instance: its copies count as lost, not as deleted."""
 
@@ -377,6 +395,10 @@ class Oracle(Watcher):
 
     # ---- liveness ---------------------------------------------------------------------------------------------------
 
+    def _struck(self, name: str) -> bool:
+        """Whether something is wrong with that machine, or was a moment ago."""
+        return name != "persistent" and self.disturbed[name] > self.simulation.engine.now - 1.0
+
     def watch_liveness(self) -> None:
         """Looks once a second: a world that is possible with what is left trains within LIVELY_SECONDS."""
         engine = self.simulation.engine
@@ -385,13 +407,23 @@ class Oracle(Watcher):
             self._able_since = None
         elif self._able_since is None:
             self._able_since = engine.now
-        elif engine.now - max(self._able_since, self.stepped_at) > LIVELY_SECONDS:
+        elif engine.now - max(self._able_since, self.stepped_at) > self._patience():
             status = self.simulation.store.status
             self.fail(
-                f"no step for {LIVELY_SECONDS:.0f} s though {self.simulation.settings.least_workers} workers could train:"
+                f"no step for {self._patience():.0f} s though {self.simulation.settings.least_workers} workers could train:"
                 f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
             )
         engine.after(1.0, engine.environment, self.watch_liveness)
+
+    def _patience(self) -> float:
+        """A listing that decides may take its minute; one that does not decide may not."""
+        simulation = self.simulation
+        status, now = simulation.store.status, simulation.engine.now
+        claimed = status.world is not None and status.world.state == "Claimed"
+        in_memory = self.readable(in_memory=True) if claimed else None
+        if in_memory is not None and not any(map(self._struck, self.disturbed)):
+            return RECOVERING_SECONDS
+        return LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
 
     def _able(self) -> bool:
         """Whether an operator and enough workers are well, and see each other and the persistent tier."""
@@ -406,8 +438,10 @@ class Oracle(Watcher):
             if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
             if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
         }
-        sites = sorted({*well, "operator", "persistent"})
-        if any(not network.reaches(one, other) for one in sites for other in sites if one < other):
+        sites = sorted({*well, *(f"{name}/holder" for name in well if name), "operator", "persistent"})
+        if any(not network.reaches(one, other) for one in sites for other in sites if one != other):
+            return False
+        if simulation.store.away or simulation.plan_seconds > 0.1 or (tier is not None and tier.failing()):
             return False
         settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
@@ -419,9 +453,9 @@ class Oracle(Watcher):
         if whole and not any(all(tier.holds(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
 
-    def readable(self) -> Checkpoint | None:
+    def readable(self, in_memory: bool = False) -> Checkpoint | None:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
-        tier = self.simulation.persistent
+        tier = None if in_memory else self.simulation.persistent
         for checkpoint in sorted(self.states, key=lambda c: -c.step):
             if checkpoint in self.simulation.store.status.bad or not self.on_path(checkpoint, self.base):
                 continue

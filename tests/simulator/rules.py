@@ -31,6 +31,8 @@ class Rules:
     """A status patch tests the rest of the status as well: else two leaders of one world undo each other's writes."""
     workers_alone: bool = True
     """A worker that is refused keeps nothing else of its plan from being carried out."""
+    sweep_by_index: bool = True
+    """What a janitor removes has no entry at that moment."""
     agree_manifests: bool = True
     """Persistent puts of manifests are conditional."""
 

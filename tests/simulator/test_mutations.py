@@ -11,6 +11,13 @@ from simulator.world import simulate
 MOST_SEEDS = 30
 
 SLOW = frozenset({
+    "a listing that does not decide is waited for without limit",
+    "a listing that takes long is given up and begun again",
+    "a node that the cluster doubts is lost",
+    "an agent without a leader takes one copy for enough",
+    "lost sight is lost data",
+    "the janitor does not look for the entry",
+    "what silent holders may have is waited for without limit",
     "a checkpoint counts though a rank's part is nowhere",
     "a claim does not take back what an agent was told",
     "a drain writes as the newest epoch that its agent heard of",

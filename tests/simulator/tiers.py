@@ -6,10 +6,12 @@ restart is another Holder, empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulator.engine import Process, Refusal
 from simulator.rules import Rules
+from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 
@@ -113,6 +115,21 @@ class Holder:
         for part in range(CHUNKS):
             self.chunks.pop((save, part), None)
 
+    def unindexed(self) -> set[RankSave]:
+        """Of which there are chunks, and no entry."""
+        self._ready()
+        return {save for save, _ in self.chunks} - (set(self.index) if self.rules.sweep_by_index else set())
+
+    def sweep(self, saves: set[RankSave], writer: int) -> None:
+        """Their chunks go, where there is no entry by now and nobody newer rules."""
+        self._ready()
+        if writer < self.fence:
+            raise Refusal("fenced")
+        for save in saves:
+            if save not in self.index or not self.rules.sweep_by_index:
+                for part in range(CHUNKS):
+                    self.chunks.pop((save, part), None)
+
     def get(self, save: RankSave) -> tuple[Piece, ...] | None:
         """All chunks of an indexed rank save, or None: it answered, and does not have it."""
         self._ready()
@@ -140,12 +157,20 @@ class Persistent:
     watcher: Watcher
     chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
     manifests: dict[RankSave, RankManifest] = field(default_factory=dict)
+    damaged: set[RankSave] = field(default_factory=set)
+    """Whose manifests nobody can read any more."""
+    failing: Callable[[], bool] = lambda: False
+    """Whether the next request fails."""
+    slow: Callable[[], float] = lambda: 0.0
+    """Seconds that the next listing takes."""
 
     def put(self, save: RankSave, pieces: tuple[Piece, ...]) -> None:
+        self._answers()
         for piece in pieces:
             self.chunks[save, piece.part] = piece
 
     def commit(self, entry: RankManifest) -> None:
+        self._answers()
         there = self.manifests.get(entry.save)
         if there is not None and self.rules.agree_manifests:
             if there.same_bytes_as(entry):
@@ -154,10 +179,25 @@ class Persistent:
         self.manifests[entry.save] = entry
         self.watcher.persisted(entry)
 
-    def listing(self) -> tuple[RankManifest, ...]:
-        return tuple(self.manifests[save] for save in sorted(self.manifests))
+    def listing(self) -> tuple[tuple[RankManifest, ...], tuple[LeftOut, ...]]:
+        """What can be read, and what could not."""
+        self._answers()
+        found, left = [], []
+        for save in sorted(self.manifests):
+            if save in self.damaged:
+                left.append(LeftOut(f"the manifest of {save} is damaged", False, save.checkpoint))
+            elif self.failing():
+                left.append(LeftOut(f"the manifest of {save} was not given", True, save.checkpoint))
+            else:
+                found.append(self.manifests[save])
+        return tuple(found), tuple(left)
+
+    def _answers(self) -> None:
+        if self.failing():
+            raise Refusal("503 slow down")
 
     def delete(self, checkpoint: Checkpoint) -> None:
+        self._answers()
         self.watcher.deleting(checkpoint)
         for save in [s for s in self.manifests if s.checkpoint == checkpoint]:
             del self.manifests[save]
@@ -165,9 +205,16 @@ class Persistent:
             del self.chunks[key]
 
     def get(self, save: RankSave) -> tuple[Piece, ...] | None:
+        self._answers()
         if save not in self.manifests:
             return None
+        if save in self.damaged:
+            return ()
         return tuple(self.chunks[save, part] for part in range(CHUNKS) if (save, part) in self.chunks)
 
     def holds(self, save: RankSave) -> bool:
-        return save in self.manifests and all((save, part) in self.chunks for part in range(CHUNKS))
+        return (
+            save in self.manifests
+            and save not in self.damaged
+            and all((save, part) in self.chunks for part in range(CHUNKS))
+        )

@@ -7,7 +7,7 @@ that a test can break exactly one of them.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -47,8 +47,24 @@ class Store:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.status = JobStatus()
+        self.away = self.losing = False
+        """Nothing is written or read; or what is written is never answered."""
+        self.lag_seconds = 0.0
+        """How old what is read may be."""
+        self._written: deque[tuple[float, JobStatus]] = deque([(0.0, self.status)])
+
+    def read(self, known: JobStatus) -> JobStatus:
+        """What a leader finds that last knew `known`."""
+        if self.away:
+            return known
+        before = self.simulation.engine.now - self.lag_seconds
+        while len(self._written) > 1 and self._written[1][0] <= before:
+            self._written.popleft()
+        return self._written[0][1] if self.lag_seconds else self.status
 
     def patch(self, writer: Operator, new: JobStatus, read: JobStatus) -> bool:
+        if self.away:
+            return False
         stored, tested = self.status.world, read.world
         same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
         if (not same and self.simulation.rules.compare_world) or (
@@ -56,6 +72,7 @@ class Store:
         ):
             return False
         old, self.status = self.status, new
+        self._written.append((self.simulation.engine.now, new))
         self.simulation.oracle.written(old, new)
         if old.world != new.world and new.world is not None:
             world = new.world
@@ -63,7 +80,7 @@ class Store:
                 "STATUS epoch {} {} parent {} members {}", world.epoch, world.state, world.parent,
                 [f"{m.index}:{m.incarnation}@{m.node}" for m in world.members],
             )  # fmt: skip
-        return True
+        return not self.losing
 
 
 class Simulation:
@@ -89,6 +106,13 @@ class Simulation:
         self.hangs: set[int] = set()
         self.faults_until = 0.0
         self.struck: Counter[str] = Counter()
+        self.skew_seconds = 0.0
+        """Of the clock of whoever comes to lead next."""
+        self.message_seconds, self.plan_seconds = 0.0001, 0.001
+        """CPU that an operator spends."""
+        self.listings_slow_until = 0.0
+        self.kept_alone = 0
+        """Rounds that agents made without a leader."""
         self.persistent_unkind = False
         """Whether anything ever happened to the persistent tier."""
         self.machines_struck = False

@@ -5,10 +5,11 @@ time of a `with` block. Nothing here is imported by the simulator itself. `make 
 """
 
 from simulator.mutations.keeping import KEEPING
+from simulator.mutations.liveness import LIVENESS
 from simulator.mutations.models import MODELS
 from simulator.mutations.mutation import Mutation as Mutation
 from simulator.mutations.mutation import broken as broken
 from simulator.mutations.restore import RESTORE
 from simulator.mutations.talk import TALK
 
-MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK)
+MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK, *LIVENESS)

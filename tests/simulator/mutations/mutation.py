@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulator import hindrances
 from simulator.faults import KINDS
 from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
@@ -30,8 +31,10 @@ class Mutation:
     """Why nothing can come of it: what else keeps the same promise."""
 
 
-MACHINES = tuple(kind for kind, (weight, _) in KINDS.items() if weight and "pods" not in kind)
-"""What hurts machines and lines: pods that the API refuses for minutes leave too little for an old world to do."""
+MACHINES = tuple(
+    kind for kind, (weight, _) in KINDS.items() if weight and "pods" not in kind and kind not in hindrances.KINDS
+)
+"""What hurts machines: pods that the API refuses for minutes leave too little for an old world to do."""
 
 ROUGH = Settings(nodes=3, workers=3, steps=24, interval=1, step_seconds=0.2, faults=8, fault_span_seconds=8.0, kinds=MACHINES,
                  persistent_interval=None, holder_return_seconds=2.0)  # fmt: skip

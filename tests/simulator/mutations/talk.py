@@ -84,7 +84,7 @@ def _row_of_all(facts: Any, last_step: int) -> bool:
 _allowance = budget.allowance
 
 
-def _hasty(facts: Any, since_seconds: float) -> float | None:
+def _hasty(facts: Any, *seconds: float) -> float | None:
     """Steps that others tell of are no sign of life."""
     return None
 

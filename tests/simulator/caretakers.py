@@ -1,0 +1,98 @@
+"""An agent that keeps house while nobody leads: the rules are `drain.upkeep`'s, the holders are modelled.
+
+It reads all holders that it knows, takes for the watermark what has R copies on sealed ones, and drops by the leader's
+own retention, in the epoch's name: a newer claim refuses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simulator.engine import Refusal, Unavailable
+from simulator.tiers import Holder
+from surefoot.protocol.completeness import TierReading, watermark
+from surefoot.protocol.identities import HolderId, RankSave
+from surefoot.protocol.lineage import LineageEntry, entry_of
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.retention import Standing, memory_drops
+
+if TYPE_CHECKING:
+    from simulator.agents import Agent
+
+AWAY_SECONDS = 4.0
+"""Shorter than in life, where no leader comes back so soon."""
+
+
+class Keeper:
+    """Of one agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._alone_since: float | None = None
+        self._busy = False
+
+    def look(self) -> None:
+        """Begins a round if this agent must; called now and then."""
+        agent, life = self._agent, self._agent.life
+        now = agent.engine.now
+        self._alone_since = None if agent.line is not None else self._alone_since or now
+        assign = life.assign
+        if assign is None or assign.group_rank != 0 or self._alone_since is None or self._busy:
+            return
+        runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch
+        if runs and now - self._alone_since > AWAY_SECONDS:
+            self._busy = True
+            agent.simulation.kept_alone += 1
+            known = [h for e in agent.endpoints if (h := agent.holder(e.holder)) is not None]
+            self._read(assign.epoch, known, {})
+
+    def _read(self, epoch: int, rest: list[Holder], found: dict[HolderId, tuple[RankManifest, ...]]) -> None:
+        if not rest:
+            self._keep(epoch, found)
+            return
+        holder = rest[0]
+
+        def answered(answer: Any) -> None:
+            if not isinstance(answer, Unavailable | Refusal) and answer[0] >= epoch:
+                if answer[0] > epoch:
+                    self._busy = False
+                    return
+                found[holder.id] = answer[1]
+            self._read(epoch, rest[1:], found)
+
+        network = self._agent.network
+        network.call(self._agent.process, holder.process, lambda: (holder.fence, holder.read()), answered)
+
+    def _keep(self, epoch: int, found: dict[HolderId, tuple[RankManifest, ...]]) -> None:
+        assign, simulation = self._agent.life.assign, self._agent.simulation
+        if assign is None or assign.epoch != epoch:
+            self._busy = False
+            return
+        lineage = tuple(LineageEntry(*entry) for entry in assign.lineage)
+        domains = {name: name.node for name in found}
+        replicas = simulation.settings.replicas
+        water = watermark(TierReading(found, None), lineage, epoch, frozenset(), simulation.covers, domains, replicas)
+        if water is None:
+            self._busy = False
+            return
+        simulation.oracle.vouched(water, epoch, replicas)
+        entry = entry_of(lineage, epoch)
+        standing = Standing(
+            lineage, epoch, False, entry.parent if entry is not None else None, water, None, None, frozenset()
+        )
+        drops = [
+            (simulation.holders[name], save)
+            for name, entries in sorted(found.items())
+            for save in memory_drops(entries, standing, simulation.settings.keep)
+        ]
+        self._drop(epoch, drops)
+
+    def _drop(self, epoch: int, rest: list[tuple[Holder, RankSave]]) -> None:
+        if not rest:
+            self._busy = False
+            return
+        holder, save = rest[0]
+        network = self._agent.network
+        network.call(
+            self._agent.process, holder.process, lambda: holder.drop(save, epoch), lambda _: self._drop(epoch, rest[1:])
+        )

@@ -1,0 +1,64 @@
+"""What keeps a job going though something refuses, delays or lies: each mend switched off again, and what keeps house beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator import calls, caretakers
+from simulator.engine import Engine, Process
+from simulator.mutations.mutation import ROUGH, Mutation, constant
+from simulator.rules import ALL
+from surefoot.agent import life as agent_life
+from surefoot.protocol.completeness import watermark
+from surefoot_operator.coordinator import orders
+from surefoot_operator.policy import choices, failures, restore_point, sight, workers
+from surefoot_operator.policy.facts import Facts
+
+_spend, _node_lost = Engine.spend, workers.node_lost
+
+SLOW_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, faults=8, kinds=("listings are slow", "trainer dies"))
+LOST_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, replicas=1, faults=12, nodes=2, workers=2,
+                        kinds=("listings are slow", "holder restarts", "trainer dies"))  # fmt: skip
+AWAY = replace(ROUGH, nodes=4, steps=60, faults=8, kinds=("API is away", "trainer dies", "agent dies"))
+BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
+ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
+FIXED = replace(ROUGH, least_workers=3, nodes=4, steps=60, kinds=("pods are refused", "node dies"))
+
+
+def _slow_plans(engine: Engine, process: Process, seconds: float) -> None:
+    """A plan computes for seconds, on the loop."""
+    _spend(engine, process, seconds * 4000)
+
+
+def _doubted(facts: Facts, name: str | None) -> bool:
+    """A node that the cluster calls silent is lost, whoever is heard there."""
+    node = facts.nodes.get(name or "")
+    return _node_lost(facts, name) or (node is not None and bool(node.doubt))
+
+
+def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domains: Any, replicas: int) -> Any:
+    """An agent without a leader takes one copy for enough."""
+    return watermark(reading, lineage, epoch, bad, covers, domains, 1)
+
+
+LIVENESS = (
+    Mutation("a listing that does not decide is waited for without limit",
+             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9),), settings=SLOW_LISTINGS),
+    Mutation("a listing that takes long is given up and begun again",
+             patches=((choices, "LISTING_SECONDS", 10.0), (orders, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
+    Mutation("what silent holders may have is waited for without limit",
+             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=ROUGH),
+    Mutation("lost sight is lost data",
+             patches=((restore_point, "most_unseen", constant([])), (restore_point, "living", constant("")),
+                      (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))), settings=BLIND),
+    Mutation("a hang is never noticed",
+             patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
+             settings=replace(ROUGH, kinds=("trainer hangs",))),
+    Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
+    Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),
+    Mutation("a node that the cluster doubts is lost", patches=((workers, "node_lost", _doubted), (failures, "node_lost", _doubted)),
+             settings=AWAY),
+    Mutation("the janitor does not look for the entry", replace(ALL, sweep_by_index=False)),
+    Mutation("an agent without a leader takes one copy for enough", patches=((caretakers, "watermark", _of_one),), settings=ALONE),
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""What every fault needs: whom it hits, what the oracle is told of it, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulator.engine import machine
+from simulator.fabric import Node
+
+if TYPE_CHECKING:
+    from simulator.world import Simulation
+
+INFINITE = float("inf")
+
+LASTING = 10.0
+"""What others use up or refuse lasts so many times as long as a node's restart."""
+
+
+def later(simulation: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    simulation.engine.after(seconds, simulation.engine.environment, action, *arguments)
+
+
+def some_node(simulation: Simulation) -> Node | None:
+    well = [n for n in simulation.fabric.nodes.values() if n.alive and not n.frozen]
+    return simulation.engine.rng.choice(well) if well else None
+
+
+def disturb(simulation: Simulation, *nodes: str) -> None:
+    for node in nodes:
+        simulation.oracle.disturbed[node] = INFINITE
+
+
+def calm(simulation: Simulation, *nodes: str) -> None:
+    """What was wrong is over; what was sent meanwhile may still need its time limit."""
+    for node in nodes:
+        simulation.oracle.disturbed[node] = simulation.engine.now + 3.0
+
+
+def part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float, both: bool = True) -> None:
+    for one, other in pairs:
+        simulation.network.cut(one, other, both)
+        disturb(simulation, machine(one), machine(other))
+        later(simulation, duration, simulation.network.heal, one, other, both)
+        later(simulation, duration, calm, simulation, machine(one), machine(other))
