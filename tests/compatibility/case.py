@@ -22,6 +22,15 @@ def nothing(_: int) -> None:
     """Most scripts do nothing behind a step."""
 
 
+def world_of(ranks: int, resumed: int) -> str:
+    """Whether a row goes on with as many ranks (0: as many) or with another number of them."""
+    return "resized" if resumed and resumed != ranks else "same"
+
+
+def title_of(area: str, name: str, world: str) -> str:
+    return f"{area}: {name} ({world})"
+
+
 @dataclass(slots=True)
 class Training:
     """A program that was built.
@@ -52,7 +61,7 @@ class Case:
 
     @property
     def world(self) -> str:
-        return "resized" if self.resumed and self.resumed != self.ranks else "same"
+        return world_of(self.ranks, self.resumed)
 
     @property
     def afterwards(self) -> int:
@@ -60,7 +69,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        return f"{self.area}: {self.name} ({self.world})"
+        return title_of(self.area, self.name, self.world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +84,4 @@ class Unrun:
 
     @property
     def title(self) -> str:
-        return f"{self.area}: {self.name} ({self.world})"
+        return title_of(self.area, self.name, self.world)

@@ -97,7 +97,9 @@ def _stateful_stream(workers: int) -> Callable[[Context], Training]:
     return build
 
 
-def _stateful_sampler(workers: int) -> Callable[[Context], Training]:
+def _stateful_sampler(
+    workers: int, ahead: bool = False, per_step: int = 1, told: bool = False
+) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         from torch.utils.data.distributed import DistributedSampler
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -105,7 +107,22 @@ def _stateful_sampler(workers: int) -> Callable[[Context], Training]:
         numbers: Any = list(range(SIZE))
         sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
         loader = StatefulDataLoader(numbers, batch_size=_per_rank(context), sampler=sampler, num_workers=workers)
-        return _training(loader, _of_tensors(loader), context.world)
+        if told:
+            loader.batches_per_step = per_step
+
+        def batches() -> Iterator[list[int]]:
+            while True:  # one epoch after another
+                yield from _of_tensors(loader)()
+
+        def taken_ahead() -> Iterator[list[int]]:
+            found = batches()
+            waiting = next(found)
+            while True:
+                following = next(found)
+                yield waiting
+                waiting = following
+
+        return _training(loader, taken_ahead if ahead else batches, context.world, per_step)
 
     return build
 
@@ -159,12 +176,12 @@ def _web(context: Context) -> Training:
     return _training(loader, lambda: ([int(text) for text in batch[0]] for batch in loader), context.world)
 
 
-def _hugging_face(context: Context) -> Any:
+def _hugging_face(context: Context, buffer: int = 0) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
     rows = datasets.Dataset.from_dict({"number": list(range(SIZE))}).to_iterable_dataset(num_shards=4)
-    found = rows  # shards may be shuffled; a shuffle buffer is not part of its state, as its own documents say
+    found = rows.shuffle(seed=1, buffer_size=buffer) if buffer else rows
     if context.world > 1:
         from datasets.distributed import split_dataset_by_node
 
@@ -172,24 +189,31 @@ def _hugging_face(context: Context) -> Any:
     return found
 
 
-def _hugging_face_stream(context: Context) -> Training:
+def _hugging_face_stream(buffer: int = 0) -> Callable[[Context], Training]:
     """A streaming data set named as it is: it tells its state itself."""
-    rows = _hugging_face(context)
 
-    def batches() -> Iterator[list[int]]:
-        while True:
-            numbers = (row["number"] for row in rows)
-            while batch := list(itertools.islice(numbers, _per_rank(context))):
-                yield batch
+    def build(context: Context) -> Training:
+        rows = _hugging_face(context, buffer)
 
-    return _training(rows, batches, context.world)
+        def batches() -> Iterator[list[int]]:
+            while True:
+                numbers = (row["number"] for row in rows)
+                while batch := list(itertools.islice(numbers, _per_rank(context))):
+                    yield batch
+
+        return _training(rows, batches, context.world)
+
+    return build
 
 
-def _hugging_face_stateful(context: Context) -> Training:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+def _hugging_face_stateful(buffer: int = 0) -> Callable[[Context], Training]:
+    def build(context: Context) -> Training:
+        from torchdata.stateful_dataloader import StatefulDataLoader
 
-    loader = StatefulDataLoader(_hugging_face(context), batch_size=_per_rank(context))
-    return _training(loader, lambda: (batch["number"].tolist() for batch in loader), context.world)
+        loader = StatefulDataLoader(_hugging_face(context, buffer), batch_size=_per_rank(context))
+        return _training(loader, lambda: (batch["number"].tolist() for batch in loader), context.world)
+
+    return build
 
 
 def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, Case]:
@@ -208,8 +232,17 @@ CASES = (
     *_cases("StatefulDataLoader, a stream a rank, two worker processes", _stateful_stream(2)),
     *_cases("StatefulDataLoader with DistributedSampler", _stateful_sampler(0)),
     *_cases("StatefulDataLoader with DistributedSampler, two worker processes", _stateful_sampler(2)),
-    *_cases("StatefulDataLoader over Hugging Face streaming, no shuffle buffer", _hugging_face_stateful),
-    *_cases("Hugging Face streaming data set, no shuffle buffer", _hugging_face_stream),
+    *_cases("StatefulDataLoader with DistributedSampler, behind a prefetcher", _stateful_sampler(0, ahead=True)),
+    *_cases("StatefulDataLoader with DistributedSampler, two batches a step", _stateful_sampler(0, per_step=2)),
+    *_cases(
+        "StatefulDataLoader with DistributedSampler, two batches a step, told so",
+        _stateful_sampler(0, per_step=2, told=True),
+    ),
+    *_cases("StatefulDataLoader over Hugging Face streaming, no shuffle buffer", _hugging_face_stateful()),
+    *_cases("StatefulDataLoader over Hugging Face streaming, a shuffle buffer of 10 rows", _hugging_face_stateful(10)),
+    *_cases("Hugging Face streaming data set, no shuffle buffer", _hugging_face_stream()),
+    *_cases("Hugging Face streaming data set, shards shuffled alone", _hugging_face_stream(1)),
+    *_cases("Hugging Face streaming data set, a shuffle buffer of 10 rows", _hugging_face_stream(10)),
     *_cases("DataLoader with DistributedSampler", _plain_loader),
     *_cases("DataLoader of an IterableDataset", _plain_stream),
     *_cases("WebDataset", _web),

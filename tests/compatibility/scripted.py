@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from compatibility.case import title_of, world_of
 from compatibility.judging import Life, judged
 from compatibility.rows import Row
 
@@ -34,11 +35,11 @@ class Script:
 
     @property
     def world(self) -> str:
-        return "resized" if self.resumed and self.resumed != self.ranks else "same"
+        return world_of(self.ranks, self.resumed)
 
     @property
     def title(self) -> str:
-        return f"{self.area}: {self.name} ({self.world})"
+        return title_of(self.area, self.name, self.world)
 
 
 def run(script: Script, scratch: Path) -> Row:

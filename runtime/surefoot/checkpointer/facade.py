@@ -21,6 +21,7 @@ from surefoot.agent.line import Stepped
 from surefoot.agent.link import Link
 from surefoot.checkpointer import forks, restoring
 from surefoot.checkpointer.exits import call_at_exit
+from surefoot.checkpointer.foreign import refuse_shuffle_buffers
 from surefoot.checkpointer.links import Options, link_of
 from surefoot.checkpointer.objects import Stateful, taken
 from surefoot.checkpointer.peers import ShareReads
@@ -75,6 +76,7 @@ class Checkpointer:
         named = taken(objects, _OPTIONS)
         if not named:
             raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
+        refuse_shuffle_buffers(named, anew)
         options = Options(folder, interval_steps, keep, job)
         self._connected = link_of(options, link)
         self._link = self._connected.link
@@ -114,7 +116,7 @@ class Checkpointer:
         self._restored = True
         if self._step > 0:
             self._prepare()
-        self._standing.restored()
+        self._standing.restored(self._step)
         self._since = time.perf_counter()
         return self._step
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.checkpointer.foreign import Counted
+
 Samples = tuple[tuple[int, int], ...]
 """Positions [start, stop) of the global order, one pair for each batch."""
 
@@ -19,6 +21,8 @@ class Standing:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
+        self._foreign: Counted | None = Counted(objects)
+        """Until a step has ended: what was restored had its first step before."""
         self._optimizing = False
         self._at_step = 0
         for loader in self._loaders.values():
@@ -26,12 +30,17 @@ class Standing:
         self.consumed: Samples | None = None
         """What this rank's share of the last step was; None if the program has no `loader` that tells."""
 
-    def restored(self) -> None:
-        """The state is that of a step that ended in another process."""
+    def restored(self, step: int) -> None:
+        """The state is that of a step that ended in another process; 0: of none."""
+        if step > 0:
+            self._foreign = None
         self._optimizing, self._at_step = False, self._handed_out()
 
     def step_ends(self) -> None:
         """The state is that of the step that ends here. Raises ConfigurationError where its batches are uncertain."""
+        if self._foreign is not None:
+            self._foreign.first_step_ends()
+            self._foreign = None
         told = {name: loader.step_ends() for name, loader in self._loaders.items()}
         self.consumed = told.get("loader")
         self._optimizing, self._at_step = False, self._handed_out()

@@ -1,0 +1,63 @@
+"""Other people's loaders: what is not in their state is refused before there is something to lose."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surefoot.checkpointer.foreign import Counted, refuse_shuffle_buffers
+from surefoot.checkpointer.standing import Standing
+from surefoot.errors import ConfigurationError
+
+
+class BufferShuffledExamplesIterable:
+    """As Hugging Face's is called."""
+
+    def __init__(self, buffer_size: int) -> None:
+        self.ex_iterable, self.buffer_size = object(), buffer_size
+
+
+def stream(buffer_size: int) -> Any:
+    inner = SimpleNamespace(ex_iterables=[SimpleNamespace(), BufferShuffledExamplesIterable(buffer_size)])
+    return SimpleNamespace(base_dataloader=SimpleNamespace(dataset=SimpleNamespace(_ex_iterable=inner)))
+
+
+def test_a_shuffle_buffer_however_deep_is_refused_with_its_size_and_the_ways_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"loader \(SimpleNamespace\) shuffles in a buffer of 10 rows"):
+        refuse_shuffle_buffers({"model": object(), "loader": stream(10)}, ())
+    refuse_shuffle_buffers({"loader": stream(10)}, ("loader",))
+    refuse_shuffle_buffers({"loader": stream(1)}, ())
+
+
+def test_what_contains_itself_is_looked_at_all_the_same() -> None:
+    loop = SimpleNamespace()
+    loop.dataset = loop
+    refuse_shuffle_buffers({"loader": loop}, ())
+
+
+def torchdatas(taken: int, **attributes: Any) -> Any:
+    made = type("StatefulDataLoader", (), {"__module__": "torchdata.stateful_dataloader"})()
+    made._iterator = SimpleNamespace(_num_yielded=taken)
+    vars(made).update(attributes)
+    return made
+
+
+def test_more_batches_than_a_step_is_said_to_use_are_refused_at_the_first_step() -> None:
+    with pytest.raises(ConfigurationError, match=r"2 batches were taken from loader .*loader.batches_per_step = 2"):
+        Standing({"loader": torchdatas(2)}).step_ends()
+    Counted({"loader": torchdatas(1)}).first_step_ends()
+    Counted({"loader": torchdatas(2, batches_per_step=2)}).first_step_ends()
+    with pytest.raises(ConfigurationError, match="3 batches"):
+        Counted({"loader": torchdatas(3, batches_per_step=2)}).first_step_ends()
+
+
+def test_a_program_that_goes_on_had_its_first_step_before() -> None:
+    standing = Standing({"loader": torchdatas(7)})
+    standing.restored(6)
+    standing.step_ends()
+    anew = Standing({"loader": torchdatas(7)})
+    anew.restored(0)
+    with pytest.raises(ConfigurationError):
+        anew.step_ends()
