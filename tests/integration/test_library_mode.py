@@ -138,3 +138,21 @@ def test_what_one_rank_cannot_read_no_rank_restores(tmp_path: Path) -> None:
     assert second["start"] == 2, "the newest before it, on both ranks"
     assert set(second["losses"]) == {3, 4}
     assert max(abs(second["losses"][step] - first["losses"][step]) for step in (3, 4)) < 1e-12
+
+
+def test_steps_whose_loss_is_no_number_push_out_no_checkpoint_of_before(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: Any = {"folder": str(tmp_path), "interval_steps": 1, "keep": 1, "job": "nan"}
+    with Checkpointer(model=model, optimizer=optimizer, **options) as checkpointer:
+        for step in range(1, 7):
+            loss = model(torch.full((1, 2), float("nan") if step > 3 else 1.0)).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            checkpointer.step(loss)
+            assert checkpointer.save_now()
+        checkpointer.close()
+    with closing(PersistentTier(DirectoryStore(tmp_path), "nan")) as tier:
+        kept = {m.save.step: m.suspect for m in tier.manifests()}
+    assert kept == {3: False, 6: True}

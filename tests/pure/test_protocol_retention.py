@@ -14,7 +14,15 @@ from surefoot.protocol.completeness import TierReading, complete, copies_of, wat
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.protocol.records import RankManifest
-from surefoot.protocol.retention import Standing, memory_drops, milestones, outlived, persistent_drops, repairs
+from surefoot.protocol.retention import (
+    Standing,
+    last_good,
+    memory_drops,
+    milestones,
+    outlived,
+    persistent_drops,
+    repairs,
+)
 
 A, B = HolderId("a", "a"), HolderId("b", "b")
 DOMAINS = {A: "a", B: "b"}
@@ -176,3 +184,34 @@ def test_repairs_copy_what_is_there_to_where_it_is_not(one: int, two: int, three
         assert any(m.save == repair.save for m in readings[repair.source])
         assert all(m.save != repair.save for m in readings[repair.target])
         assert sum(any(m.save == repair.save for m in e) for e in readings.values()) < replicas
+
+
+# ---- the last good one ---------------------------------------------------------------------------------------------
+
+STEPS = [Checkpoint(1, step) for step in range(10, 70, 10)]
+
+
+@given(st.integers(0, 63), st.integers(1, 3))
+def test_suspects_push_out_no_last_good_checkpoint_of_either_tier(mask: int, keep: int) -> None:
+    """Whatever steps had a loss that was no number, the newest that had one stays, and nothing else changes."""
+    suspect = {c for bit, c in enumerate(STEPS) if mask >> bit & 1}
+    entries = tuple(replace(manifest(c.epoch, c.step, 0, 1), suspect=c in suspect) for c in STEPS)
+    good = last_good(STEPS, entries)
+    lineage: Lineage = (LineageEntry(1, None, 1),)
+    plain = Standing(lineage, 1, False, None, STEPS[-1], None, None, NONE)
+    held = replace(plain, good=good)
+    kept = {m.save.checkpoint for m in entries} - {s.checkpoint for s in memory_drops(entries, held, keep)}
+    kept_persistent = set(STEPS) - set(persistent_drops(STEPS, STEPS, held, keep))
+    for left in (kept, kept_persistent):
+        assert len(suspect) == len(STEPS) or max(set(STEPS) - suspect) in left
+        assert left == set(STEPS[-keep:]) | ({good} if good is not None else set())
+    if STEPS[-1] not in suspect or len(suspect) == len(STEPS):
+        assert good is None, "a sound run keeps no more than before, and one without a good checkpoint neither"
+
+
+def test_one_rank_that_had_no_number_makes_a_checkpoint_suspect() -> None:
+    entries = [replace(manifest(1, step, r, 2), suspect=(step, r) == (20, 1)) for step in (10, 20) for r in (0, 1)]
+    assert last_good((Checkpoint(1, 10), Checkpoint(1, 20)), entries) == Checkpoint(1, 10)
+    text = entries[-1].to_json()
+    assert RankManifest.from_json(text) == entries[-1]
+    assert "suspect" not in entries[0].to_json()

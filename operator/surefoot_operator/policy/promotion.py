@@ -123,6 +123,7 @@ def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> t
         persistent=floor,
         pinned=pinned,
         bad=bad_of(facts),
+        good=retention.last_good(kept, entries),
     )
     there = {m.save.checkpoint for m in entries}
     also = _kept_longer(facts, spec, {*kept, floor})

@@ -8,6 +8,7 @@ epoch, counts in no copy, loses nothing and is named to nobody.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from surefoot.protocol import retention
 from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
@@ -200,7 +201,12 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     if _seals(facts):
         return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)
-    standing = replace(standing, hopeless=frozenset(h.checkpoint for h in memory.hopeless))
+    entries_of_all = chain.from_iterable(memory.reading.holders.values())
+    standing = replace(
+        standing,
+        hopeless=frozenset(h.checkpoint for h in memory.hopeless),
+        good=retention.last_good(memory.complete, entries_of_all),
+    )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     drops = []
     for holder, entries in sorted(memory.reading.holders.items()):

@@ -131,6 +131,8 @@ class Checkpointer:
             self._stepped = True
             self._program.prove()
             self._prepare()
+        told = _plain(loss)
+        self._tell_of(told)
         held = self._link.held_at(self._step)
         skipped = False
         level = max(self._backoff.level, self._link.level())
@@ -138,7 +140,7 @@ class Checkpointer:
             self._save_for_certain()
         elif self._schedule.due(self._step, level):
             skipped = self._save_if_free(level)
-        self._report(_plain(loss), stall, skipped, level)
+        self._report(told, stall, skipped, level)
         if held:
             self._link.wait_while_held(self._step)
         return self._step
@@ -301,7 +303,6 @@ class Checkpointer:
         return self._saver.staged_step == self._step
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
-        self._tell_of(loss)
         now = time.perf_counter()
         settled = self._saver.settled(self._step)
         self._link.stepped(
@@ -312,6 +313,7 @@ class Checkpointer:
     def _tell_of(self, loss: float | None) -> None:
         """Counts each loss that is no number any more, and says it once: what is saved from there on is of no use."""
         finite = loss is None or math.isfinite(loss)
+        self._program.suspect = not finite
         if not finite:
             metrics.losses_not_finite.inc()
         if self._finite and not finite and self._link.attached.rank == 0:

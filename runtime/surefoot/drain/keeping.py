@@ -13,7 +13,7 @@ from surefoot.errors import SurefootError
 from surefoot.protocol.completeness import Covers, complete_persistent
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, entry_of, newest
-from surefoot.protocol.retention import Standing, persistent_drops
+from surefoot.protocol.retention import Standing, last_good, persistent_drops
 from surefoot.tiers.persistent import PersistentTier
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class Keeper:
             persistent=newest(whole),
             pinned=None,
             bad=frozenset(),
+            good=last_good(whole, found.manifests),
         )
         unsure = self._spared | frozenset(troubles)
         return persistent_drops(whole, found.seen, standing, self._keep, unjudged=unsure)

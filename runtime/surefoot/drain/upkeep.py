@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from surefoot import metrics
 from surefoot.errors import Corrupt, Fenced, ProtocolError, SurefootError
@@ -20,7 +21,7 @@ from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, entry_of
 from surefoot.protocol.records import Layout
-from surefoot.protocol.retention import Standing, memory_drops, outlived
+from surefoot.protocol.retention import Standing, last_good, memory_drops, outlived
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +62,11 @@ def upkeep(clients: Mapping[HolderId, HolderClient], charge: Charge) -> Kept:
     superfluous = outlived(reading.holders, whole)
     if newest_full is None and not superfluous:
         return Kept(None, 0, tuple(problems))
+    good = last_good(whole, chain.from_iterable(reading.holders.values()))
     dropped = 0
     for holder in readings:
         try:
-            dropped += _kept_on(clients[holder], readings[holder], charge, newest_full, superfluous)
+            dropped += _kept_on(clients[holder], readings[holder], charge, newest_full, superfluous, good)
         except Fenced:
             return Kept(newest_full, dropped, tuple(problems), fenced=True)
         except SurefootError as problem:
@@ -93,6 +95,7 @@ def _kept_on(
     charge: Charge,
     newest_full: Checkpoint | None,
     superfluous: frozenset[Checkpoint],
+    good: Checkpoint | None,
 ) -> int:
     entry = entry_of(charge.lineage, charge.epoch)
     standing = Standing(
@@ -105,6 +108,7 @@ def _kept_on(
         pinned=charge.pinned,
         bad=frozenset(),
         outlived=superfluous,
+        good=good,
     )
     if newest_full is not None and index.watermark != newest_full:
         client.set_watermark(newest_full, charge.epoch)

@@ -11,7 +11,7 @@ from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 
-_OBJECTS = re.compile(rb'\{"format":\d+,"values":\{"objects":')
+_OBJECTS = re.compile(rb'\{"format":\d+,"values":\{("suspect":true,)?"objects":')
 """How values begin that say whose state each object's is: found without reading the rest, which may be long."""
 _OBJECTS_BYTES = 1 << 20
 
@@ -24,6 +24,12 @@ def objects_of(values: bytes) -> tuple[tuple[str, str], ...]:
     rest = values[head.end() : head.end() + _OBJECTS_BYTES].decode(errors="replace")
     told, _ = json.JSONDecoder().raw_decode(rest)
     return tuple(sorted((str(name), str(value)) for name, value in told.items()))
+
+
+def is_suspect(values: bytes) -> bool:
+    """Whether a rank's values say that the loss of their step was no number."""
+    head = _OBJECTS.match(values)
+    return head is not None and head[1] is not None
 
 
 def describe(
@@ -48,6 +54,7 @@ def describe(
         values_bytes=len(values),
         saved_at=saved_at,
         objects=objects_of(values),
+        suspect=is_suspect(values),
     )
 
 

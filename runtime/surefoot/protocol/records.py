@@ -165,6 +165,8 @@ class RankManifest:
     objects: tuple[tuple[str, str], ...] = ()
     """Objects beside modules and optimizers, by name: the digest of their values on this rank, or that each rank's are
     its own (`protocol.ties`). Older writers said nothing."""
+    suspect: bool = False
+    """The loss of that step was no number, so these weights may be none: retention keeps the last that are not."""
 
     def to_json(self) -> str:
         """Canonical JSON that carries its own checksum: a flipped byte must not pass for another world or digest."""
@@ -182,6 +184,7 @@ class RankManifest:
             "values": [self.values_digest, self.values_bytes],
             "saved_at": self.saved_at,
             **({"objects": dict(self.objects)} if self.objects else {}),
+            **({"suspect": True} if self.suspect else {}),
         }
         return _canonical({**body, "crc32": crc32(_canonical(body).encode())})
 
@@ -204,6 +207,7 @@ class RankManifest:
                 values_bytes=int(body["values"][1]),
                 saved_at=float(body["saved_at"]),
                 objects=tuple(sorted((str(name), str(value)) for name, value in body.get("objects", {}).items())),
+                suspect=body.get("suspect", False) is True,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise ProtocolError(

@@ -36,6 +36,9 @@ class Standing:
     outlived: frozenset[Checkpoint] = frozenset()
     """Whatever loses a newer complete one loses these as well: see `outlived`."""
 
+    good: Checkpoint | None = None
+    """The last before those whose loss was no number, where there are such (`last_good`): they are newer, not better."""
+
     @property
     def protected_step(self) -> int:
         """Steps below this are superseded; 0 while nothing is protected."""
@@ -63,7 +66,7 @@ def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int)
     gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
     gone |= {c for c in on if c in standing.hopeless}
     gone |= {s.checkpoint for s in saves if s.checkpoint not in on and s.epoch < standing.epoch}
-    gone -= {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
+    gone -= _spared(standing)
     return sorted(s for s in saves if s.checkpoint in gone)
 
 
@@ -92,9 +95,24 @@ def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterabl
     )
 
 
+def _spared(standing: Standing) -> set[Checkpoint]:
+    """The parent and the pinned one, and the last good one before suspects, whatever is newer."""
+    held = {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
+    return held if standing.good is None else held | {standing.good}
+
+
 def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
     """The parent may go once what is protected is newer; the pinned one never."""
     return checkpoint != standing.pinned and standing.protected_step > checkpoint.step
+
+
+def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
+    """Of complete checkpoints of one lineage the newest of which no rank says that its loss was no number; None where
+    none is newer than it, and where all are so."""
+    suspect = {m.save.checkpoint for m in manifests if m.suspect}
+    order = sorted(set(complete), key=lambda c: c.step)
+    good = [c for c in order if c not in suspect]
+    return good[-1] if good and good[-1] != order[-1] else None
 
 
 def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
@@ -128,12 +146,7 @@ def persistent_drops(
     order = sorted(set(complete), key=lambda c: c.step)
     if not order:
         return []
-    stay = (
-        set(order[-max(1, keep) :])
-        | (also & set(order))
-        | unjudged
-        | {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
-    )
+    stay = set(order[-max(1, keep) :]) | (also & set(order)) | unjudged | _spared(standing)
     newest = order[-1]
     return sorted(
         (c for c in set(seen) | set(order) if c not in stay and (c.step < newest.step) and c.epoch <= standing.epoch),

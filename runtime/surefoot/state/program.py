@@ -78,6 +78,8 @@ class Program:
         """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
         rank, world = where
         self._rank, self._world, self._local, self._seed = rank, world, local, seed
+        self.suspect = False
+        """Whether the loss of the last step was no number: what is saved of it says so."""
         self._restoring: list[tuple[Part, Any]] = []
         self._same_world = False
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
@@ -144,6 +146,7 @@ class Program:
         """The blob of plain values of this rank at `step`."""
         parts = self._plain()
         body = {
+            **({"suspect": True} if self.suspect else {}),
             "objects": self._told(parts),  # first: manifests are made from it without reading the rest
             "step": step,
             "world": self._world,
