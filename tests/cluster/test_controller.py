@@ -32,7 +32,8 @@ from cluster.engine import Engine
 from cluster.processes import wait
 from support.fake_agent import hello
 from support.kubernetes_cluster import a_cluster
-from surefoot.protocol.messages import SUBPROTOCOLS, Refused, decode, encode
+from surefoot.protocol.messages import Refused
+from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 from surefoot_operator.controller import certificates
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -14,8 +14,8 @@ from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.protocol.messages import OLDEST, VERSION
 from surefoot.protocol.records import RankManifest
+from surefoot.protocol.wire import OLDEST, VERSION
 
 JOB = "5f0c1f4e-job"
 ACCOUNT = redis_server.account("the-job", "the job's password")

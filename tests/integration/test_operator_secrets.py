@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from support.fake_api import FakeApi, silent
-from surefoot.protocol.messages import SUBPROTOCOLS, Hello, Refused
+from surefoot.protocol.messages import Hello, Refused
+from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller import certificates
 from surefoot_operator.controller.certificates import CA, CERTIFICATE, KEY
 from surefoot_operator.controller.coordinator_tls import CoordinatorTls

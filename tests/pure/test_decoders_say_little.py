@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from surefoot.agent import line
-from surefoot.protocol.messages import decode
 from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.wire import decode
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status_json import status_from_json
 

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol import messages
+from surefoot.protocol import messages, wire
 from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped, decode, decode_versioned, encode
+from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped
 from surefoot.protocol.plain import plain
 from surefoot.protocol.settled import Settled
+from surefoot.protocol.wire import decode, decode_versioned, encode
 
 EVERY_TYPE = (*get_args(messages.FromAgent), *get_args(messages.ToAgent))
 
@@ -39,7 +40,7 @@ def written_out(value: object) -> object:
 def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
     sent = Heartbeat(epoch=2, stopped=2, warm=True, step=7, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
                      settled=Settled(6, (5,), 3))  # fmt: skip
-    assert decode_versioned(encode(sent)) == (sent, messages.VERSION)
+    assert decode_versioned(encode(sent)) == (sent, wire.VERSION)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
         ('{"type":"Stopped","epoch":1}', "version None"),
         ('{"v":true,"type":"Stopped","epoch":1}', "version True"),
         ('{"v":0,"type":"Stopped","epoch":1}', "upgrade the older one"),
-        (f'{{"v":{messages.VERSION + 1},"type":"Stopped","epoch":1}}', "upgrade the older one"),
+        (f'{{"v":{wire.VERSION + 1},"type":"Stopped","epoch":1}}', "upgrade the older one"),
         ('{"v":1,"type":"Stapped","epoch":1}', "'Stapped'"),
         ('{"v":1,"type":["Stopped"],"epoch":1}', "no message"),
         ('{"v":1,"type":"Stopped","epoch":1,"colour":"red"}', "'colour'"),
@@ -78,13 +79,11 @@ def test_a_member_of_a_list_is_named_by_its_place() -> None:
 
 
 def test_this_side_offers_its_versions_newest_first() -> None:
-    assert messages.SUBPROTOCOLS[0] == f"surefoot.v{messages.VERSION}"
-    assert [messages.version_of(name) for name in messages.SUBPROTOCOLS] == list(
-        range(messages.VERSION, messages.OLDEST - 1, -1)
-    )
-    assert messages.version_of(None) is None
-    assert messages.version_of("chat") is None
-    assert messages.version_of("surefoot.v99") is None
+    assert wire.SUBPROTOCOLS[0] == f"surefoot.v{wire.VERSION}"
+    assert [wire.version_of(name) for name in wire.SUBPROTOCOLS] == list(range(wire.VERSION, wire.OLDEST - 1, -1))
+    assert wire.version_of(None) is None
+    assert wire.version_of("chat") is None
+    assert wire.version_of("surefoot.v99") is None
 
 
 # ---- a synthetic version 2, as the next release will be ------------------------------------------------------------

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.logs import PlainFormatter
-from surefoot.protocol.messages import Exited, decode, encode
+from surefoot.protocol.messages import Exited
 from surefoot.protocol.plain import plain
+from surefoot.protocol.wire import decode, encode
 
 
 @pytest.mark.parametrize(

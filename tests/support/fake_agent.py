@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import aiohttp
 
-from surefoot.protocol.messages import SUBPROTOCOLS, FromAgent, Hello, Message, ToAgent, decode, encode, version_of
+from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
+from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 
 M = TypeVar("M")
 DEADLINE_SECONDS = 60.0

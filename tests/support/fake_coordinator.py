@@ -15,19 +15,8 @@ from typing import BinaryIO, TypeVar
 
 from aiohttp import WSMsgType, web
 
-from surefoot.protocol.messages import (
-    SUBPROTOCOLS,
-    Assign,
-    FromAgent,
-    Heartbeat,
-    Hello,
-    Refused,
-    StoreReady,
-    ToAgent,
-    Welcome,
-    decode,
-    encode,
-)
+from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refused, StoreReady, ToAgent, Welcome
+from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 
 T = TypeVar("T")
 DEADLINE = 60.0

@@ -15,7 +15,8 @@ from aiohttp import web
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import ToAgent, encode
+from surefoot.protocol.messages import ToAgent
+from surefoot.protocol.wire import encode
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.speech import Told, unsaid
 

@@ -17,16 +17,8 @@ from typing import get_args
 from aiohttp import WSMsgType, web
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.messages import (
-    OLDEST,
-    SUBPROTOCOLS,
-    FromAgent,
-    Hello,
-    Refused,
-    decode,
-    decode_versioned,
-    version_of,
-)
+from surefoot.protocol.messages import FromAgent, Hello, Refused
+from surefoot.protocol.wire import OLDEST, SUBPROTOCOLS, decode, decode_versioned, version_of
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.gate import Gate

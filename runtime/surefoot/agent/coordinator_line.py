@@ -20,19 +20,8 @@ import aiohttp
 
 from surefoot import metrics
 from surefoot.errors import ProtocolError, SurefootError
-from surefoot.protocol.messages import (
-    SUBPROTOCOLS,
-    FromAgent,
-    Heartbeat,
-    Hello,
-    Notice,
-    Refused,
-    ToAgent,
-    Welcome,
-    decode,
-    encode,
-    version_of,
-)
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
+from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 0.33

@@ -130,6 +130,6 @@ return {'ok'}
 ALL = (PROVISION, SEAL, COMMIT, DROP, MARK, READ, SWEEP)
 
 FORMER = tuple(Script(script.name, script.source.replace(_GUARD, _GUARD_1)) for script in (COMMIT, DROP, MARK))
-"""What agents of older versions call, as long as `messages.OLDEST` lets them in: they know a script by its digest, and a
+"""What agents of older versions call, as long as `wire.OLDEST` lets them in: they know a script by its digest, and a
 holder that restarts behind an upgrade of the operator is given its scripts by that operator. A text that changes comes
 here; a contract test holds which digests each version of the protocol needs."""

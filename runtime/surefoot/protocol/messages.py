@@ -1,28 +1,14 @@
-"""The conversation of agents and coordinator: one frozen dataclass a message, JSON on the wire.
-
-Both sides speak versions N and N−1 (`VERSION`, `OLDEST`). Decoding is strict: an unknown type, a missing or foreign
-field, or an older version is refused by name (`ProtocolError`), never guessed. `encode` and `decode` are the only
-ways in and out.
-
-Which version a line speaks is settled before its first message, as the WebSocket's subprotocol, of which the agent offers
-`SUBPROTOCOLS` and the coordinator picks the newest that it has. A line without one speaks the version of its Hello.
-"""
+"""The conversation of agents and coordinator: one frozen dataclass a message; `wire` says how they travel."""
 
 from __future__ import annotations
 
-import typing
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from surefoot.protocol.codec import Codec, since
+from surefoot.protocol.codec import since
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
-from surefoot.protocol.plain import plain
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
-
-VERSION = 2
-OLDEST = max(1, VERSION - 1)
-"""Oldest version still understood, so that an upgraded operator does not lose running agents."""
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -375,28 +361,3 @@ ToAgent = (
     | LookAtHolders | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent
-
-_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST, plain)
-
-SUBPROTOCOLS = tuple(f"surefoot.v{n}" for n in range(VERSION, OLDEST - 1, -1))
-"""What is offered and picked when the WebSocket opens, the newest first."""
-
-
-def version_of(subprotocol: str | None) -> int | None:
-    """The protocol version that a picked subprotocol means; None if none of ours was picked."""
-    return int(subprotocol.removeprefix("surefoot.v")) if subprotocol in SUBPROTOCOLS else None
-
-
-def encode(message: Message, version: int | None = None) -> str:
-    """One message as JSON text of `version` (None: ours). Raises ProtocolError if that version does not have it."""
-    return _CODEC.encode(message, version)
-
-
-def decode(text: str | bytes) -> Message:
-    """As `decode_versioned`, without the version."""
-    return decode_versioned(text)[0]
-
-
-def decode_versioned(text: str | bytes) -> tuple[Message, int]:
-    """The message in `text` and the version it speaks; raises ProtocolError that names what is foreign about it."""
-    return typing.cast(tuple[Message, int], _CODEC.decode_versioned(text))
