@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from simulator.fabric import Fabric
 
 REFUSED_SECONDS = 2.0
+CALL_LIMIT_SECONDS = 1.0
+"""After which a call of an operator to a holder counts as failed."""
 
 
 class Calls:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from simulator.calls import Calls
+from simulator.calls import CALL_LIMIT_SECONDS, Calls
 from simulator.engine import Line, Process, Refusal, Unavailable
+from simulator.janitor import Janitor
 from simulator.tiers import Holder
 from simulator.views import Connection, Todo, Uploads, Watch
 from surefoot.protocol import messages as said
@@ -24,9 +25,6 @@ from surefoot_operator.policy import errands as errand
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
-
-CALL_LIMIT_SECONDS = 1.0
-SWEEP_SECONDS = 3.0
 
 
 class Operator:
@@ -44,7 +42,6 @@ class Operator:
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
-        self._leftovers: dict[HolderId, set[RankSave]] = {}
         self.listed_at: float | None = None
         """When the persistent tier gave what this operator last took for its listing."""
         self.read_at: dict[HolderId, float] = {}
@@ -52,7 +49,7 @@ class Operator:
         self._again = False
         self._wake_at = float("inf")
         self.engine.after(0.02, self.process, self._tick)
-        self.engine.after(SWEEP_SECONDS, self.process, self._sweep)
+        Janitor(self).begin()
         self.engine.after(0.03, self.process, self.poke)
 
     @property
@@ -382,10 +379,14 @@ class Operator:
 
         self.network.call(self.process, holder.process, lambda: holder.seal(epoch), sealed, CALL_LIMIT_SECONDS)
 
+    def committed_epoch(self) -> int | None:
+        """The epoch that trains, as this operator knows it."""
+        world = self._status.world
+        return world.epoch if world is not None and world.state == "Committed" else None
+
     def due(self, epoch: int, expires: float) -> bool:
         """Whether a drop may still be sent: its epoch is the committed one, and its time is not over."""
-        world = self._status.world
-        return world is not None and (world.epoch, world.state) == (epoch, "Committed") and self.now < expires
+        return self.committed_epoch() == epoch and self.now < expires
 
     def _drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
         """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
@@ -402,26 +403,3 @@ class Operator:
                 self._drop(target, epoch, saves[1:], expires)
 
         self.network.call(self.process, holder.process, lambda: holder.drop(save, epoch), done, CALL_LIMIT_SECONDS)
-
-    # ---- the janitor ------------------------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        """What lies on a holder without an entry, now and at the last look, goes."""
-        self.engine.after(SWEEP_SECONDS, self.process, self._sweep)
-        world = self._status.world
-        if world is None or world.state != "Committed":
-            return
-        for identity, watch in self.watches.items():
-            if watch.state == "Ready" and not watch.busy:
-                self._sweep_one(identity, self.simulation.holders[identity], world.epoch)
-
-    def _sweep_one(self, identity: HolderId, holder: Holder, epoch: int) -> None:
-        def found(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                return
-            again = answer & self._leftovers.get(identity, set())
-            self._leftovers[identity] = answer
-            if again:
-                self.network.call(self.process, holder.process, lambda: holder.sweep(again, epoch), lambda _: None)
-
-        self.network.call(self.process, holder.process, holder.unindexed, found, CALL_LIMIT_SECONDS)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.eyes import Eyes
+from simulator.liveness import Liveness
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
     from simulator.agents import Agent
     from simulator.operators import Operator
     from simulator.world import Simulation
-
-
-LIVELY_SECONDS = 60.0
-"""Longer than a hang's time limit, a holder's return and a worker's start together."""
-
-RECOVERING_SECONDS = 40.0
-"""The same of a claim on machines that are well, which have a complete checkpoint in memory."""
 
 
 class Violation(Exception):
@@ -67,8 +61,8 @@ class Oracle(Watcher):
         """Checkpoints that one holder had parts of at once."""
         self.claimed_at = 0.0
         self.stepped_at = 0.0
-        self._able_since: float | None = None
         self.eyes = Eyes(self)
+        self.liveness = Liveness(self)
         self._read: dict[int, set[HolderId]] = defaultdict(set)
         """Holders that were read for an epoch, whoever led."""
         self.commits = 0
@@ -392,59 +386,6 @@ class Oracle(Watcher):
             if self.ledger[epoch, step] != set(range(self.sizes[epoch])):
                 self.fail(f"step {step} of epoch {epoch} was done by ranks {sorted(self.ledger[epoch, step])} alone")
             step -= 1
-
-    # ---- liveness ---------------------------------------------------------------------------------------------------
-
-    def _struck(self, name: str) -> bool:
-        """Whether something is wrong with that machine, or was a moment ago."""
-        return name != "persistent" and self.disturbed[name] > self.simulation.engine.now - 1.0
-
-    def watch_liveness(self) -> None:
-        """Looks once a second: a world that is possible with what is left trains within LIVELY_SECONDS."""
-        engine = self.simulation.engine
-        self.eyes.tiers()
-        if not self._able():
-            self._able_since = None
-        elif self._able_since is None:
-            self._able_since = engine.now
-        elif engine.now - max(self._able_since, self.stepped_at) > self._patience():
-            status = self.simulation.store.status
-            self.fail(
-                f"no step for {self._patience():.0f} s though {self.simulation.settings.least_workers} workers could train:"
-                f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
-            )
-        engine.after(1.0, engine.environment, self.watch_liveness)
-
-    def _patience(self) -> float:
-        """A listing that decides may take its minute; one that does not decide may not."""
-        simulation = self.simulation
-        status, now = simulation.store.status, simulation.engine.now
-        claimed = status.world is not None and status.world.state == "Claimed"
-        in_memory = self.readable(in_memory=True) if claimed else None
-        if in_memory is not None and not any(map(self._struck, self.disturbed)):
-            return RECOVERING_SECONDS
-        return LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
-
-    def _able(self) -> bool:
-        """Whether an operator and enough workers are well, and see each other and the persistent tier."""
-        simulation, network = self.simulation, self.simulation.network
-        tier = simulation.persistent
-        if not simulation.operators[-1].process.running or (tier is not None and not tier.process.running):
-            return False
-        nodes = simulation.fabric.nodes
-        well = {
-            pod.node
-            for pod in simulation.fabric.pods.values()
-            if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
-            if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
-        }
-        sites = sorted({*well, *(f"{name}/holder" for name in well if name), "operator", "persistent"})
-        if any(not network.reaches(one, other) for one in sites for other in sites if one != other):
-            return False
-        if simulation.store.away or simulation.plan_seconds > 0.1 or (tier is not None and tier.failing()):
-            return False
-        settings = simulation.settings
-        return len(well) >= (settings.workers if settings.tied else settings.least_workers)
 
     def kept(self, tier: Persistent) -> None:
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""

@@ -120,7 +120,7 @@ class Simulation:
         self.fabric = Fabric(self, [f"n{i}" for i in range(self.settings.nodes)])
         self.start_operator()
         faults.schedule(self)
-        self.oracle.watch_liveness()
+        self.oracle.liveness.watch_liveness()
 
     def next_number(self) -> int:
         self._number += 1

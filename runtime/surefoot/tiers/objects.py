@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from surefoot.errors import ChunkMissing
+
 Change = Callable[[bytes | None], bytes | None]
 """What an object is to be, given what it is (None: absent); None leaves it."""
 
@@ -61,3 +63,11 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def read_exactly(store: ObjectStore, path: str, offset: int, length: int) -> bytes:
+    """All of that range; ChunkMissing if the object is shorter."""
+    data = store.read(path, offset, length) if length else b""
+    if len(data) != length:
+        raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")
+    return data

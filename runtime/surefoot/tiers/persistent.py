@@ -28,7 +28,8 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.epochs import EpochRecords
-from surefoot.tiers.objects import ObjectStore
+from surefoot.tiers.names import Names
+from surefoot.tiers.objects import ObjectStore, read_exactly
 from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
 from surefoot.tiers.reading import read_together
 
@@ -53,6 +54,7 @@ class PersistentTier:
         self._store = store
         self._read_only = read_only
         self._job = job
+        self._names = Names(job)
         self.epochs = EpochRecords(store, job)
         self._damaged: tuple[str, ...] = ()
         self._gathered = Gathered()
@@ -63,7 +65,7 @@ class PersistentTier:
 
     def put_layout(self, digest: str, text: str) -> None:
         self._last_layout = (digest, text.encode())
-        self._store.put(self._layout(digest), self._last_layout[1])
+        self._store.put(self._names.layout(digest), self._last_layout[1])
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
         """Of a save whose manifest this connection has read, one chunk is written again at once; others wait for their part."""
@@ -72,13 +74,13 @@ class PersistentTier:
             return
         part = self._gathered.add(save, index, data)
         if part is not None:
-            self._store.put(self._part(save, index // PART_CHUNKS), *part)
+            self._store.put(self._names.part(save, index // PART_CHUNKS), *part)
 
     def put_values(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._named(save, "values"), data)
+        self._store.put(self._names.named(save, "values"), data)
 
     def put_digests(self, save: RankSave, data: bytes) -> None:
-        self._store.put(self._named(save, "digests"), data)
+        self._store.put(self._names.named(save, "digests"), data)
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
         """`writer_epoch` is not looked at: what an old world commits here is ignored, not refused."""
@@ -89,10 +91,10 @@ class PersistentTier:
         wanted = {"digests": manifest.digests_bytes, "values": manifest.values_bytes}
         digest, layout = self._last_layout
         if digest == manifest.layout:
-            self._store.put(self._named(save, "layout"), layout)
+            self._store.put(self._names.named(save, "layout"), layout)
             wanted["layout"] = len(layout)
         wanted |= {part_name(number): length for number, length in enumerate(part_lengths(chunk_lengths))}
-        found = self._store.sizes(self._folder(save))
+        found = self._store.sizes(self._names.folder(save))
         for part, length in wanted.items():
             if found.get(part) != length:
                 raise _not_whole(save, part, found.get(part), length)
@@ -100,7 +102,7 @@ class PersistentTier:
         if there is None or (digest == manifest.layout and there != len(layout)):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
         self._store.make_durable(f"{self._job}/layouts")
-        self._store.make_durable(self._folder(save))
+        self._store.make_durable(self._names.folder(save))
         self._publish(manifest)
         if len(self.committed(save.checkpoint)) >= manifest.world:
             self._tell_whole(save.checkpoint, manifest.world)
@@ -121,11 +123,11 @@ class PersistentTier:
 
     def read_layout(self, digest: str) -> str:
         """The record that all share; where it is damaged or gone, the copy beside a rank save that has this layout."""
-        text, problem = self._layout_at(self._layout(digest), digest)
+        text, problem = self._layout_at(self._names.layout(digest), digest)
         if problem is None:
             return text
         for save in self._that_may_have(digest):
-            other, trouble = self._layout_at(self._named(save, "layout"), digest)
+            other, trouble = self._layout_at(self._names.named(save, "layout"), digest)
             if trouble is None:
                 metrics.fallbacks.labels("layout_copy").inc()
                 log.warning("%s; the copy beside %s is good, and is read", problem, save)
@@ -144,7 +146,7 @@ class PersistentTier:
         if self._read_only:
             return
         try:
-            self._store.put(self._layout(digest), text.encode())
+            self._store.put(self._names.layout(digest), text.encode())
         except TierError as problem:
             log.warning("layout %s could not be written again: %s; the next save does it", digest, problem)
 
@@ -164,10 +166,10 @@ class PersistentTier:
         return raw.decode(errors="replace"), trouble
 
     def read_values(self, save: RankSave) -> bytes:
-        return self._store.read(self._named(save, "values"))
+        return self._store.read(self._names.named(save, "values"))
 
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
-        return self._exactly(self._named(save, "digests"), offset, length)
+        return read_exactly(self._store, self._names.named(save, "digests"), offset, length)
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
         place = self._cut(save).chunk(index)
@@ -176,15 +178,15 @@ class PersistentTier:
         part, start, size = place
         if offset + length > size:
             raise ChunkMissing(f"chunk {index} of {save} has {size} bytes, not {length} from {offset}")
-        return self._exactly(self._part(save, part), start + offset, length)
+        return read_exactly(self._store, self._names.part(save, part), start + offset, length)
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         """Manifest first, durably, then everything beside it."""
         self._layout_of.pop(save, None)
-        self._store.remove(self._list(save.checkpoint))
-        self._store.remove(self._manifest(save))
-        self._store.make_durable(self._of_checkpoint(save.checkpoint))
-        self._store.remove_folder(self._folder(save))
+        self._store.remove(self._names.manifest_list(save.checkpoint))
+        self._store.remove(self._names.manifest(save))
+        self._store.make_durable(self._names.checkpoint(save.checkpoint))
+        self._store.remove_folder(self._names.folder(save))
 
     def close(self) -> None:
         self._store.close()
@@ -208,7 +210,7 @@ class PersistentTier:
         not there, or not true any more. Whether it is on a lineage, and covers everything, is for the reader to say.
         """
         try:
-            told = newest.read(self._store.read(self._newest()))
+            told = newest.read(self._store.read(self._names.newest()))
         except ChunkMissing:
             told = None
         if told is not None:
@@ -226,18 +228,18 @@ class PersistentTier:
     def had_newest(self) -> bool:
         """Whether some checkpoint was once complete here, as the record of the newest one says."""
         try:
-            return newest.read(self._store.read(self._newest())) is not None
+            return newest.read(self._store.read(self._names.newest())) is not None
         except ChunkMissing:
             return False
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
-        self._store.remove(self._list(checkpoint))
+        self._store.remove(self._names.manifest_list(checkpoint))
         for save in self.committed(checkpoint):
             self._layout_of.pop(save, None)
-            self._store.remove(self._manifest(save))
-        self._store.make_durable(self._of_checkpoint(checkpoint))
-        self._store.remove_folder(self._of_checkpoint(checkpoint))
+            self._store.remove(self._names.manifest(save))
+        self._store.make_durable(self._names.checkpoint(checkpoint))
+        self._store.remove_folder(self._names.checkpoint(checkpoint))
 
     def remove_all(self) -> None:
         """Everything of the job, whatever it is. For a job that is gone; checkpoints should be dropped first."""
@@ -268,7 +270,7 @@ class PersistentTier:
     def read_manifest(self, save: RankSave) -> RankManifest:
         """One manifest. Raises ChunkMissing where it is not there, Corrupt with the file and the cause where it cannot
         be read, TierUnavailable where the tier does not say."""
-        path = self._manifest(save)
+        path = self._names.manifest(save)
         try:
             manifest = RankManifest.from_json(self._store.read(path))
         except ProtocolError as error:
@@ -280,11 +282,11 @@ class PersistentTier:
 
     def kept(self, save: RankSave) -> dict[int, int]:
         """Parts that are here, with their bytes: each was written in one piece."""
-        sizes = self._store.sizes(self._folder(save))
+        sizes = self._store.sizes(self._names.folder(save))
         return {int(m[1]): size for name, size in sizes.items() if (m := _PART.fullmatch(name))}
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
-        there = self._store.checksum(self._part(save, part))
+        there = self._store.checksum(self._names.part(save, part))
         if there is None:
             metrics.fallbacks.labels("part_without_checksum").inc()
             return False
@@ -294,7 +296,7 @@ class PersistentTier:
         return there == wanted
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
-        self._store.put(self._part(save, part), *chunks)
+        self._store.put(self._names.part(save, part), *chunks)
 
     # ---- how --------------------------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class PersistentTier:
         for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
             if waiting.get(index) != chunk_lengths[index]:
                 raise _not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
-        self._store.put(self._part(save, part), *self._gathered.take(save))
+        self._store.put(self._names.part(save, part), *self._gathered.take(save))
 
     def _mend(self, save: RankSave, index: int, data: memoryview) -> None:
         """Writes one chunk of a committed save again, into its part; where that is gone, zeros stand for its neighbours."""
@@ -316,9 +318,9 @@ class PersistentTier:
         if place is None or place[2] != len(data):
             raise TierError(f"{save} is already in the persistent tier, with other bytes; it stays as it is")
         part, start, size = place
-        path, length = self._part(save, part), cut.part_bytes(part)
+        path, length = self._names.part(save, part), cut.part_bytes(part)
         try:
-            whole = bytearray(self._exactly(path, 0, length))
+            whole = bytearray(read_exactly(self._store, path, 0, length))
         except ChunkMissing:
             whole = bytearray(length)
         whole[start : start + size] = data
@@ -339,13 +341,13 @@ class PersistentTier:
 
     def _tell_whole(self, checkpoint: Checkpoint, world: int) -> None:
         """Leaves the records of a checkpoint that has all its ranks; of several that came last at once each sees all."""
-        self._store.change(self._newest(), lambda before: newest.grown(before, checkpoint, world))
+        self._store.change(self._names.newest(), lambda before: newest.grown(before, checkpoint, world))
         if world < manifest_lists.LEAST_RANKS:
             return
         try:
             found, _ = self._read_all((checkpoint,))
             if len(found) == world:
-                self._store.put(self._list(checkpoint), manifest_lists.text_of(found))
+                self._store.put(self._names.manifest_list(checkpoint), manifest_lists.text_of(found))
         except TierError as problem:
             metrics.fallbacks.labels("manifest_list_unwritten").inc()
             log.warning(
@@ -355,7 +357,7 @@ class PersistentTier:
     def _listed(self, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
         """What its list tells; nothing where it is gone, damaged or silent: then each manifest is read itself."""
         try:
-            return manifest_lists.read(self._store.read(self._list(checkpoint)), checkpoint)
+            return manifest_lists.read(self._store.read(self._names.manifest_list(checkpoint)), checkpoint)
         except ChunkMissing:
             return {}
         except (TierError, ProtocolError) as problem:
@@ -365,7 +367,7 @@ class PersistentTier:
 
     def _committed(self, checkpoint: Checkpoint) -> tuple[dict[RankSave, int], bool]:
         """Bytes of each manifest that lies there, and whether their list does."""
-        names = self._store.sizes(self._of_checkpoint(checkpoint))
+        names = self._store.sizes(self._names.checkpoint(checkpoint))
         matches = {name: _MANIFEST.fullmatch(name) for name in names}
         sizes = {
             RankSave(checkpoint.epoch, checkpoint.step, int(m[1])): names[name] for name, m in matches.items() if m
@@ -373,14 +375,14 @@ class PersistentTier:
         return sizes, manifest_lists.NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
-        path, text = self._manifest(manifest.save), manifest.to_json().encode()
+        path, text = self._names.manifest(manifest.save), manifest.to_json().encode()
         if self._store.create(path, text):
             return
         try:
             there = self.read_manifest(manifest.save)
         except Corrupt:
             self._store.put(path, text)  # it was damaged, and this is the same save
-            self._store.make_durable(self._of_checkpoint(manifest.save.checkpoint))
+            self._store.make_durable(self._names.checkpoint(manifest.save.checkpoint))
             return
         if not there.same_bytes_as(manifest):
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
@@ -401,36 +403,6 @@ class PersistentTier:
             return None
         except Corrupt as damaged:
             return damaged
-
-    def _exactly(self, path: str, offset: int, length: int) -> bytes:
-        data = self._store.read(path, offset, length) if length else b""
-        if len(data) != length:
-            raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")
-        return data
-
-    def _of_checkpoint(self, checkpoint: Checkpoint) -> str:
-        return f"{self._job}/{checkpoint.step}-{checkpoint.epoch}"
-
-    def _list(self, checkpoint: Checkpoint) -> str:
-        return f"{self._of_checkpoint(checkpoint)}/{manifest_lists.NAME}"
-
-    def _folder(self, save: RankSave) -> str:
-        return f"{self._of_checkpoint(save.checkpoint)}/rank-{save.rank}"
-
-    def _manifest(self, save: RankSave) -> str:
-        return f"{self._folder(save)}.json"
-
-    def _named(self, save: RankSave, name: str) -> str:
-        return f"{self._folder(save)}/{name}"
-
-    def _part(self, save: RankSave, part: int) -> str:
-        return self._named(save, part_name(part))
-
-    def _layout(self, digest: str) -> str:
-        return f"{self._job}/layouts/{digest}.json"
-
-    def _newest(self) -> str:
-        return f"{self._job}/newest.json"
 
 
 def _not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:

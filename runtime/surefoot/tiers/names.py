@@ -1,0 +1,43 @@
+"""Where each record of a job lies in an object store. PURE: names alone.
+
+Two places that make up a name by themselves come apart one day, and what one of them wrote nobody finds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.tiers import manifest_lists
+from surefoot.tiers.parts import part_name
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of one job's objects; `job` is its folder."""
+
+    job: str
+
+    def checkpoint(self, checkpoint: Checkpoint) -> str:
+        return f"{self.job}/{checkpoint.step}-{checkpoint.epoch}"
+
+    def manifest_list(self, checkpoint: Checkpoint) -> str:
+        return f"{self.checkpoint(checkpoint)}/{manifest_lists.NAME}"
+
+    def folder(self, save: RankSave) -> str:
+        return f"{self.checkpoint(save.checkpoint)}/rank-{save.rank}"
+
+    def manifest(self, save: RankSave) -> str:
+        return f"{self.folder(save)}.json"
+
+    def named(self, save: RankSave, name: str) -> str:
+        return f"{self.folder(save)}/{name}"
+
+    def part(self, save: RankSave, part: int) -> str:
+        return self.named(save, part_name(part))
+
+    def layout(self, digest: str) -> str:
+        return f"{self.job}/layouts/{digest}.json"
+
+    def newest(self) -> str:
+        return f"{self.job}/newest.json"

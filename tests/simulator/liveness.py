@@ -1,0 +1,76 @@
+"""Whether a job trains whenever it could: a world that stands for no reason is a fault like a lost sample.
+
+Judges by the modelled machines and links alone, never by what an operator believes of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator.oracle import Oracle
+
+LIVELY_SECONDS = 60.0
+"""Longer than a hang's time limit, a holder's return and a worker's start together."""
+
+RECOVERING_SECONDS = 40.0
+"""The same of a claim on machines that are well, which have a complete checkpoint in memory."""
+
+
+class Liveness:
+    """Of one simulated job; `oracle` is told what it finds."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._able_since: float | None = None
+
+    def _struck(self, name: str) -> bool:
+        """Whether something is wrong with that machine, or was a moment ago."""
+        return name != "persistent" and self._oracle.disturbed[name] > self._oracle.simulation.engine.now - 1.0
+
+    def watch_liveness(self) -> None:
+        """Looks once a second: a world that is possible with what is left trains within LIVELY_SECONDS."""
+        engine = self._oracle.simulation.engine
+        self._oracle.eyes.tiers()
+        if not self._able():
+            self._able_since = None
+        elif self._able_since is None:
+            self._able_since = engine.now
+        elif engine.now - max(self._able_since, self._oracle.stepped_at) > self._patience():
+            status = self._oracle.simulation.store.status
+            self._oracle.fail(
+                f"no step for {self._patience():.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
+                f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
+            )
+        engine.after(1.0, engine.environment, self.watch_liveness)
+
+    def _patience(self) -> float:
+        """A listing that decides may take its minute; one that does not decide may not."""
+        simulation = self._oracle.simulation
+        status, now = simulation.store.status, simulation.engine.now
+        claimed = status.world is not None and status.world.state == "Claimed"
+        in_memory = self._oracle.readable(in_memory=True) if claimed else None
+        if in_memory is not None and not any(map(self._struck, self._oracle.disturbed)):
+            return RECOVERING_SECONDS
+        return LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
+
+    def _able(self) -> bool:
+        """Whether an operator and enough workers are well, and see each other and the persistent tier."""
+        simulation, network = self._oracle.simulation, self._oracle.simulation.network
+        tier = simulation.persistent
+        if not simulation.operators[-1].process.running or (tier is not None and not tier.process.running):
+            return False
+        nodes = simulation.fabric.nodes
+        well = {
+            pod.node
+            for pod in simulation.fabric.pods.values()
+            if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
+            if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
+        }
+        sites = sorted({*well, *(f"{name}/holder" for name in well if name), "operator", "persistent"})
+        if any(not network.reaches(one, other) for one in sites for other in sites if one != other):
+            return False
+        if simulation.store.away or simulation.plan_seconds > 0.1 or (tier is not None and tier.failing()):
+            return False
+        settings = simulation.settings
+        return len(well) >= (settings.workers if settings.tied else settings.least_workers)
