@@ -67,7 +67,7 @@ def schema() -> dict[str, Any]:
 @functools.cache
 def valid_documents() -> tuple[dict[str, Any], ...]:
     examples = [*sorted((PROJECT / "examples").glob("**/*.yaml"))]
-    found = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in examples]
+    found = [d for path in examples for d in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
     return (WHOLE, *(body for body in found if isinstance(body, dict) and body.get("kind") == "TrainingJob"))
 
 

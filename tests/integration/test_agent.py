@@ -98,9 +98,14 @@ async def crew(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Crew]:
     server = FakeCoordinator()
     await server.start()
     began = time.monotonic()
-    values = {"FAULTS": str(folder), "SUREFOOT_STEP_TIMEOUT_SECONDS": "4"}
     command = ("python", TRAINER, "100000", "0.01")
-    agents = [await start_agent(server, folder, index, command, **values) for index in (0, 1)]
+    # worker 0 finds a hang first, always: two timers of one length would run out in either order
+    agents = [
+        await start_agent(
+            server, folder, index, command, FAULTS=str(folder), SUREFOOT_STEP_TIMEOUT_SECONDS=str(4 + 2 * index)
+        )
+        for index in (0, 1)
+    ]
     await server.warm(0, 1)
     print(f"both agents warm after {time.monotonic() - began:.2f} s")
     yield Crew(server, agents, folder)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.asked_chores import answers
 from surefoot.agent import chores
-from surefoot.agent.chores import Chores, Places
 from surefoot.drain.survey import survey
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import OlderJob, RankSave
-from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
+from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.settings import JobSettings, PersistentSettings, job_settings
 from surefoot.tiers import PersistentTier, open_persistent
 
@@ -36,27 +35,6 @@ def save(job: JobSettings, ranks: range, folder: str = "job-1") -> str:
         tier.commit(describe(RankSave(1, 10, rank), 4, "abc", stream, (b"", b"values"), 1.0), 1, ())
     tier.close()
     return stream.digest
-
-
-def answers(job: JobSettings, *requests: ListPersistent) -> list[FromAgent]:
-    """One agent's, to all of them."""
-
-    async def ask() -> list[FromAgent]:
-        told: asyncio.Queue[FromAgent] = asyncio.Queue()
-        work = Chores(job, Places(lambda holder: pytest.fail(str(holder)), tuple), told.put_nowait)
-        task = asyncio.create_task(work.run())
-        found = []
-        for request in requests:
-            work.ask(request)
-            while True:
-                found.append(await asyncio.wait_for(told.get(), 30))
-                if not (isinstance(found[-1], Listing) and found[-1].more):
-                    break
-        task.cancel()
-        await work.close()
-        return found
-
-    return asyncio.run(ask())
 
 
 def test_layouts_come_as_far_as_they_are_asked_for(job: JobSettings) -> None:

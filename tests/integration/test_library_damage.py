@@ -10,18 +10,20 @@ import logging
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import surefoot
-from surefoot.agent import chores
+from support.asked_chores import answers
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.protocol.records import RankManifest
+from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers.directory import DirectoryStore
-from surefoot.tiers.persistent import PersistentTier
 
 Damage = Callable[[Path], None]
 STEPS = (10, 20, 35)
@@ -257,28 +259,28 @@ def test_another_program_in_the_folder_is_told_whose_it_is(
     assert "job= or a folder=" in told
 
 
+def listings(folder: Path, *requests: ListPersistent) -> list[Listing]:
+    """What an agent of the job answers."""
+    persistent = PersistentSettings(uri=folder.as_uri())
+    job = replace(job_settings({"SUREFOOT_JOB_UID": "default"}), persistent=persistent)
+    return [answer for answer in answers(job, *requests) if isinstance(answer, Listing)]
+
+
 def test_an_agents_listing_leaves_out_one_damaged_manifest_and_names_it(folder: Path) -> None:
     flipped("35-1/rank-0.json")(folder / "default")
-    (listing,) = chores._list(PersistentTier(DirectoryStore(folder), "default"), 7, frozenset())
+    listing, again = listings(folder, ListPersistent(7), ListPersistent(8, layouts=()))
     assert (listing.request, listing.error, listing.more) == (7, None, False)
     assert [RankManifest.from_json(text).save.step for text in listing.manifests] == [10, 20]
     assert len(listing.layouts) == 1
     (left_out,) = listing.left_out
     assert (left_out.checkpoint, left_out.silent) == (Checkpoint(1, 35), False)
     assert "35-1/rank-0.json" in left_out.why
-    (again,) = chores._list(PersistentTier(DirectoryStore(folder), "default"), 8, frozenset(listing.layouts))
-    assert again.layouts == {}, "what is known is not sent again"
+    assert (again.manifests, again.layouts) == (listing.manifests, {})
+    assert again.left_out == listing.left_out, "what was remembered is no less damaged"
 
 
 def test_an_agents_listing_names_a_layout_that_is_lost_and_keeps_all_else(folder: Path) -> None:
     removed("layouts/*.json", "*-1/rank-0/layout")(folder / "default")
-    (listing,) = chores._list(PersistentTier(DirectoryStore(folder), "default"), 7, frozenset())
+    (listing,) = listings(folder, ListPersistent(7))
     assert (listing.error, len(listing.manifests), listing.layouts) == (None, 3, {})
     assert [one.digest for one in listing.left_out] == [RankManifest.from_json(listing.manifests[0]).layout]
-
-
-def test_a_listing_comes_in_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chores, "PAGE_BYTES", 1)
-    pages = chores._list(PersistentTier(DirectoryStore(folder), "default"), 7, frozenset())
-    assert [(page.page, page.more) for page in pages] == [(0, True), (1, True), (2, True), (3, False)]
-    assert [len(page.manifests) + len(page.layouts) for page in pages] == [1, 1, 1, 1]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from surefoot.protocol.identities import Checkpoint
+
 if TYPE_CHECKING:
     from simulator.oracle import Oracle
 
@@ -49,7 +51,7 @@ class Liveness:
         simulation = self._oracle.simulation
         status, now = simulation.store.status, simulation.engine.now
         claimed = status.world is not None and status.world.state == "Claimed"
-        in_memory = self._oracle.readable(in_memory=True) if claimed else None
+        in_memory = self.readable(in_memory=True) if claimed else None
         if in_memory is not None and not any(map(self._struck, self._oracle.disturbed)):
             return RECOVERING_SECONDS
         return LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
@@ -74,3 +76,24 @@ class Liveness:
             return False
         settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
+
+    def readable(self, in_memory: bool = False) -> Checkpoint | None:
+        """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
+        tier = None if in_memory else self._oracle.simulation.persistent
+        for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
+            if checkpoint in self._oracle.simulation.store.status.bad or not self._oracle.on_path(
+                checkpoint, self._oracle.base
+            ):
+                continue
+            if all(
+                any(
+                    h.process.alive
+                    and h.holds(s)
+                    and self._oracle.disturbed.get(h.id.node, 0.0) < self._oracle.claimed_at
+                    for h in self._oracle.ever[s]
+                )
+                or (tier is not None and tier.holds(s))
+                for s in self._oracle.saves_of(checkpoint)
+            ):
+                return checkpoint
+        return None

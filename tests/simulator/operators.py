@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.calls import CALL_LIMIT_SECONDS, Calls
+from simulator.dropping import Dropping
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.janitor import Janitor
 from simulator.tiers import Holder
 from simulator.views import Connection, Todo, Uploads, Watch
 from surefoot.protocol import messages as said
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
@@ -50,6 +51,7 @@ class Operator:
         self._wake_at = float("inf")
         self.engine.after(0.02, self.process, self._tick)
         Janitor(self).begin()
+        self._dropping = Dropping(self)
         self.engine.after(0.03, self.process, self.poke)
 
     @property
@@ -249,7 +251,7 @@ class Operator:
             case act.SealHolder(holder, epoch):
                 self._seal(holder, epoch)
             case errand.DropSaves(holder, epoch, saves, expires):
-                self._drop(holder, epoch, list(saves), expires)
+                self._dropping.drop(holder, epoch, list(saves), expires)
             case act.CleanMemory():
                 self.simulation.cleaned = True
             case _:
@@ -383,23 +385,3 @@ class Operator:
         """The epoch that trains, as this operator knows it."""
         world = self._status.world
         return world.epoch if world is not None and world.state == "Committed" else None
-
-    def due(self, epoch: int, expires: float) -> bool:
-        """Whether a drop may still be sent: its epoch is the committed one, and its time is not over."""
-        return self.committed_epoch() == epoch and self.now < expires
-
-    def _drop(self, target: HolderId, epoch: int, saves: list[RankSave], expires: float) -> None:
-        """One save after another; each is sent only while it is due, and arrives whenever it arrives."""
-        watch = self.watches.get(target)
-        if not saves or not self.due(epoch, expires) or watch is None or watch.state != "Ready" or watch.dropping:
-            return
-        watch.dropping = True
-        holder, save = self.simulation.holders[target], saves[0]
-
-        def done(answer: Any) -> None:
-            watch.dropping = False
-            if not isinstance(answer, Unavailable | Refusal):
-                watch.entries = tuple(m for m in watch.entries if m.save != save)
-                self._drop(target, epoch, saves[1:], expires)
-
-        self.network.call(self.process, holder.process, lambda: holder.drop(save, epoch), done, CALL_LIMIT_SECONDS)

@@ -393,20 +393,3 @@ class Oracle(Watcher):
         whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
         if whole and not any(all(tier.holds(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")
-
-    def readable(self, in_memory: bool = False) -> Checkpoint | None:
-        """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
-        tier = None if in_memory else self.simulation.persistent
-        for checkpoint in sorted(self.states, key=lambda c: -c.step):
-            if checkpoint in self.simulation.store.status.bad or not self.on_path(checkpoint, self.base):
-                continue
-            if all(
-                any(
-                    h.process.alive and h.holds(s) and self.disturbed.get(h.id.node, 0.0) < self.claimed_at
-                    for h in self.ever[s]
-                )
-                or (tier is not None and tier.holds(s))
-                for s in self.saves_of(checkpoint)
-            ):
-                return checkpoint
-        return None

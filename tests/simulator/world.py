@@ -189,7 +189,7 @@ class Simulation:
             if self.persistent is not None:
                 self.oracle.kept(self.persistent)
         elif status.phase == "Failed":
-            newest = self.oracle.readable()
+            newest = self.oracle.liveness.readable()
             if newest is not None or not status.recorded:
                 self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
         else:

@@ -5,11 +5,34 @@ Two places that make up a name by themselves come apart one day, and what one of
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import manifest_lists
 from surefoot.tiers.parts import part_name
+
+_CHECKPOINT = re.compile(r"(\d+)-(\d+)")
+_MANIFEST = re.compile(r"rank-(\d+)\.json")
+_PART = re.compile(r"p(\d{4,})")
+
+
+def checkpoint_of(folder: str) -> Checkpoint | None:
+    """The checkpoint whose folder bears that name; None for any other folder."""
+    found = _CHECKPOINT.fullmatch(folder)
+    return Checkpoint(epoch=int(found[2]), step=int(found[1])) if found else None
+
+
+def rank_of(manifest: str) -> int | None:
+    """The rank whose manifest bears that name; None for any other name."""
+    found = _MANIFEST.fullmatch(manifest)
+    return int(found[1]) if found else None
+
+
+def part_of(name: str) -> int | None:
+    """The number of the part of that name; None for any other name."""
+    found = _PART.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from surefoot.errors import ChunkMissing
 from surefoot.protocol.identities import RankSave
 
 PART_CHUNKS = 4
@@ -74,3 +75,9 @@ class Gathered:
         """What waits, in order; nothing of this save waits any more."""
         waiting = self._of.pop(save, {})
         return [waiting[index] for index in sorted(waiting)]
+
+
+def not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
+    """Why a save cannot be committed, as an error to raise."""
+    has = "no" if found is None else found
+    return ChunkMissing(f"{save} cannot be committed: {what} has {has} bytes, not {wanted}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
@@ -28,14 +27,11 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.epochs import EpochRecords
-from surefoot.tiers.names import Names
+from surefoot.tiers.names import Names, checkpoint_of, part_of, rank_of
 from surefoot.tiers.objects import ObjectStore, read_exactly
-from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths, part_name
+from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, not_whole, part_lengths, part_name
 from surefoot.tiers.reading import read_together
 
-_CHECKPOINT = re.compile(r"(\d+)-(\d+)")
-_MANIFEST = re.compile(r"rank-(\d+)\.json")
-_PART = re.compile(r"p(\d{4,})")
 _LAYOUT_COPIES = 3
 """Rank saves whose own copy of a layout record is looked at, where the shared one is not good."""
 
@@ -97,7 +93,7 @@ class PersistentTier:
         found = self._store.sizes(self._names.folder(save))
         for part, length in wanted.items():
             if found.get(part) != length:
-                raise _not_whole(save, part, found.get(part), length)
+                raise not_whole(save, part, found.get(part), length)
         there = self._store.sizes(f"{self._job}/layouts").get(f"{manifest.layout}.json")
         if there is None or (digest == manifest.layout and there != len(layout)):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
@@ -200,8 +196,7 @@ class PersistentTier:
 
     def seen(self) -> tuple[Checkpoint, ...]:
         """Every checkpoint of which anything is here, complete or not."""
-        matches = [_CHECKPOINT.fullmatch(name) for name in self._store.folders(self._job)]
-        return tuple(sorted(Checkpoint(epoch=int(m[2]), step=int(m[1])) for m in matches if m))
+        return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
 
     def newest(self) -> tuple[RankManifest, ...]:
         """Manifests of the newest checkpoint of which every rank's is here; none if there is no such checkpoint.
@@ -283,7 +278,7 @@ class PersistentTier:
     def kept(self, save: RankSave) -> dict[int, int]:
         """Parts that are here, with their bytes: each was written in one piece."""
         sizes = self._store.sizes(self._names.folder(save))
-        return {int(m[1]): size for name, size in sizes.items() if (m := _PART.fullmatch(name))}
+        return {part: size for name, size in sizes.items() if (part := part_of(name)) is not None}
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
         there = self._store.checksum(self._names.part(save, part))
@@ -308,7 +303,7 @@ class PersistentTier:
         part = min(waiting) // PART_CHUNKS
         for index in range(part * PART_CHUNKS, min(len(chunk_lengths), (part + 1) * PART_CHUNKS)):
             if waiting.get(index) != chunk_lengths[index]:
-                raise _not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
+                raise not_whole(save, f"chunk {index}", waiting.get(index), chunk_lengths[index])
         self._store.put(self._names.part(save, part), *self._gathered.take(save))
 
     def _mend(self, save: RankSave, index: int, data: memoryview) -> None:
@@ -368,10 +363,8 @@ class PersistentTier:
     def _committed(self, checkpoint: Checkpoint) -> tuple[dict[RankSave, int], bool]:
         """Bytes of each manifest that lies there, and whether their list does."""
         names = self._store.sizes(self._names.checkpoint(checkpoint))
-        matches = {name: _MANIFEST.fullmatch(name) for name in names}
-        sizes = {
-            RankSave(checkpoint.epoch, checkpoint.step, int(m[1])): names[name] for name, m in matches.items() if m
-        }
+        ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
+        sizes = {RankSave(checkpoint.epoch, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
         return sizes, manifest_lists.NAME in names
 
     def _publish(self, manifest: RankManifest) -> None:
@@ -403,8 +396,3 @@ class PersistentTier:
             return None
         except Corrupt as damaged:
             return damaged
-
-
-def _not_whole(save: RankSave, what: str, found: int | None, wanted: int) -> ChunkMissing:
-    has = "no" if found is None else found
-    return ChunkMissing(f"{save} cannot be committed: {what} has {has} bytes, not {wanted}")
