@@ -28,8 +28,8 @@ process with other random weights, that restores and trains to the end. `resized
   could not be run here is refused too, with the reason.
 * **wrong**: everything else. There is none.
 
-Not in the tables, as no library but theirs can see it: what lay in a shuffle buffer of a Hugging Face streaming data set is
-not in its state, and is lost with the process. Shuffle its shards, or shuffle before it is streamed.
+Not in the tables, as nobody but the program can see it: a loader that is neither ours nor torchdata's, behind a prefetcher,
+counts the batches that wait there as consumed. Give such a loader to `Checkpointer` without one ([loaders](loaders.md)).
 """
 
 
