@@ -58,7 +58,7 @@ def test_by_itself_it_says_where_its_checkpoints_are_and_goes_on_from_them(folde
     assert first.count("checkpoints go to surefoot-checkpoints/train;") == 1
     # the same checkpoints, on two ranks: said once, and all steps are done
     again = run(block("sh", "torchrun --nproc"), folder)
-    assert again.count("goes on from step 200\n") == 2
+    assert again.count("goes on from step 200") == 2  # two ranks write to one pipe: lines may run into each other
     assert again.count("checkpoints go to") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,5 +79,5 @@ def test_a_drained_node_costs_no_step(tmp_path: Path, elastic: tuple[int, int] |
     assert {incident["kind"] for incident in report["incidents"]} == {"planned"}
     assert sum(incident["steps_lost"] for incident in report["incidents"]) == 0
     (left,) = [incident for incident in report["incidents"] if incident["fault"]]
-    assert "worker 1 is being deleted (node node-1 is drained)" in left["reason"]
+    assert re.search(r"worker \d is being deleted \(node node-1 is drained\)", left["reason"])  # whichever runs there
     assert left["world_after"] == (3 if elastic is None else 2)

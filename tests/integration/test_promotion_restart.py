@@ -132,7 +132,7 @@ def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> N
     assert job.promote(DIES_AT).returncode == -signal.SIGKILL
     tier = job.tier()
     kept = tier.kept(SAVE)
-    path, size = tier._part(SAVE, min(kept)), kept[min(kept)]
+    path, size = tier._names.part(SAVE, min(kept)), kept[min(kept)]
     tier._store.put(path, bytes(size))
     parts = -(-len(job.stream.layout.chunk_starts) // PersistentTier.together)
     assert job.finished()["requests"]["PutObject"] == parts - len(kept) + 1 + len(OTHERS)
