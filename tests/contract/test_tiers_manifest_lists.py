@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from support import s3_server
 from surefoot import metrics
 from surefoot.drain.survey import survey
 from surefoot.errors import TierUnavailable
@@ -16,30 +13,13 @@ from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.settings import PersistentSettings
-from surefoot.tiers import PersistentTier, open_persistent
+from surefoot.tiers import PersistentTier
 from surefoot.tools.progress import Progress
 from surefoot.tools.verify import describe as describe_checkpoint
 
 WORLD = 12
 WHOLE = Checkpoint(1, 10)
 LIST = "job-1/10-1/manifests.jsonl"
-
-
-@pytest.fixture(params=["directory", "s3"])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
-    if request.param == "directory":
-        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
-        return
-    with s3_server.running(tmp_path) as server:
-        yield server.settings()
-
-
-@pytest.fixture
-def tier(settings: PersistentSettings) -> Iterator[PersistentTier]:
-    opened = open_persistent(settings, "job-1")
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -28,22 +28,6 @@ from surefoot.tiers import PersistentTier, directory, open_persistent
 from surefoot.tiers.bodies import Body
 
 
-@pytest.fixture(params=["directory", "s3"])
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
-    if request.param == "directory":
-        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
-        return
-    with s3_server.running(tmp_path) as server:
-        yield server.settings()
-
-
-@pytest.fixture
-def tier(settings: PersistentSettings) -> Iterator[PersistentTier]:
-    opened = open_persistent(settings, "job-1")
-    yield opened
-    opened.close()
-
-
 def save_one(tier: PersistentTier, save: RankSave) -> RankManifest:
     stream = Stream(build_layout([]))
     tier.put_layout(stream.digest, stream.text)

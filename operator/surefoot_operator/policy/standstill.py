@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from surefoot.protocol.plain import listed
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import Facts, audible, has_stepped, last_step_seconds, member_sessions
 from surefoot_operator.policy.losses import Loss
@@ -90,8 +91,7 @@ def _where(facts: Facts, slow: SessionSeen | None) -> str:
 
 
 def _workers(indexes: list[int]) -> str:
-    more = f" and {len(indexes) - _MOST_NAMED} more" if len(indexes) > _MOST_NAMED else ""
-    return f"worker{'s' if len(indexes) > 1 else ''} {', '.join(map(str, indexes[:_MOST_NAMED]))}{more}"
+    return f"worker{'s' if len(indexes) > 1 else ''} {listed([str(index) for index in indexes], _MOST_NAMED)}"
 
 
 def _rank(facts: Facts, session: SessionSeen) -> int | None:

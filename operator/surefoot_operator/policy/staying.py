@@ -13,6 +13,7 @@ from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
     domains_of,
+    held_checkpoint,
     leaving,
     member_sessions,
     reading_at,
@@ -23,18 +24,8 @@ from surefoot_operator.policy.facts import (
 
 def halted(facts: Facts) -> Checkpoint | None:
     """The step at which every rank waits because a worker leaves; None: no world waits so."""
-    world, hold = facts.status.world, facts.seen.hold
-    if (
-        world is None
-        or world.state != "Committed"
-        or hold is None
-        or (hold.epoch, hold.state) != (world.epoch, "Bound")
-    ):
-        return None
-    if not any(leaving(facts, member) for member in world.members):
-        return None
-    reached = [s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts)]
-    return Checkpoint(hold.epoch, hold.step) if all(reached) else None
+    held = held_checkpoint(facts)
+    return held if held is not None and any(leaving(facts, member) for member in facts.world.members) else None
 
 
 def staying(facts: Facts) -> TierReading:

@@ -6,23 +6,17 @@ Read by `planned`, `promotion` and `plan`. Nodes are rebooted while jobs are sus
 from __future__ import annotations
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.plain import listed
 from surefoot_operator.observed import HoldSeen
-from surefoot_operator.policy.facts import Facts, audible, member_sessions, sealed_holders
+from surefoot_operator.policy.facts import Facts, audible, held_checkpoint, member_sessions, sealed_holders
 
 PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
 
-_MOST_NAMED = 8
-
 
 def needs_upload(facts: Facts) -> bool:
     """Whether a world that halts for a suspension has all its ranks waiting at the step that is to be kept."""
-    world, hold = facts.status.world, facts.seen.hold
-    if not facts.spec.suspend or world is None or world.state != "Committed" or hold is None:
-        return False
-    if (hold.epoch, hold.state) != (world.epoch, "Bound") or not world.members:
-        return False
-    return all(s is not None and s.epoch == hold.epoch and s.held == hold.step for _, s in member_sessions(facts))
+    return facts.spec.suspend and held_checkpoint(facts) is not None
 
 
 def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
@@ -53,7 +47,4 @@ def told(facts: Facts, parent: Checkpoint | None) -> str:
     )
     if not nodes:
         return f"{text}, which lies in memory alone"
-    names = ", ".join(nodes[:_MOST_NAMED]) + (
-        f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
-    )
-    return f"{text}, which lies in memory alone: whoever restarts the memory tier on {names} at once loses it"
+    return f"{text}, which lies in memory alone: whoever restarts the memory tier on {listed(nodes)} at once loses it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import ACCEPT_LOSS
 from surefoot_operator.policy.beginning import origin_of
 from surefoot_operator.policy.facts import Facts
@@ -18,7 +19,6 @@ from surefoot_operator.policy.sight import silent_holders
 LIST_AGAIN_SECONDS = 60.0
 """How often the persistent tier is listed anew while everything else is lost."""
 
-_MOST_NAMED = 8
 _LONGEST_SHOWN = 40
 
 
@@ -63,12 +63,7 @@ def _where(facts: Facts) -> str:
     named = sorted({e.holder.node for e in facts.status.named_holders})
     if not named:  # the fabric knows of each that it is gone
         nodes = sorted({m.node for m in facts.world.members})
-        return f"; its workers saved from {_names(nodes)}, and the holders of then are gone" if nodes else ""
+        return f"; its workers saved from {listed(nodes)}, and the holders of then are gone" if nodes else ""
     silent = sorted({e.holder.node for e in silent_holders(facts)})
-    text = f"; it was on the holders of {_names(named)}"
-    return f"{text}, of which {_names(silent)} do not answer" if silent else f"{text}, and none has it any more"
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMED])
-    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
+    text = f"; it was on the holders of {listed(named)}"
+    return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"

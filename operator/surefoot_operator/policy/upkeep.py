@@ -7,6 +7,7 @@ epoch, counts in no copy, loses nothing and is named to nobody.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -150,10 +151,9 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
     is forgotten; a silent one is not: agents may write to it still.
     """
     status = facts.status
-    known = {h.endpoint.holder: h for h in facts.seen.holders}
     sealed = {h.endpoint.holder: h.endpoint for h in sealed_holders(facts, facts.world.epoch)}
     nodes = {holder.node for holder in sealed}
-    kept = [e for e in status.named_holders if not _forgotten(e, known, sealed, nodes)]
+    kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, nodes)]
     missing = sorted(set(sealed) - {e.holder for e in kept})
     back = {holder.instance for holder in sealed}
     latest = newest(c for c in memory.complete) or status.last_complete
@@ -168,7 +168,7 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
 
 def _forgotten(
     endpoint: HolderEndpoint,
-    known: dict[HolderId, HolderSeen],
+    known: Mapping[HolderId, HolderSeen],
     sealed: dict[HolderId, HolderEndpoint],
     nodes: set[str],
 ) -> bool:

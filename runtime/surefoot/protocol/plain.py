@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 
 SHOWN_CHARACTERS = 100
 """Of any input, in an error or a log."""
@@ -30,6 +31,12 @@ def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     """`text`, its middle left out where it is longer."""
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of the names, and how many more there are: a sentence that a thousand of them do not make longer."""
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def shown(value: object, characters: int = SHOWN_CHARACTERS) -> str:

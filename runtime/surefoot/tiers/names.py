@@ -59,8 +59,12 @@ class Names:
     def part(self, save: RankSave, part: int) -> str:
         return self.named(save, part_name(part))
 
+    @property
+    def layouts(self) -> str:
+        return f"{self.job}/layouts"
+
     def layout(self, digest: str) -> str:
-        return f"{self.job}/layouts/{digest}.json"
+        return f"{self.layouts}/{digest}.json"
 
     def newest(self) -> str:
         return f"{self.job}/newest.json"

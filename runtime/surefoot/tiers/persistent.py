@@ -94,10 +94,10 @@ class PersistentTier:
         for part, length in wanted.items():
             if found.get(part) != length:
                 raise not_whole(save, part, found.get(part), length)
-        there = self._store.sizes(f"{self._job}/layouts").get(f"{manifest.layout}.json")
+        there = self._store.sizes(self._names.layouts).get(f"{manifest.layout}.json")
         if there is None or (digest == manifest.layout and there != len(layout)):
             raise ChunkMissing(f"{save} cannot be committed: its layout record {manifest.layout} is not there whole")
-        self._store.make_durable(f"{self._job}/layouts")
+        self._store.make_durable(self._names.layouts)
         self._store.make_durable(self._names.folder(save))
         self._publish(manifest)
         if len(self.committed(save.checkpoint)) >= manifest.world:
