@@ -31,7 +31,7 @@ from surefoot.holder.server import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 from surefoot.tiers.redis import open_holder
-from surefoot_operator.controller.certificates import CA, CERTIFICATE, KEY, made
+from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, made
 
 JOB, PASSWORD, ACCOUNT = "bench", "of the benchmark", ("bench-user", "of its job")
 CALL_SECONDS = 30.0

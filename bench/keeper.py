@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from surefoot.agent import line
-from surefoot.agent.arena import SLOTS
-from surefoot.agent.staging import Staging, StagingWatcher
-from surefoot.agent.trainer_line import Trainer, TrainerLine
+from surefoot.agent.memory.arenas import Staging, StagingWatcher
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
+from surefoot.ipc import messages as line
+from surefoot.ipc.memfd import SLOTS
+from surefoot.ipc.server import Trainer, TrainerLine
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings, job_settings

@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.chores import Chores, Places
-from surefoot.agent.coordinator_line import CoordinatorLine
+from surefoot.agent.coordinator.client import CoordinatorLine
+from surefoot.agent.coordinator.requests import Chores, Places
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId

@@ -35,12 +35,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench.holders import JOB, PASSWORD
 from bench.planning import PAIRS
 from surefoot import Checkpointer
-from surefoot.agent.line import Attached
 from surefoot.checkpointer import restoring
+from surefoot.checkpointer.in_process import EmbeddedLink, EmbeddedTargets
 from surefoot.checkpointer.links import with_agent
-from surefoot.drain.embedded import EmbeddedLink, EmbeddedTargets
 from surefoot.geometry.shares import shard_box
 from surefoot.holder.connection import Credentials, Wire, account_of
+from surefoot.ipc.messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.settings import job_settings
 from surefoot.state import Program

@@ -34,7 +34,7 @@ from support.fake_agent import hello
 from support.kubernetes_cluster import a_cluster
 from surefoot.protocol.messages import Refused
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
-from surefoot_operator.controller import certificates
+from surefoot_operator.controller.credentials import certificates
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

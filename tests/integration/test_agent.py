@@ -341,7 +341,9 @@ async def test_a_dead_zygote_is_started_again(coordinator: FakeCoordinator, star
     await coordinator.warm(0)
     await coordinator.launch(1, 0)
     await coordinator.stepping(1, 0)
-    (zygote,) = [pid for pid in descendants(agent.pid) if b"agent.zygote" in _words(pid) and _parent(pid) == agent.pid]
+    (zygote,) = [
+        pid for pid in descendants(agent.pid) if b"launcher.zygote" in _words(pid) and _parent(pid) == agent.pid
+    ]
     os.kill(zygote, signal.SIGKILL)
     assert (await coordinator.until(0, Exited)).code == -9
     await coordinator.until(0, Heartbeat, lambda b: not b.warm and b.epoch == 1)

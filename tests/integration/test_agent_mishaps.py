@@ -15,9 +15,10 @@ import pytest
 
 from support.fake_agent import until
 from surefoot import metrics
-from surefoot.agent import chores, line
-from surefoot.agent.framing import framed
-from surefoot.agent.trainer_line import TrainerLine
+from surefoot.agent.coordinator import requests as chores
+from surefoot.ipc import messages as line
+from surefoot.ipc.framing import framed
+from surefoot.ipc.server import TrainerLine
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
     DropPersistent,

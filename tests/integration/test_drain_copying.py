@@ -13,9 +13,8 @@ import pytest
 from support import redis_server
 from support.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
-from surefoot.agent.line import Attached, Staged
+from surefoot.checkpointer.in_process import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.copying import copy_save
-from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.keeping import Keeper
 from surefoot.drain.pace import Pace
@@ -27,6 +26,7 @@ from surefoot.errors import TierFull, TierUnavailable
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
+from surefoot.ipc.messages import Attached, Staged
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.settings import PersistentSettings

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from surefoot.agent.exporter import Exporter
-from surefoot.agent.figures import Sums
-from surefoot.agent.life import Life, Rank
-from surefoot.agent.saves import SaveBook
+from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.metrics_server import Exporter
+from surefoot.agent.state_machine import Life, Rank
+from surefoot.ipc.metric_deltas import Sums
 from surefoot.settings import AgentSettings, JobSettings
 
 

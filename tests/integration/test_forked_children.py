@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.framing import Unframer
-from surefoot.agent.program import Program, run_program
-from surefoot.agent.trainer_link import AgentLink
+from surefoot.ipc.client import AgentLink
+from surefoot.ipc.framing import Unframer
+from surefoot.launcher.program import Program, run_program
 
 TRAINER = Path(__file__).parents[1] / "support" / "forking_trainer.py"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support.fake_api import FakeApi, silent
-from surefoot_operator.controller import leader_label
-from surefoot_operator.controller.leader_label import LEADER, LeaderLabel
+from surefoot_operator.controller.leader import leader_label
+from surefoot_operator.controller.leader.leader_label import LEADER, LeaderLabel
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 
 PODS = "/api/v1/namespaces/system/pods"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from support.fake_api import FakeApi, silent
-from surefoot_operator.controller.election import Timings
-from surefoot_operator.controller.lease import Elector, LeaseAt, LeaseLost, NotLeading
+from surefoot_operator.controller.leader.election import Timings
+from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost, NotLeading
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
 SHORT = Timings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05)

@@ -13,7 +13,7 @@ import pytest
 from support.fake_agent import hello
 from support.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello
-from surefoot_operator.controller.reviews import REVIEWS, ReviewSettings, TokenReviews
+from surefoot_operator.controller.credentials.token_review import REVIEWS, ReviewSettings, TokenReviews
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 
 NOW = 1000.0

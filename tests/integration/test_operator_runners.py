@@ -10,11 +10,11 @@ import pytest
 
 from support.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Refused
-from surefoot_operator.controller import runners as runners_module
-from surefoot_operator.controller.environment import WorkerTelling
-from surefoot_operator.controller.runner import JobKey, JobRunner, Shared
-from surefoot_operator.controller.runners import JobRunners
-from surefoot_operator.controller.secrets import Secrets
+from surefoot_operator.controller import job_runners as runners_module
+from surefoot_operator.controller.credentials.derived_secrets import Secrets
+from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
+from surefoot_operator.controller.job_runners import JobRunners
+from surefoot_operator.controller.worker_environment import WorkerTelling
 from surefoot_operator.coordinator.server import AgentServer
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.labels import jobs_path

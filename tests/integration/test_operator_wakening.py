@@ -13,8 +13,8 @@ import kmock
 import kopf
 import pytest
 
-from surefoot_operator.controller import wakening
-from surefoot_operator.controller.wakening import Wakening
+from surefoot_operator.controller import kopf_trigger as wakening
+from surefoot_operator.controller.kopf_trigger import Wakening
 
 JOBS = kmock.resource("surefoot.dev/v1alpha1/trainingjobs")
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"

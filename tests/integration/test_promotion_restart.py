@@ -22,12 +22,12 @@ from support import redis_server, s3_server
 from support.s3_server import S3Server
 from support.saves import Saver, arrays
 from surefoot.drain.engine import DrainOptions
-from surefoot.drain.verified import chunk_from, stream_from, table_from
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import PersistentTier, open_holder, open_persistent
+from surefoot.tiers.verified import chunk_from, stream_from, table_from
 
 DIES_AT = 6
 """With four under way at once, at least two parts are there by then."""

@@ -15,8 +15,8 @@ from support.fake_agent import until
 from support.fake_node import Town, document
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local import LocalOperator
-from surefoot_operator.controller.secrets import secrets_in
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.errors import FabricError, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen

@@ -10,8 +10,8 @@ import pytest
 
 from support.fake_agent import until
 from support.fake_node import Town, document
+from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local import LocalOperator
-from surefoot_operator.controller.secrets import secrets_in
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.fabric.processes.fabric import ProcessesFabric

@@ -14,11 +14,11 @@ import torch
 
 from support import redis_server
 from surefoot import Checkpointer
-from surefoot.agent import line
-from surefoot.agent.arena import SLOTS
-from surefoot.agent.staging import Staging, StagingWatcher
-from surefoot.agent.trainer_line import Trainer, TrainerLine
+from surefoot.agent.memory.arenas import Staging, StagingWatcher
 from surefoot.holder.server import HolderServer
+from surefoot.ipc import messages as line
+from surefoot.ipc.memfd import SLOTS
+from surefoot.ipc.server import Trainer, TrainerLine
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.restore.fetch import Fetch

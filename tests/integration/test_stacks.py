@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent import stacks
-from surefoot.agent.stack_summary import Taken, main_thread, summary
+from surefoot.agent.trainers.stack_summary import Taken, main_thread, summary
+from surefoot.ipc import stacks
 
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
-from surefoot.agent.stacks import install
+from surefoot.ipc.stacks import install
 install(sys.argv[1])
 def ready(): print("ready", flush=True)
 """

@@ -32,7 +32,7 @@ def served(host: str, log: Path) -> Iterator[int]:
     reading, writing = os.pipe()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "surefoot.agent.store", str(writing), str(os.getpid()), host],
+            [sys.executable, "-m", "surefoot.launcher.tcp_store", str(writing), str(os.getpid()), host],
             pass_fds=(writing,),
             stderr=output,
         )

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent import line, trainer_link
-from surefoot.agent.framing import framed
-from surefoot.agent.trainer_link import AgentLink
+from surefoot.ipc import client as trainer_link
+from surefoot.ipc import messages as line
+from surefoot.ipc.client import AgentLink
+from surefoot.ipc.framing import framed
 from surefoot.protocol.identities import Checkpoint
 
 

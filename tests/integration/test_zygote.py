@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from support.fake_coordinator import all_gone, descendants, lives
-from surefoot.agent.command import Program
-from surefoot.agent.starter import Starter
-from surefoot.agent.zygote_client import CannotFork, ForkRequest, ZygoteClient
+from surefoot.launcher.client import CannotFork, ForkRequest, ZygoteClient
+from surefoot.launcher.command import Program
+from surefoot.launcher.start import Starter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,7 +72,7 @@ print(json.dumps({
     "mine": os.environ.get("MINE"), "main": sys.modules["__main__"].Mine is Mine,
     "pickled": isinstance(pickle.loads(pickle.dumps(Mine())), Mine),
     "stdin": sys.stdin.read(), "torch": "torch" in sys.modules, "group": os.getpgid(0),
-    "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.shell" in sys.modules,
+    "threads": len(os.listdir("/proc/self/task")), "agent": "surefoot.agent.process" in sys.modules,
 }))
 """
     code, log, error_file = await warm.run(source, "--lr", "1e-3", MINE="yes")

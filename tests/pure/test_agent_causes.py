@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from surefoot.agent.causes import Cause, Ending, ErrorReport, describe, first_cause, is_echo, read_report
+from surefoot.agent.trainers.exit_cause import Cause, Ending, ErrorReport, describe, first_cause, is_echo, read_report
 
 ECHO = ErrorReport("RuntimeError", "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711", 2.0)
 OWN = ErrorReport("ValueError", "the data is bad", 3.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.certificates import authority
-from surefoot.agent import identity
-from surefoot.agent.room import Demand, Room, require, returning, room
-from surefoot.agent.scratch import placed
+from surefoot.agent.coordinator import credentials as identity
+from surefoot.agent.memory.limits import Demand, Room, require, returning, room
+from surefoot.agent.scratch_dirs import placed
 from surefoot.errors import ConfigurationError
 from surefoot.settings import agent_settings
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent import ledger
-from surefoot.agent.ledger import Ledger
-from surefoot.agent.line import Stepped
+from surefoot.agent import step_ledger as ledger
+from surefoot.agent.step_ledger import Ledger
+from surefoot.ipc.messages import Stepped
 from surefoot_operator.cli.ledger import parse_line
 
 

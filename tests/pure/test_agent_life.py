@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
+from surefoot.agent.coordinator.leaderless import in_charge
 from surefoot.agent.events import Event
-from surefoot.agent.keeping import in_charge
-from surefoot.agent.life import Life, advance
-from surefoot.agent.life_state import Parting
-from surefoot.agent.line import HoldAt
+from surefoot.agent.state import Parting
+from surefoot.agent.state_machine import Life, advance
+from surefoot.ipc.messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
     Exited,

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.agent.flow import Flow
-from surefoot.agent.logs import LogForwarder
+from surefoot.agent.trainers.log_forwarder import LogForwarder
+from surefoot.agent.trainers.rate_limit import Flow
 
 
 def forwarded(forwarder: LogForwarder, *paths: Path) -> list[str]:

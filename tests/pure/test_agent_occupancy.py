@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.agent.occupancy import Occupancy, asked, given, missing, refused, staged
+from surefoot.agent.memory.demand import Occupancy, asked, given, missing, refused, staged
 from surefoot.protocol.amounts import amount
 
 

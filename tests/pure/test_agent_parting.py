@@ -7,7 +7,7 @@ import pytest
 from support.lives import live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.events import Event
-from surefoot.agent.life_state import Parting
+from surefoot.agent.state import Parting
 from surefoot.protocol.messages import Finished, Held, Hold, HoldAnswer, Stopped
 
 PART = on.PartAsked(143, Parting(word_by=105.0, part_by=110.0))

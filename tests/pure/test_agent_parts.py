@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fake_coordinator import assignment
-from surefoot.agent import saves
-from surefoot.agent.command import Program, forkable, with_own_interpreter
-from surefoot.agent.environment import Place, trainer_environment
-from surefoot.agent.framing import LARGEST, Unframer, framed
-from surefoot.agent.preload import top_level_imports
-from surefoot.agent.saves import SaveBook
+from surefoot.agent.memory import save_progress as saves
+from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.trainers.environment import Place, trainer_environment
 from surefoot.errors import ProtocolError
+from surefoot.ipc.framing import LARGEST, Unframer, framed
+from surefoot.launcher.command import Program, forkable, with_own_interpreter
+from surefoot.launcher.preload import top_level_imports
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.settled import Settled
 

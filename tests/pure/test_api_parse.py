@@ -12,7 +12,7 @@ from surefoot.protocol.identities import OlderJob
 from surefoot_operator.api.parse import parse_job, parse_yaml
 from surefoot_operator.api.spec import HealthPolicy, MemoryTier, RestoreFrom
 from surefoot_operator.errors import SpecError
-from surefoot_operator.policy.beginning import older_job
+from surefoot_operator.policy.world.initial_restore import older_job
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

@@ -8,9 +8,16 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from surefoot_operator.controller import certificates
-from surefoot_operator.controller.certificates import AUTHORITY_DAYS, CA, CA_KEY, CERTIFICATE, CERTIFICATE_DAYS, KEY
-from surefoot_operator.controller.coordinator_tls import server_names
+from surefoot_operator.controller.credentials import certificates
+from surefoot_operator.controller.credentials.certificates import (
+    AUTHORITY_DAYS,
+    CA,
+    CA_KEY,
+    CERTIFICATE,
+    CERTIFICATE_DAYS,
+    KEY,
+)
+from surefoot_operator.controller.credentials.coordinator_tls import server_names
 
 NAMES = ("surefoot-coordinator.system.svc", "10.0.0.7", "fd00::7")
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

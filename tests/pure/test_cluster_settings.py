@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.controller.configuration import BadSetting, cluster_settings
+from surefoot_operator.controller.settings import BadSetting, cluster_settings
 
 
 def test_in_a_pod_the_environment_says_enough() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from surefoot_operator.controller import election
-from surefoot_operator.controller.election import Candidate, LeaseSeen, Timings
+from surefoot_operator.controller.leader import election
+from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, Timings
 
 TIMINGS = Timings()
 ME = Candidate("me")

@@ -9,7 +9,7 @@ from support.builders import running
 from support.talk import NODES, STATUS, A, B, talking, words
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status_json import status_to_json
-from surefoot_operator.controller.secrets import Secrets
+from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.coordinator.speech import desired, rule
 
 ROOT = bytes(range(32))

@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 
 from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
-from surefoot.agent import line
-from surefoot.agent.figures import MOST_SERIES, Growth, Sums
+from surefoot.ipc import messages as line
+from surefoot.ipc.metric_deltas import MOST_SERIES, Growth, Sums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import Incident, Interval, JobStatus
-from surefoot_operator.policy.upkeep import upkeep
+from surefoot_operator.policy.maintenance.maintain import upkeep
 from surefoot_operator.reconcile.measure import Figures
 
 

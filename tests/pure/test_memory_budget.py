@@ -11,9 +11,9 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentT
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.memory_budget import Share, checkpoints, judged, weighed
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.memory_budget import Share, checkpoints, judged, weighed
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 GIB = 1 << 30
 POLICY = CheckpointPolicy(MemoryTier(interval_steps=10))

@@ -8,9 +8,9 @@ import pytest
 
 from support.builders import job, worker
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.controller.runners import looked_after
-from surefoot_operator.controller.vitals import Limits, Vitals, complaints
-from surefoot_operator.policy.rest import at_rest
+from surefoot_operator.controller.health.liveness import Limits, Vitals, complaints
+from surefoot_operator.controller.job_runners import looked_after
+from surefoot_operator.policy.lifecycle.idle import at_rest
 
 
 @pytest.mark.parametrize(

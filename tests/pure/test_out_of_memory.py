@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.causes import Ending, ErrorReport, first_cause
-from surefoot.agent.out_of_memory import blamed, kills
-from surefoot.agent.room import Room
+from surefoot.agent.memory.limits import Room
+from surefoot.agent.trainers.exit_cause import Ending, ErrorReport, first_cause
+from surefoot.agent.trainers.out_of_memory import blamed, kills
 
 FULL = Room(0, 2 << 30, (2 << 30) - 4096)
 

@@ -21,8 +21,8 @@ from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.maintenance.maintain import standing_of, upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.upkeep import standing_of, upkeep
 
 NOW = BEGAN + 100
 OLDER = OlderJob("file:///ckpt", "old")

@@ -15,7 +15,10 @@ from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.budget import (
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.restart_budget import (
     LONGEST_PAUSE_SECONDS,
     MOST_REMEMBERED,
     allowance,
@@ -23,9 +26,6 @@ from surefoot_operator.policy.budget import (
     recorded,
     remember,
 )
-from surefoot_operator.policy.check import check
-from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.losses import Loss
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100

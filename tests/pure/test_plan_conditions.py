@@ -9,8 +9,8 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.refusal import accepted, refused
 
 
 def condition(status: JobStatus, kind: str) -> Condition | None:

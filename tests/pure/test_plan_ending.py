@@ -13,12 +13,12 @@ from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier, RunPolicy
 from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.policy.actions import DeleteWorker
-from surefoot_operator.policy.ending import LAST_SAVE_SECONDS
-from surefoot_operator.policy.errands import UploadSaves
-from surefoot_operator.policy.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
+from surefoot_operator.policy.lifecycle.completion import LAST_SAVE_SECONDS
+from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
+from surefoot_operator.policy.maintenance.actions import UploadSaves
+from surefoot_operator.policy.maintenance.maintain import upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.tidying import LEAVING_SECONDS
-from surefoot_operator.policy.upkeep import upkeep
 
 NOW = BEGAN + 100
 KEPT = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_steps=20))

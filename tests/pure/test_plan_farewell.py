@@ -18,10 +18,10 @@ from surefoot_operator.policy.actions import (
     PurgePersistent,
     RetireWorkers,
 )
-from surefoot_operator.policy.farewell import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
+from surefoot_operator.policy.lifecycle.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
+from surefoot_operator.policy.lifecycle.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
+from surefoot_operator.policy.lifecycle.idle import at_rest
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.rest import at_rest
-from surefoot_operator.policy.tidying import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
 
 NOW = BEGAN + 100
 DELETE = CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix", on_job_deletion="Delete"))

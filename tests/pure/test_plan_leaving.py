@@ -25,9 +25,9 @@ from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTi
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
-from surefoot_operator.policy.errands import CopySave, UploadSaves
+from surefoot_operator.policy.maintenance.actions import CopySave, UploadSaves
+from surefoot_operator.policy.maintenance.maintain import upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.upkeep import upkeep
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 48)

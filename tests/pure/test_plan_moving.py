@@ -10,7 +10,7 @@ from surefoot_operator.api.status import World
 from surefoot_operator.observed import NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.planned import MOVE_SECONDS
+from surefoot_operator.policy.world.planned_change import MOVE_SECONDS
 
 NOW = BEGAN + 100
 

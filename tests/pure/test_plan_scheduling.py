@@ -15,7 +15,7 @@ from surefoot_operator.observed import NodeSeen, Observed, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import Plan, plan
-from surefoot_operator.policy.scheduling import pause_seconds
+from surefoot_operator.policy.world.scheduling_deadline import pause_seconds
 
 NOW = BEGAN + 100
 DEADLINE = 600.0

@@ -8,9 +8,9 @@ from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.observed import HoldSeen, Observed
+from surefoot_operator.policy.lifecycle.suspension import PROMOTION_SECONDS
+from surefoot_operator.policy.maintenance.maintain import upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.suspension import PROMOTION_SECONDS
-from surefoot_operator.policy.upkeep import upkeep
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 44)

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from surefoot.schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
 from surefoot.schedule import Schedule
-from surefoot_operator.policy.cadence import HIGHEST_LEVEL, HOLD, Cadence, Inputs, Wish, best_seconds, cadence, spoken
+from surefoot_operator.policy.maintenance.cadence import (
+    HIGHEST_LEVEL,
+    HOLD,
+    Cadence,
+    Inputs,
+    Wish,
+    best_seconds,
+    cadence,
+    spoken,
+)
 
 DAY = 86400.0
 some = st.floats(1e-3, 1e4)

@@ -16,12 +16,12 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentT
 from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.names import INTERVAL_CHOSEN
 from surefoot_operator.observed import FEWEST_STEPS, Observed
-from surefoot_operator.policy.conditions import protection
 from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.intervals import DWELL_SECONDS, REFRESH_SECONDS
-from surefoot_operator.policy.promotion import interval_of
-from surefoot_operator.policy.risk import Risk, risk_of
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
+from surefoot_operator.policy.failure.risk import Risk, risk_of
+from surefoot_operator.policy.maintenance.intervals import DWELL_SECONDS, REFRESH_SECONDS
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.promotion import interval_of
+from surefoot_operator.policy.reporting.conditions import protection
 
 NOW = BEGAN + 100
 DAY = 86400.0

@@ -14,9 +14,9 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentT
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
-from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, UploadSaves
-from surefoot_operator.policy.promotion import MOST_STUMBLES
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, UploadSaves
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.promotion import MOST_STUMBLES
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(

@@ -13,7 +13,8 @@ from support.builders import running, with_holder
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.rollout import (
+from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.maintenance.rollout import (
     STALE_SECONDS,
     HolderPod,
     JobSafety,
@@ -22,7 +23,6 @@ from surefoot_operator.policy.rollout import (
     rollout,
     safety,
 )
-from surefoot_operator.policy.upkeep import upkeep
 
 NOW = 1000.0
 

@@ -1,6 +1,6 @@
 """Where ranks stand, from what faulthandler wrote."""
 
-from surefoot.agent.stack_summary import LONGEST, Frame, Taken, main_thread, summary
+from surefoot.agent.trainers.stack_summary import LONGEST, Frame, Taken, main_thread, summary
 
 WAITS = """Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus, World
-from surefoot_operator.policy.telling import told
+from surefoot_operator.policy.reporting.events import told
 
 
 def protection(truth: str, reason: str, message: str) -> JobStatus:

@@ -8,7 +8,7 @@ from support.builders import running, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.unusable import MOST_REMEMBERED, may_be_forgotten, with_bad
+from surefoot_operator.policy.world.bad_checkpoints import MOST_REMEMBERED, may_be_forgotten, with_bad
 
 IMPORTED = Checkpoint(-1, 5)
 

@@ -1,4 +1,4 @@
-"""A modelled worker's shell around the real `agent.life`: it makes the events and carries the commands out.
+"""A modelled worker's shell around the real `agent.state_machine`: it makes the events and carries the commands out.
 
 Forking, reaping, flushing and hosting a store take their time; the line to the operator breaks and is dialled again.
 """
@@ -14,8 +14,8 @@ from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.tiers import Holder, Piece
 from simulator.trainers import Trainer
 from surefoot.agent import events as on
-from surefoot.agent import life as agent_life
-from surefoot.agent import saves
+from surefoot.agent import state_machine as agent_life
+from surefoot.agent.memory import save_progress as saves
 from surefoot.drain import transitions as drain
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave

@@ -13,8 +13,8 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.errands import DropSaves
-from surefoot_operator.policy.upkeep import Upkeep
+from surefoot_operator.policy.maintenance.actions import DropSaves
+from surefoot_operator.policy.maintenance.maintain import Upkeep
 
 if TYPE_CHECKING:
     from simulator.operators import Operator

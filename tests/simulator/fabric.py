@@ -14,7 +14,7 @@ from simulator.agents import Agent
 from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import events as on
-from surefoot.agent.life_state import Parting
+from surefoot.agent.state import Parting
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker

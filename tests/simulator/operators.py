@@ -22,7 +22,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
-from surefoot_operator.policy import errands as errand
+from surefoot_operator.policy.maintenance import actions as errand
 
 if TYPE_CHECKING:
     from simulator.world import Simulation

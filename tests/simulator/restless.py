@@ -11,7 +11,7 @@ from simulator.world import Decisions
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Interval
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)

@@ -10,7 +10,7 @@ from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import speech
 from surefoot_operator.policy import actions as act
-from surefoot_operator.policy import errands as errand
+from surefoot_operator.policy.maintenance import actions as errand
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 
 @dataclass(frozen=True, slots=True)

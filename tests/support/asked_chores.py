@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from surefoot.agent.chores import Chores, Places
+from surefoot.agent.coordinator.requests import Chores, Places
 from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
 from surefoot.settings import JobSettings
 

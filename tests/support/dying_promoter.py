@@ -12,7 +12,7 @@ from typing import Any
 
 from support.dying_saver import Fuse, ProbedTier
 from surefoot import metrics
-from surefoot.agent import chores
+from surefoot.agent.coordinator import requests as chores
 from surefoot.holder.connection import Credentials
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave

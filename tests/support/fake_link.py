@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from surefoot.agent.line import Attached, Staged, Stepped
-from surefoot.agent.link import Left
+from surefoot.ipc.backend import Left
+from surefoot.ipc.messages import Attached, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 

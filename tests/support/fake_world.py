@@ -39,9 +39,9 @@ from surefoot_operator.policy.actions import (
     SealHolder,
 )
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
+from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
 
 WARM_SECONDS = 1.0
 

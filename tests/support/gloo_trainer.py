@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from surefoot.agent.line import Stepped
-from surefoot.agent.trainer_link import AgentLink
+from surefoot.ipc.client import AgentLink
+from surefoot.ipc.messages import Stepped
 
 
 def main() -> None:

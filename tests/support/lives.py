@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.fake_coordinator import assignment
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
-from surefoot.agent.life import Life, advance
+from surefoot.agent.state_machine import Life, advance
 from surefoot.protocol.messages import Assign
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.saves import arrays, split, stream_of
-from surefoot.agent.line import Staged, Stepped
-from surefoot.agent.trainer_link import AgentLink
+from surefoot.ipc.client import AgentLink
+from surefoot.ipc.messages import Staged, Stepped
 
 SHAPES = {"weight": (64, 32), "bias": (32,)}
 

@@ -26,9 +26,9 @@ from support.gloo_world import leave
 from support.saved_streams import merged, saved
 from support.saves import put_save
 from surefoot import Checkpointer, metrics
-from surefoot.agent.line import Attached
 from surefoot.checkpointer import peers
 from surefoot.format.layouts import Stream
+from surefoot.ipc.messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.restore import exchange
 from surefoot.settings import JobSettings, job_environment

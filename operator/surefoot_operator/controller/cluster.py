@@ -16,23 +16,23 @@ from typing import Any, TypeVar
 
 from surefoot.holder.connection import TLS_NAME
 from surefoot_operator import metrics
-from surefoot_operator.controller.configuration import ClusterSettings
-from surefoot_operator.controller.coordinator_tls import CoordinatorTls, server_names
-from surefoot_operator.controller.environment import WORKER_METRICS_PORT, WorkerTelling
-from surefoot_operator.controller.kept import SecretAt
-from surefoot_operator.controller.keys import admin_password, root_key
-from surefoot_operator.controller.leader_label import LeaderLabel
-from surefoot_operator.controller.lease import Elector, LeaseAt, LeaseLost
-from surefoot_operator.controller.lease import clock as lease_clock
-from surefoot_operator.controller.memory_upkeep import MemoryUpkeep
-from surefoot_operator.controller.probes import LoopLag, Probes
-from surefoot_operator.controller.reviews import TokenReviews
-from surefoot_operator.controller.runner import Shared
-from surefoot_operator.controller.runners import JobRunners
-from surefoot_operator.controller.secrets import Secrets
-from surefoot_operator.controller.term_clock import TermClock
-from surefoot_operator.controller.vitals import Limits, Vitals, complaints
-from surefoot_operator.controller.wakening import Wakening, connection
+from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
+from surefoot_operator.controller.credentials.derived_secrets import Secrets
+from surefoot_operator.controller.credentials.root_secrets import admin_password, root_key
+from surefoot_operator.controller.credentials.secret_store import SecretAt
+from surefoot_operator.controller.credentials.token_review import TokenReviews
+from surefoot_operator.controller.health.liveness import Limits, Vitals, complaints
+from surefoot_operator.controller.health.probes import LoopLag, Probes
+from surefoot_operator.controller.job_runner import Shared
+from surefoot_operator.controller.job_runners import JobRunners
+from surefoot_operator.controller.kopf_trigger import Wakening, connection
+from surefoot_operator.controller.leader.leader_label import LeaderLabel
+from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost
+from surefoot_operator.controller.leader.lease import clock as lease_clock
+from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller.memory_maintenance import MemoryUpkeep
+from surefoot_operator.controller.settings import ClusterSettings
+from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerTelling
 from surefoot_operator.coordinator.server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused

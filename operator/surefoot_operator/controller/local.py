@@ -22,11 +22,11 @@ from typing import TypeVar
 from surefoot.logs import begin_logs
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.controller.environment import WorkerTelling
-from surefoot_operator.controller.figures import served
-from surefoot_operator.controller.probes import LoopLag
-from surefoot_operator.controller.secrets import Secrets, secrets_in
-from surefoot_operator.controller.term_clock import TermClock
+from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
+from surefoot_operator.controller.health.local_metrics import served
+from surefoot_operator.controller.health.probes import LoopLag
+from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller.worker_environment import WorkerTelling
 from surefoot_operator.coordinator.conversation import Conversation
 from surefoot_operator.coordinator.server import AgentServer, tokens
 from surefoot_operator.errors import FabricError

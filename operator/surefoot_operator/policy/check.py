@@ -12,10 +12,10 @@ from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import InvariantBroken
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker, Plan
-from surefoot_operator.policy.beginning import origin_of, taken_up
 from surefoot_operator.policy.facts import gather, reading_at
-from surefoot_operator.policy.sizing import is_allowed
-from surefoot_operator.policy.unusable import may_be_forgotten
+from surefoot_operator.policy.world.bad_checkpoints import may_be_forgotten
+from surefoot_operator.policy.world.initial_restore import origin_of, taken_up
+from surefoot_operator.policy.world.sizing import is_allowed
 
 
 def check(plan: Plan, seen: Observed) -> None:

@@ -12,26 +12,29 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import ending, incidents, last_checkpoint, planned, suspension
 from surefoot_operator.policy.actions import Action, Event, Plan
-from surefoot_operator.policy.budget import allowance, pause_until, recorded
-from surefoot_operator.policy.choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
-from surefoot_operator.policy.claim import claimed, committed, muster, newest_epoch_seen
-from surefoot_operator.policy.conditions import lost_before, summarised
 from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
-from surefoot_operator.policy.failures import judge, seen_to_die
-from surefoot_operator.policy.farewell import holding
-from surefoot_operator.policy.hindrances import hindrance
-from surefoot_operator.policy.losses import Loss
-from surefoot_operator.policy.offenders import excluded
-from surefoot_operator.policy.restore_point import choose, describe
-from surefoot_operator.policy.scheduling import due_seconds, held
-from surefoot_operator.policy.sizing import target_size
-from surefoot_operator.policy.telling import told
-from surefoot_operator.policy.tidying import tidy
-from surefoot_operator.policy.ties import tie_of
-from surefoot_operator.policy.unusable import with_bad
+from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.detect import judge, seen_to_die
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.node_exclusion import excluded
+from surefoot_operator.policy.failure.restart_budget import allowance, pause_until, recorded
+from surefoot_operator.policy.lifecycle import completion as ending
+from surefoot_operator.policy.lifecycle import last_checkpoint, suspension
+from surefoot_operator.policy.lifecycle.cleanup import tidy
+from surefoot_operator.policy.lifecycle.finalizer import holding
+from surefoot_operator.policy.reporting.conditions import lost_before, summarised
+from surefoot_operator.policy.reporting.events import told
+from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.workers import Tending, tend, worn_out
+from surefoot_operator.policy.world import planned_change as planned
+from surefoot_operator.policy.world.bad_checkpoints import with_bad
+from surefoot_operator.policy.world.claim import claimed, committed, muster, newest_epoch_seen
+from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
+from surefoot_operator.policy.world.restore_point import choose, describe
+from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
+from surefoot_operator.policy.world.sizing import target_size
+from surefoot_operator.policy.world.ties import tie_of
 
 SHORTEST_WAKE_SECONDS = 0.01
 

@@ -32,7 +32,7 @@ from surefoot_operator.policy.actions import (
     RetireWorkers,
     SealHolder,
 )
-from surefoot_operator.policy.errands import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
+from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.parts import Parts
 from surefoot_operator.reconcile.worker_calls import WorkerCalls

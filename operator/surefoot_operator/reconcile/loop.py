@@ -23,12 +23,12 @@ from surefoot_operator.fabric.fabric import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, HoldJob, Plan
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.errands import DropSaves
+from surefoot_operator.policy.lifecycle.idle import at_rest
+from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
+from surefoot_operator.policy.maintenance.actions import DropSaves
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.policy.refusal import accepted, refused
-from surefoot_operator.policy.rest import at_rest
-from surefoot_operator.policy.rollout import JobSafety, refused_safety, safety
-from surefoot_operator.policy.upkeep import Upkeep, upkeep
 from surefoot_operator.reconcile.ages import Ages
 from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
 from surefoot_operator.reconcile.background import Background

@@ -9,8 +9,8 @@ from surefoot_operator import metrics, names
 from surefoot_operator.api.spec import CheckpointPolicy, TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.memory_budget import Share
-from surefoot_operator.policy.upkeep import Upkeep
+from surefoot_operator.policy.maintenance.maintain import Upkeep
+from surefoot_operator.policy.maintenance.memory_budget import Share
 
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")

@@ -15,8 +15,8 @@ from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironmen
 from surefoot_operator.memory import MemoryTier
 from surefoot_operator.observed import CreateSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker
-from surefoot_operator.policy.moments import not_ahead
-from surefoot_operator.policy.refusal import accepted
+from surefoot_operator.policy.clock_skew import not_ahead
+from surefoot_operator.policy.lifecycle.invalid_spec import accepted
 from surefoot_operator.settings import OperatorSettings
 
 Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]

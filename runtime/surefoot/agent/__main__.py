@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from surefoot.agent import identity
-from surefoot.agent.scratch import own_scratch
-from surefoot.agent.shell import Shell
+from surefoot.agent.coordinator import credentials as identity
+from surefoot.agent.process import Shell
+from surefoot.agent.scratch_dirs import own_scratch
 from surefoot.errors import SurefootError
 from surefoot.logs import begin_logs
 from surefoot.settings import AgentSettings, agent_settings

@@ -1,15 +1,15 @@
 """The vocabulary of an agent's life: what happens to it (events) and what it decides to do (commands).
 
-Plain values. `life.advance` turns events into commands; the shell makes the events and carries the commands out.
-Times are seconds of one monotonic clock, given by the shell.
+Plain values. `state_machine.advance` turns events into commands; the process makes the events and carries the commands out.
+Times are seconds of one monotonic clock, given by the process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.agent.life_state import Parting
-from surefoot.agent.line import HoldAt
+from surefoot.agent.state import Parting
+from surefoot.ipc.messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
 

@@ -17,8 +17,6 @@ from typing import Any, Literal
 import torch
 
 from surefoot import metrics
-from surefoot.agent.line import Stepped
-from surefoot.agent.link import Link
 from surefoot.checkpointer import forks, restoring
 from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.foreign import refuse_shuffle_buffers
@@ -28,6 +26,8 @@ from surefoot.checkpointer.peers import ShareReads
 from surefoot.checkpointer.saving import Saver, described, reason_of
 from surefoot.checkpointer.standing import Standing
 from surefoot.errors import ConfigurationError, StateNotRestorable
+from surefoot.ipc.backend import Link
+from surefoot.ipc.messages import Stepped
 from surefoot.protocol.identities import Checkpoint
 from surefoot.schedule import Backoff, Schedule
 from surefoot.state import Fit, Program

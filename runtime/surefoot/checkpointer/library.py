@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.agent.line import Attached
 from surefoot.checkpointer.epochs import Record, Writer, record, recorded, tell_of_another
 from surefoot.checkpointer.world import World
 from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
 from surefoot.errors import Unreadable
+from surefoot.ipc.messages import Attached
 from surefoot.protocol.completeness import Covers, complete_persistent
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest

@@ -14,15 +14,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.agent.line import Attached
-from surefoot.agent.link import Link
 from surefoot.checkpointer import library
+from surefoot.checkpointer.in_process import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.checkpointer.together import Together
 from surefoot.checkpointer.world import current_world, decided_once
-from surefoot.drain.embedded import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.keeping import Keeper
 from surefoot.errors import ConfigurationError
 from surefoot.holder.connection import account_of
+from surefoot.ipc.backend import Link
+from surefoot.ipc.messages import Attached
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry
 from surefoot.restore.catalogue import Source, holder_sources, older_source, persistent_source
@@ -74,7 +74,7 @@ def link_of(options: Options, given: Link | None, environment: Mapping[str, str]
     if given is not None:
         return with_agent(given, job_settings(environment), environment.get("SUREFOOT_NODE"))
     if "SUREFOOT_AGENT_SOCKET" in environment:
-        from surefoot.agent.trainer_link import AgentLink
+        from surefoot.ipc.client import AgentLink
 
         link = AgentLink.connect(environment)
         return with_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))

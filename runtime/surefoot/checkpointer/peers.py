@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from surefoot.agent.line import Attached
+from surefoot.ipc.messages import Attached
 from surefoot.restore.exchange import ExchangeFailed
 
 WITHDRAWN = "withdrawn"

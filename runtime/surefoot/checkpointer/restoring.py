@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from surefoot import metrics
-from surefoot.agent.link import Left, Link
 from surefoot.checkpointer.links import Connected
 from surefoot.checkpointer.peers import Neighbours, ShareReads, neighbours
 from surefoot.errors import StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
+from surefoot.ipc.backend import Left, Link
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
 from surefoot.protocol.ties import tied_objects

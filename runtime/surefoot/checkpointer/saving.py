@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from surefoot import metrics
-from surefoot.agent.line import Staged
-from surefoot.agent.link import Link
 from surefoot.errors import StagingRefused, StateNotRestorable
+from surefoot.ipc.backend import Link
+from surefoot.ipc.messages import Staged
 from surefoot.staging import Arena, Outcome, Source, Stager
 from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
 

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import TypeVar
 
 from surefoot import metrics
-from surefoot.drain import verified
 from surefoot.drain.pace import Pace
 from surefoot.errors import ChunkMissing, Corrupt, SurefootError, TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import ManyStreams, Tier
+from surefoot.tiers import ManyStreams, Tier, verified
 
 T = TypeVar("T")
 

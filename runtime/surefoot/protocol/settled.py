@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Of one worker's saves in its epoch. Made by `agent.saves`, said in every heartbeat."""
+    """Of one worker's saves in its epoch. Made by `agent.memory.save_progress`, said in every heartbeat."""
 
     upto: int = 0
     """Newest step that none of its ranks can come to save any more."""

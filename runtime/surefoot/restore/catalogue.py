@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from surefoot.drain.verified import stream_from
 from surefoot.errors import SurefootError, TierError
 from surefoot.holder.connection import Credentials
 from surefoot.protocol.completeness import Covers, TierReading, is_complete, layouts_to_check
@@ -23,6 +22,7 @@ from surefoot.settings import PersistentSettings
 from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.open import open_persistent
 from surefoot.tiers.redis import open_holder
+from surefoot.tiers.verified import stream_from
 
 log = logging.getLogger(__name__)
 

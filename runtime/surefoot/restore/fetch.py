@@ -17,14 +17,13 @@ from functools import partial
 from typing import Protocol
 
 from surefoot import metrics
-from surefoot.drain import verified
 from surefoot.errors import Corrupt, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.restore.copies import Copies
 from surefoot.restore.place import Placer
 from surefoot.restore.plan import RangeRead, Segment
-from surefoot.tiers import ReadsAhead, Tier
+from surefoot.tiers import ReadsAhead, Tier, verified
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot.drain import verified
 from surefoot.errors import Corrupt
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.fetch import Part
 from surefoot.restore.place import Placer
 from surefoot.restore.plan import RangeRead, Segment
+from surefoot.tiers import verified
 
 ROUND_BYTES = 4 * 1024 * 1024
 """One member's buffer: it holds any segment, since none is longer than a chunk."""

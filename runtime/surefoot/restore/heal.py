@@ -11,12 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from surefoot import metrics
-from surefoot.drain import verified
 from surefoot.errors import ChunkMissing, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.copies import Copies, Damage
-from surefoot.tiers import LayoutCopies, Tier
+from surefoot.tiers import LayoutCopies, Tier, verified
 
 log = logging.getLogger(__name__)
 

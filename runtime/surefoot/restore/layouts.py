@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from surefoot.drain import verified
 from surefoot.errors import ProtocolError, StateMismatch, Unreadable
 from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import TensorLayout
 from surefoot.restore.copies import Copies
 from surefoot.restore.plan import ReadPlan, Wanted, plan
+from surefoot.tiers import verified
 
 
 class Layouts:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from surefoot import metrics
-from surefoot.drain import verified
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sources import joined
@@ -26,6 +25,7 @@ from surefoot.restore.heal import heal
 from surefoot.restore.layouts import Layouts
 from surefoot.restore.place import Destination, Placer
 from surefoot.restore.plan import ReadPlan
+from surefoot.tiers import verified
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,10 @@ from surefoot.protocol import lineage, retention
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.settled import Settled
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import last_checkpoint, promotion, upkeep
-from surefoot_operator.policy.losses import Loss
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.lifecycle import last_checkpoint
+from surefoot_operator.policy.maintenance import maintain as upkeep
+from surefoot_operator.policy.maintenance import promotion
 
 _drops, _standing, _copies = retention.memory_drops, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.upkeep

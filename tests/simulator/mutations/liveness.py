@@ -9,11 +9,15 @@ from simulator import calls, caretakers
 from simulator.engine import Engine, Process
 from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.rules import ALL
-from surefoot.agent import life as agent_life
+from surefoot.agent import state_machine as agent_life
 from surefoot.protocol.completeness import watermark
 from surefoot_operator.coordinator import orders
-from surefoot_operator.policy import choices, failures, restore_point, sight, workers
+from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.failure import detect as failures
+from surefoot_operator.policy.failure import holder_liveness as sight
+from surefoot_operator.policy.world import restore_choices as choices
+from surefoot_operator.policy.world import restore_point
 
 _spend, _node_lost = Engine.spend, workers.node_lost
 

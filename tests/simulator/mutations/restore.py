@@ -24,8 +24,11 @@ from surefoot.protocol import completeness
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.coordinator import orders, sessions, speech
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy import claim, facts, plan, promotion, restore_point, upkeep
+from surefoot_operator.policy import facts, plan
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.maintenance import maintain as upkeep
+from surefoot_operator.policy.maintenance import promotion
+from surefoot_operator.policy.world import claim, restore_point
 
 
 def _oldest(found: Any) -> Checkpoint | None:

@@ -7,11 +7,14 @@ from typing import Any
 
 from simulator.mutations.mutation import LEFT, PAIRS, PARTED, RIVALS, ROUGH, Mutation, constant
 from surefoot.agent import events as on
-from surefoot.agent import life as agent_life
-from surefoot.agent.life_state import Life
+from surefoot.agent import state_machine as agent_life
+from surefoot.agent.state import Life
 from surefoot.protocol import messages as said
 from surefoot_operator.coordinator import orders, sessions, speech
-from surefoot_operator.policy import budget, failures, plan, planned, workers
+from surefoot_operator.policy import plan, workers
+from surefoot_operator.policy.failure import detect as failures
+from surefoot_operator.policy.failure import restart_budget as budget
+from surefoot_operator.policy.world import planned_change as planned
 
 _hold_answered, _advance, _assigned = orders._hold_answered, agent_life.advance, agent_life._assigned
 _bound, _unsaid, _place = planned._bound, speech.unsaid, speech._place

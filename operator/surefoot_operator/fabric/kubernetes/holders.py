@@ -15,7 +15,7 @@ from surefoot_operator.fabric.kubernetes import labels, nodes, seen
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.observed import NodeSeen
-from surefoot_operator.policy.rollout import HolderPod
+from surefoot_operator.policy.maintenance.rollout import HolderPod
 
 Object = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Secrets, certificates and tokens: made, kept, checked."""

@@ -1,0 +1,105 @@
+"""What the agents' server shows for its name: kept in a Secret that all replicas share, and followed while they run.
+
+Touches the API server. Called by the cluster's composition root. A Secret of somebody else (cert-manager's, say) is
+used as it is; ours is made, and made anew in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import ssl
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from surefoot_operator.controller.credentials import certificates
+from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
+from surefoot_operator.controller.credentials.secret_store import Content, SecretAt, kept_secret, replaced_secret
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 600.0
+"""How often the Secret is looked at: renewal is due months ahead, somebody else's rotation within the hour."""
+_TYPE = "kubernetes.io/tls"
+
+
+def server_names(url: str, namespace: str) -> tuple[str, ...]:
+    """Every name that agents or people may know the coordinator by."""
+    service = f"surefoot-coordinator.{namespace}.svc"
+    host = urlsplit(url).hostname or ""
+    cluster = (f"{host}.cluster.local",) if host.endswith(".svc") else ()
+    return tuple(dict.fromkeys((host, *cluster, service, f"{service}.cluster.local")))
+
+
+class CoordinatorTls:
+    """`begin`, then `follow` for ever. `context` is the server's; a renewed certificate counts for the next connection."""
+
+    def __init__(self, api: Api, where: SecretAt, names: Sequence[str]) -> None:
+        self._api, self._where, self._names = api, where, names
+        self._content: Content = {}
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+
+    @property
+    def authority(self) -> str:
+        """PEM of what agents verify the coordinator with; empty: with what their machine trusts."""
+        return self._content.get(CA, b"").decode("ascii", "replace")
+
+    async def begin(self) -> None:
+        """Raises FabricError if there is nothing to show and nothing can be made."""
+        self._use(await self._current())
+
+    async def follow(self) -> None:
+        """Until cancelled. A failure is logged and tried again: what was shown so far is still shown."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.0))
+            try:
+                content = await self._current()
+                if content != self._content:
+                    self._use(content)
+                    log.info("the coordinator's certificate was renewed; the next connection sees it")
+            except FabricError as error:
+                log.warning("the coordinator's certificate was not looked at: %s", error)
+
+    async def _current(self) -> Content:
+        """What the Secret holds now, made or made anew if it is ours to do so."""
+        now = time.time()
+        found = await kept_secret(self._api, self._where, lambda: certificates.made({}, self._names, now), kind=_TYPE)
+        why = certificates.why_anew(found, self._names, now)
+        if why and certificates.is_ours(found):
+            log.info("the certificate in secret %s is made anew: %s", self._where, why)
+            return await replaced_secret(
+                self._api,
+                self._where,
+                lambda old: (
+                    certificates.made(old, self._names, now) if certificates.why_anew(old, self._names, now) else None
+                ),
+            )
+        if why:
+            log.warning("the certificate in secret %s is not ours to renew: %s", self._where, why)
+        return found
+
+    def _use(self, content: Content) -> None:
+        try:
+            # first into one that nobody uses: half of a bad pair must not replace what is shown
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), content[CERTIFICATE], content[KEY])
+            _load(self.context, content[CERTIFICATE], content[KEY])
+        except (KeyError, ssl.SSLError) as error:
+            raise FabricError(
+                f"secret {self._where} holds no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is made"
+            ) from error
+        self._content = content
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """The ssl module reads files only: this one lies in memory and is nobody else's."""
+    descriptor = os.memfd_create("coordinator", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")

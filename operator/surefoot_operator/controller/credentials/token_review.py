@@ -1,0 +1,133 @@
+"""Agents' tokens, as the API server judges them: an authenticator for the agents' server.
+
+Touches the API server (TokenReview). What cannot be found out is refused with `retry`: training goes on meanwhile. A
+reviewed token is believed until it expires, but only for a pod that still is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.protocol.messages import Hello, Refused
+from surefoot_operator.controller.credentials.pod_token import (
+    BoundPod,
+    bound_pod,
+    expires_seconds,
+    refusal,
+    worker_labels,
+)
+from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import Api
+
+log = logging.getLogger(__name__)
+
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+Pod = Mapping[str, Any]
+_LONGEST_AFTER_SECONDS = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewSettings:
+    audience: str = "surefoot"
+    remembered: int = 16384
+    """Reviews kept, newest first; one that fell out is asked for again."""
+    refused_seconds: float = 5.0
+    """A token that counts for nothing is not asked about again for so long."""
+    rate: float = 100.0
+    """Reviews a second on average; more are told to come again."""
+    burst: float = 600.0
+    at_once: int = 16
+    """Reviews under way; others wait within the hello's time limit."""
+
+
+class TokenReviews:
+    """`authenticate` is the server's Authenticator. `pods` and `jobs` by namespace and name, as known now."""
+
+    def __init__(
+        self,
+        api: Api,
+        pods: Mapping[tuple[str, str], Pod],
+        jobs: Mapping[tuple[str, str], Pod],
+        clock: Callable[[], float],
+        settings: ReviewSettings | None = None,
+    ) -> None:
+        self._api, self._pods, self._jobs, self._clock = api, pods, jobs, clock
+        self._settings = settings or ReviewSettings()
+        self._known: OrderedDict[bytes, tuple[float, BoundPod | str]] = OrderedDict()
+        self._turn = asyncio.Semaphore(self._settings.at_once)
+        self._allowed, self._counted_at = self._settings.burst, clock()
+        self._sent_away = 0.0
+
+    async def authenticate(self, hello: Hello) -> Refused | None:
+        """None if the token is that worker's."""
+        digest = hashlib.sha256(hello.token.encode()).digest()
+        found = self._remembered(digest)
+        if found is None:
+            if not self._may_ask():
+                # those that were sent away come again one after another, as they would have been taken
+                after = min(_LONGEST_AFTER_SECONDS, self._sent_away / self._settings.rate)
+                return Refused("too many tokens are being reviewed: ask again", retry=True, after_seconds=after)
+            try:
+                found = await self._reviewed(hello.token)
+            except FabricError as error:
+                return Refused(f"the token cannot be reviewed now: {error}", retry=True)
+            self._remember(digest, hello.token, found)
+        if isinstance(found, str):
+            return Refused(found, retry=False)
+        stored = self._pods.get((found.namespace, found.name))
+        # looked for among all only where something is wrong already
+        right = self._worker(hello) if stored is None or stored["metadata"]["uid"] != found.uid else stored
+        return refusal(hello, found, stored, right, stored is not None and self._controls(hello.job, stored))
+
+    def _worker(self, hello: Hello) -> Pod | None:
+        wanted = worker_labels(hello).items()
+        bearing = (pod for pod in self._pods.values() if wanted <= pod["metadata"].get("labels", {}).items())
+        return next((pod for pod in bearing if self._controls(hello.job, pod)), None)
+
+    def _controls(self, uid: str, pod: Pod) -> bool:
+        """Whether the job of that uid, as it stands in the pod's own namespace, controls the pod."""
+        owner = labels.controller_of(pod)
+        job = self._jobs.get((pod["metadata"]["namespace"], owner[0])) if owner is not None else None
+        return job is not None and owner is not None and owner[1] == uid == job["metadata"]["uid"]
+
+    async def _reviewed(self, token: str) -> BoundPod | str:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [self._settings.audience]},
+        }
+        figures.token_reviews.inc()
+        async with self._turn:
+            answer = await self._api.post(REVIEWS, body)
+        return bound_pod(answer.get("status", {}), self._settings.audience)
+
+    def _may_ask(self) -> bool:
+        now = self._clock()
+        gained = max(0.0, now - self._counted_at) * self._settings.rate
+        self._allowed, self._counted_at = min(self._settings.burst, self._allowed + gained), now
+        self._sent_away = max(0.0, self._sent_away - gained)
+        if self._allowed < 1.0:
+            self._sent_away += 1
+            return False
+        self._allowed -= 1.0
+        return True
+
+    def _remembered(self, digest: bytes) -> BoundPod | str | None:
+        until, found = self._known.get(digest, (0.0, None))
+        return found if self._clock() < until else None
+
+    def _remember(self, digest: bytes, token: str, found: BoundPod | str) -> None:
+        soon = self._clock() + self._settings.refused_seconds
+        until = soon if isinstance(found, str) else expires_seconds(token) or soon
+        self._known[digest] = (until, found)
+        self._known.move_to_end(digest)
+        while len(self._known) > self._settings.remembered:
+            self._known.popitem(last=False)

@@ -1,0 +1,1 @@
+"""Whether the operator is alive and what it measures of itself."""

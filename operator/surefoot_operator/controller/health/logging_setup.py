@@ -1,0 +1,34 @@
+"""The operator's log: one line an event, UTC, with the job it is about. Set up by `__main__`, told the job by `job_runner`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextvars import ContextVar
+
+from surefoot.logs import PlainFormatter
+
+job: ContextVar[str] = ContextVar("job", default="")
+"""The job that the running task works for; tasks hand it on to those they start."""
+
+
+class _Job(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        name = job.get()
+        record.job = f"{name}: " if name else ""
+        return True
+
+
+def begin_logs(level: str) -> None:
+    """To stderr. kopf's are heard from WARNING on: its handlers are ours, and say nothing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Job())
+    formatter = PlainFormatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(job)s%(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # else: that its thread hears no signals

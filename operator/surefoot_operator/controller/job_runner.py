@@ -1,0 +1,147 @@
+"""One TrainingJob on the cluster: its fabric, its agents, its memory and its reconciler, from the first look to the end.
+
+Made by `job_runners` while this operator leads. Holds no state that another leader could miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import HealthPolicy
+from surefoot_operator.controller.health import logging_setup as logs
+from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller.worker_environment import WorkerTelling
+from surefoot_operator.coordinator.conversation import Conversation
+from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.errors import FabricError, SpecError
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.pods import PodSettings
+from surefoot_operator.memory import MemoryTier, TierAccess
+from surefoot_operator.policy.maintenance.rollout import JobSafety
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+CLEAN_SECONDS = 10.0
+"""How long the memory of a job that is gone is cleaned here; what is left then is the tier's janitor's."""
+ROUNDS_AT_ONCE = 64
+"""Jobs that reconcile at one moment: a thousand of them must not ask the API server all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """One life of one job: a job made anew under its name is another."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all jobs of an operator stand on."""
+
+    cache: ClusterCache
+    server: AgentServer
+    telling: WorkerTelling
+    pods: PodSettings
+    access: TierAccess
+    """What the operator reaches every holder with."""
+    settings: OperatorSettings
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
+    clock: Callable[[], float] = field(default_factory=TermClock)
+    """Of the present term; nothing that is compared follows the wall clock."""
+
+
+class JobRunner:
+    """`start`, then `stop` once."""
+
+    def __init__(self, key: JobKey, shared: Shared) -> None:
+        self.key = key
+        self._shared = shared
+        self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
+        account = shared.telling.secrets.holder_account(key.uid)
+        self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
+        conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
+        token = partial(shared.telling.secrets.epoch_token, key.uid)
+        parts = Parts(
+            self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock, token, shared.turns
+        )
+        self._conversation = conversation
+        self._reconciler = Reconciler(parts)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Agents of the job are heard, and it is reconciled from now on."""
+        self._shared.server.serve(self.key.uid, self._conversation)
+        self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
+        log.info("job %s (%s) is looked after", self.key, self.key.uid)
+
+    @property
+    def round_seconds(self) -> float:
+        """How long the round under way takes already; 0 between two."""
+        return self._reconciler.round_seconds
+
+    @property
+    def safety(self) -> JobSafety:
+        """Whether the job could spare a holder, as of its last round."""
+        known = self._reconciler.safety
+        if known is None:
+            return JobSafety(str(self.key), False, "this operator has not looked at it yet", self._shared.clock())
+        return replace(known, job=str(self.key))
+
+    def wake(self, urgent: bool = True) -> None:
+        self._reconciler.wake(urgent)
+
+    async def stop(self, gone: bool) -> None:
+        """Ends it. `gone`: nothing shows the job any more; then its agents and what holders have of it go too."""
+        self._shared.server.forget(self.key.uid)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        gone = gone and await self._is_gone()
+        if gone:
+            try:
+                async with asyncio.timeout(CLEAN_SECONDS):
+                    await self._memory.clean()
+            except TimeoutError:
+                log.warning("the memory of job %s could not be cleaned within %g s", self.key, CLEAN_SECONDS)
+        await self._memory.close()
+        await self._fabric.close()
+        log.info("job %s (%s) is %s", self.key, self.key.uid, "gone" if gone else "left as it is")
+
+    async def _is_gone(self) -> bool:
+        """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
+        path = labels.jobs_path(self.key.namespace, self.key.name)
+        try:
+            found = await self._shared.cache.api.get(path)
+        except ApiRefused as error:
+            return error.code == 404
+        except FabricError as error:
+            log.warning("whether job %s is gone is not known, its memory is left to the janitor: %s", self.key, error)
+            return False
+        return bool(found["metadata"]["uid"] != self.key.uid)
+
+    async def _run(self) -> None:
+        logs.job.set(str(self.key))
+        await self._reconciler.run()
+
+    def _heartbeat_seconds(self) -> float:
+        stored = self._shared.cache.jobs.items.get((self.key.namespace, self.key.name))
+        try:
+            return parse_job(stored or {}).spec.health_policy.heartbeat_seconds
+        except SpecError:
+            return HealthPolicy().heartbeat_seconds  # the reconciler says what is wrong with the spec

@@ -1,0 +1,126 @@
+"""Which jobs are looked after: one runner for each that stands in the cache, none for one that is gone. Level-triggered.
+
+Called by the cluster's composition root: `lead` starts it, `wake` says that something about jobs may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from surefoot_operator import metrics
+from surefoot_operator.api.spec import MANAGER
+from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
+from surefoot_operator.policy.maintenance.rollout import JobSafety
+
+log = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+RESYNC_SECONDS = 30.0
+GATHERING_SECONDS = 0.1
+
+
+def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
+    """The jobs that this operator is asked to carry: not those that name another manager."""
+    ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
+    return frozenset(key for key in map(_key, ours) if only_namespace in ("", key.namespace))
+
+
+def _key(job: Object) -> JobKey:
+    metadata = job["metadata"]
+    return JobKey(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
+class JobRunners:
+    """`start`, `wake` any time, `close`. One event loop."""
+
+    def __init__(self, shared: Shared, only_namespace: str = "") -> None:
+        self._shared, self._only_namespace = shared, only_namespace
+        self._runners: dict[JobKey, JobRunner] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._leading = False
+        self._soon: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> frozenset[JobKey]:
+        return frozenset(self._runners)
+
+    def round_seconds(self) -> dict[str, float]:
+        """How long each job's round under way takes already."""
+        return {str(key): runner.round_seconds for key, runner in self._runners.items()}
+
+    def safeties(self) -> tuple[JobSafety, ...]:
+        """What each job says to the restart of a holder."""
+        return tuple(runner.safety for runner in self._runners.values())
+
+    def start(self) -> None:
+        """From now on this operator leads: every job that is there is looked after when this returns."""
+        self._leading = True
+        self._shared.cache.listen("trainingjobs", self._heard)
+        self.wake()
+
+    def wake(self) -> None:
+        """Holds runners and jobs against each other."""
+        if not self._leading:
+            return
+        wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace)
+        for key in self._runners.keys() - wanted:
+            self._end(self._runners.pop(key))
+        for key in sorted(wanted - self._runners.keys(), key=str):
+            self._begin(key)
+        figures.jobs.set(len(self._runners))
+
+    def wake_soon(self) -> None:
+        """The same, once for many calls: every write of every job's status is such a call."""
+        if self._leading and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._woken)
+
+    def _woken(self) -> None:
+        self._soon = None
+        self.wake()
+
+    async def resync(self) -> None:
+        """Until cancelled: wakes now and then, whatever else did or did not."""
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.75, 1.0))
+            self.wake()
+
+    async def close(self) -> None:
+        """Lets go of every job; each stays as it is."""
+        if self._leading:
+            self._shared.cache.unlisten("trainingjobs", self._heard)
+        self._leading = False
+        if self._soon is not None:
+            self._soon.cancel()
+        await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
+        self._runners.clear()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _heard(self, old: Object | None, new: Object | None) -> None:
+        if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
+            self.wake()
+
+    def _begin(self, key: JobKey) -> None:
+        try:
+            runner = JobRunner(key, self._shared)
+        except Exception:
+            # one job must not keep the others from being looked after; it is tried again at the next wake
+            metrics.reconcile_failures.labels("begin").inc()
+            log.exception("job %s is not looked after", key)
+            return
+        self._runners[key] = runner
+        runner.start()
+
+    def _end(self, runner: JobRunner) -> None:
+        task = asyncio.create_task(runner.stop(gone=True), name=f"end {runner.key}")
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)

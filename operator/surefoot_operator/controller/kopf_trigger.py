@@ -1,0 +1,149 @@
+"""kopf as our alarm clock: an embedded operator whose one handler says that something about a TrainingJob happened.
+
+Runs in a thread of its own with a loop of its own, because kopf takes what it runs in for its own: it installs signal
+handlers and cancels every task that is younger than itself. Nothing is decided from what it says; docs/adr/0005 has
+the reasons. Made and ended by the cluster's composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import kopf
+
+from surefoot_operator.api.spec import GROUP, VERSION
+from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.fabric.kubernetes.api import loaded
+
+log = logging.getLogger(__name__)
+
+PLURAL = "trainingjobs"
+_BACKOFF_SECONDS = (1.0, 30.0)
+_END_SECONDS = 3.0
+
+
+class Wakening:
+    """`start` it in a running loop; `woken` is called there after each event; `close` ends it within seconds.
+
+    `login` is called in kopf's own loop, at first and whenever the server refuses what it gave.
+    """
+
+    def __init__(
+        self, login: Callable[[], Awaitable[kopf.ConnectionInfo]], woken: Callable[[], None], only_namespace: str = ""
+    ) -> None:
+        self._login, self._woken, self._only_namespace = login, woken, only_namespace
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def end(self) -> str:
+        """Why nobody is woken any more; empty while somebody is."""
+        dead = self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
+        return "the thread that watches jobs through kopf has ended" if dead else ""
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # a daemon: whatever hangs in there must not keep the process from ending
+        self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        self._stop.set()
+        if self._inner is not None:
+            loop, ended = self._inner
+            with suppress(RuntimeError):  # it has just ended by itself
+                loop.call_soon_threadsafe(ended.set)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _END_SECONDS)
+
+    def _run(self) -> None:
+        """kopf ends at the first error it does not know; it is begun anew until we end ourselves."""
+        wait, longest = _BACKOFF_SECONDS
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._operate())
+            except Exception as error:  # noqa: BLE001  of whatever kind: without kopf the cache still wakes us
+                log.warning("kopf ended: %s; begun anew", error)
+            if not self._stop.wait(wait * random.uniform(0.5, 1.0)):
+                figures.kopf_ended.inc()
+            wait = min(2 * wait, longest)
+
+    async def _operate(self) -> None:
+        # not the thread's own flag: kopf would wait for that in a thread that outlives it when it ends by itself
+        ended = asyncio.Event()
+        self._inner = asyncio.get_running_loop(), ended
+        if self._stop.is_set():
+            return
+        where: dict[str, Any] = {"clusterwide": True}
+        if self._only_namespace:
+            where = {"namespaces": [self._only_namespace]}
+        await kopf.operator(
+            registry=self._registry(),
+            settings=kopf_settings(),
+            standalone=True,
+            # kopf would name itself after its user, who has no name in a container
+            identity=cast(Any, "surefoot-operator"),
+            stop_flag=ended,
+            **where,
+        )
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        """One of our own: kopf's default one is the whole process's."""
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return await self._login()
+
+        @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+        async def heard(**_: Any) -> None:
+            # `type` is None after each listing, and a deletion during a gap is never told: only that something is new counts
+            figures.kopf_events.inc()
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._woken)
+
+        return registry
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Bounded in time, writing nothing, asking for no right but to watch the jobs."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 60
+    settings.watching.client_timeout = 75
+    settings.watching.connect_timeout = 3
+    settings.watching.inactivity_timeout = 70
+    settings.watching.reconnect_backoff = 1
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 10
+    settings.networking.connect_timeout = 3
+    settings.networking.error_backoffs = (0.5, 1, 2, 5)
+    settings.queueing.idle_timeout = 1
+    settings.queueing.exit_timeout = 0.5
+    settings.process.ultimate_exiting_timeout = None  # it would end the process, which is not kopf's
+    return settings
+
+
+async def connection(kubeconfig: Path | None) -> kopf.ConnectionInfo:
+    """The same server and identity as everything else here, in kopf's words. Raises FabricError."""
+    found = await loaded(kubeconfig)
+    token = await found.get_api_key_with_prefix("BearerToken")
+    return kopf.ConnectionInfo(
+        server=found.host,
+        ca_path=found.ssl_ca_cert,
+        insecure=not found.verify_ssl,
+        scheme="Bearer" if token else None,
+        token=token.split()[-1] if token else None,
+        certificate_path=found.cert_file,
+        private_key_path=found.key_file,
+    )

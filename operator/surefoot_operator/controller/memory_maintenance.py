@@ -1,0 +1,125 @@
+"""What the leader does for the memory tier as a whole: a new revision is rolled out, what gone jobs left is removed.
+
+Runs beside the jobs from when this operator leads; made by the cluster's composition root. An error is counted, said
+once, and tried again at the next round: nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from surefoot_operator import metrics
+from surefoot_operator.controller.job_runner import Shared
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import holders, labels
+from surefoot_operator.memory.orphans import OrphanSweep
+from surefoot_operator.policy.maintenance.rollout import JobSafety, Rollout, rollout
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 5.0
+ORPHANS_SECONDS = 60.0
+_PAGE = 500
+
+
+class MemoryUpkeep:
+    """`run` until cancelled. `safeties`: what each job says to the restart of a holder."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        namespace: str,
+        daemon_set: str,
+        safeties: Callable[[], tuple[JobSafety, ...]],
+    ) -> None:
+        self._shared, self._cache = shared, shared.cache
+        self._namespace, self._daemon_set = namespace, daemon_set
+        self._safeties = safeties
+        account = shared.telling.secrets.holder_account
+        self._orphans = OrphanSweep(lambda job: account(job).user, shared.settings.memory.call_seconds)
+        self._swept = float("-inf")
+        self._said = ""
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self._once("rollout", self._roll_out)
+                if time.monotonic() - self._swept >= ORPHANS_SECONDS:
+                    self._swept = time.monotonic()
+                    await self._once("orphans", self._sweep)
+                await asyncio.sleep(ROUND_SECONDS)
+        finally:
+            await self._orphans.close()
+
+    async def _once(self, what: str, work: Callable[[], Any]) -> None:
+        try:
+            await work()
+        except FabricError as error:
+            metrics.reconcile_failures.labels(what).inc()
+            self._say(f"the memory tier's {what} waits: {error}")
+
+    async def _roll_out(self) -> None:
+        """Restarts what may be restarted now."""
+        self._cache.check_fresh()
+        api = self._cache.api
+        newest = await holders.newest(api, self._namespace, self._daemon_set)
+        if newest is None:
+            metrics.outdated_holders.set(0)
+            return
+        jobs = self._safeties()
+        pods = holders.pods(
+            self._cache.holders.items.values(),
+            newest.uid,
+            self._cache.nodes.items.values(),
+            self._cache.kubelets(),
+            _topology_key(jobs),
+        )
+        decided = rollout(pods, newest.wanted, newest.revision, jobs, self._shared.clock())
+        metrics.outdated_holders.set(decided.outdated)
+        self._tell(decided)
+        for pod in decided.delete:
+            await holders.restart(api, self._namespace, pod)
+            log.info("holder %s on %s is restarted for revision %s", pod.name, pod.node, newest.revision)
+
+    async def _sweep(self) -> None:
+        """Holders are held against a list of all jobs that a quorum of the API's store confirms."""
+        live = await self._every_job()
+        domains: dict[str, str] = {}
+        places = holders.places(
+            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._shared.access
+        )
+        await self._orphans.observe(live, places, self._shared.clock())
+
+    async def _every_job(self) -> frozenset[str]:
+        found: set[str] = set()
+        query: dict[str, str | int] = {"limit": _PAGE}
+        while True:
+            # without a resourceVersion: never from a server's cache that is behind
+            listed = await self._cache.api.get(f"{labels.JOBS}/trainingjobs", query)
+            found |= {job["metadata"]["uid"] for job in listed["items"]}
+            more = listed["metadata"].get("continue")
+            if not more:
+                return frozenset(found)
+            query = {"limit": _PAGE, "continue": more}
+
+    def _tell(self, decided: Rollout) -> None:
+        if decided.outdated:
+            self._say(f"the memory tier's rollout: {decided.reason}")
+        elif self._said:
+            self._say("")
+            log.info("the memory tier's rollout is done: %s", decided.reason)
+
+    def _say(self, text: str) -> None:
+        if text and text != self._said:
+            log.info("%s", text)
+        self._said = text
+
+
+def _topology_key(jobs: tuple[JobSafety, ...]) -> str:
+    """The failure domain that all jobs agree on; else a node, which is within every one."""
+    keys = {one.topology_key for one in jobs if one.topology_key}
+    return keys.pop() if len(keys) == 1 else labels.HOSTNAME

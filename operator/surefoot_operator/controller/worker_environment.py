@@ -1,0 +1,82 @@
+"""What a new worker is told, from the job's spec: pure. Called by the reconciler through the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from surefoot.settings import JobSettings, PersistentSettings, job_environment
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.controller.credentials.derived_secrets import Secrets
+from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.policy.actions import CreateWorker
+
+WORKER_METRICS_PORT = 9464
+"""Of each worker on a cluster, where every pod has an address of its own."""
+
+_SECRET = ("SUREFOOT_HOLDER_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTelling:
+    """Builds the environment of each worker of a job."""
+
+    coordinator_url: str
+    holder_call_seconds: float
+    secrets: Secrets = field(repr=False)
+    own_token: bool = True
+    """Whether each worker is given a token that follows from the root; on a cluster its service account's is used."""
+    coordinator_ca: Callable[[], str] = str
+    """PEM of whoever signs the coordinator's certificate now; empty: agents are told of none."""
+    holder_tls_ca: Callable[[], str] = str
+    """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
+    metrics_port: int | None = None
+    """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
+
+    def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
+        told = job_environment(self._job_settings(job))
+        secret = {name: told.pop(name) for name in _SECRET if name in told}
+        if self.own_token:
+            secret["SUREFOOT_TOKEN"] = self.secrets.worker_token(job.uid, worker.index, worker.attempt)
+        health = job.spec.health_policy
+        plain = {
+            **told,
+            "SUREFOOT_JOB_NAME": job.name,
+            "SUREFOOT_JOB_NAMESPACE": job.namespace,
+            "SUREFOOT_WORKER_INDEX": str(worker.index),
+            "SUREFOOT_WORKER_ATTEMPT": str(worker.attempt),
+            "SUREFOOT_COORDINATOR_URL": self.coordinator_url,
+            "SUREFOOT_LOCAL_RANKS": str(job.spec.nproc_per_node),
+            "SUREFOOT_HEARTBEAT_SECONDS": str(health.heartbeat_seconds),
+            "SUREFOOT_STEP_TIMEOUT_SECONDS": str(health.step_timeout_seconds),
+        }
+        if authority := self.coordinator_ca():
+            plain["SUREFOOT_COORDINATOR_CA"] = authority
+        if self.metrics_port is not None:
+            plain["SUREFOOT_METRICS_PORT"] = str(self.metrics_port)
+        return WorkerEnvironment(plain, secret)
+
+    def _job_settings(self, job: TrainingJob) -> JobSettings:
+        checkpoint, persistent = job.spec.checkpoint, job.spec.checkpoint.persistent
+        account = self.secrets.holder_account(job.uid)
+        return JobSettings(
+            job=job.uid,
+            interval_steps=checkpoint.memory.base_steps,
+            replicas=checkpoint.memory.replicas,
+            keep=checkpoint.memory.keep,
+            holder_user=account.user,
+            holder_password=account.password,
+            holder_call_seconds=self.holder_call_seconds,
+            holder_tls_ca=self.holder_tls_ca(),
+            persistent=PersistentSettings(
+                uri=persistent.uri,
+                interval_steps=persistent.fixed_steps or 0,
+                keep=persistent.keep,
+                endpoint=persistent.endpoint,
+                region=persistent.region,
+                ca_bundle=persistent.ca_bundle,
+                sse=persistent.sse,
+            )
+            if persistent is not None
+            else None,
+        )

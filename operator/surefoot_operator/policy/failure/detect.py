@@ -1,0 +1,267 @@
+"""Which workers of the committed world are lost, and by what evidence. Pure; called by `plan`.
+
+The fabric's word is certain. A broken line or silence is not: it counts only while the epoch's steps stand still, and
+if most workers seem lost by that alone, the observer is the likelier fault and nothing is decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot_operator.api.status import Member
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.facts import (
+    UNHEARD_SECONDS,
+    Facts,
+    announced,
+    audible,
+    in_epoch,
+    last_step_seconds,
+    member_sessions,
+    node_lost,
+    seconds_per_step,
+    worker_id,
+)
+from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.standstill import standstill, told_to_hang
+
+RECONNECT_GRACE_SECONDS = 0.25
+"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
+
+RECONNECT_SECONDS = 1.0
+"""A living agent is back on a line that broke by then: it tries at once, and TLS and the token's review take their time."""
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`losses`, the likeliest cause first. `frozen`: why nothing may be decided. `recheck_seconds`: when to look again."""
+
+    losses: tuple[Loss, ...] = ()
+    frozen: str | None = None
+    recheck_seconds: tuple[float, ...] = ()
+
+
+def judge(facts: Facts) -> Verdict:
+    """Everything that ended the committed epoch, as far as is known now."""
+    epoch = facts.world.epoch
+    exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
+    losses: list[Loss] = []
+    recheck: list[float] = []
+    for member, session in member_sessions(facts):
+        found = _member(facts, member, session, epoch_dead=bool(exits))
+        if isinstance(found, Loss):
+            losses.append(replace(found, announced=not found.application and bool(announced(facts, member))))
+        elif found is not None:
+            recheck.append(found)
+    unwitnessed = [loss for loss in losses if not loss.witnessed]
+    if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
+        names = ", ".join(str(loss.worker) for loss in unwitnessed)
+        frozen = (
+            f"workers {names} are silent, most of the world, and nothing else says that they are gone: "
+            "waiting, since the observer is the likelier fault"
+        )
+        losses = [loss for loss in losses if loss.witnessed]
+    else:
+        frozen = None
+    told = told_to_hang(facts)
+    losses += (told,) if told is not None else ()
+    # a step that does not come is the effect of whatever else is known, and then says nothing of its own
+    for found in (_echo(facts, exits, losses), None if losses or exits else standstill(facts)):
+        if isinstance(found, Loss):
+            losses.append(found)
+        elif found is not None:
+            recheck.append(found)
+    losses.sort(key=lambda loss: loss.at_seconds)
+    return Verdict(tuple(losses), frozen, tuple(recheck))
+
+
+def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | float | None:
+    """One member: lost, or the moment at which it has to be looked at again, or well."""
+    epoch = facts.world.epoch
+    if session is not None and session.epoch == epoch and session.finished == 0:
+        return None
+    certain = _by_fabric(facts, member, session)
+    if certain is not None:
+        return certain
+    other = facts.sessions.get(worker_id(member))
+    if session is None:
+        if other is not None:
+            reason = f"the agent of worker {member.index} was started anew"
+            return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
+        return _unheard(facts, member)
+    if session.exit is not None and session.exit.epoch == epoch and not session.exit.secondary:
+        return None if session.exit.kind == "hang" else _exited(session, member)
+    if session.unreadable is not None and session.epoch == epoch:
+        return _unreadable(facts, session, member)
+    if not session.connected:
+        return _broken(facts, session, member, epoch_dead)
+    return _silent(facts, session, member)
+
+
+def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Loss | None:
+    worker = facts.workers.get(worker_id(member))
+    sign = session.since_seconds if session is not None and not session.connected else facts.now
+    gone = node_lost(facts, member.node)
+    if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
+        return None
+    over = worker is None or worker.phase in ("Succeeded", "Failed")
+    if gone and (over or (session is not None and not audible(facts, session))):
+        node = facts.nodes.get(member.node)
+        said = node.reason or node.doubt if node is not None else ""
+        why = f": {said}" if said else ""
+        return Loss("node-lost", f"node {member.node} of worker {member.index} is gone{why}", sign, *_at(member))
+    if not over:
+        return None
+    if worker is None:
+        return Loss("agent-lost", f"worker {member.index} was deleted", sign, *_at(member))
+    detail = f" ({worker.message})" if worker.message else ""
+    reason = f"worker {member.index} ended with exit code {worker.exit_code}{detail}"
+    return Loss("agent-lost", reason, sign, *_at(member))
+
+
+def _unheard(facts: Facts, member: Member) -> Loss | float | None:
+    worker = facts.workers.get(worker_id(member))
+    if worker is not None and worker.phase == "Succeeded":
+        return None
+    due = facts.seen.term_seconds + UNHEARD_SECONDS
+    if facts.now < due:
+        return due
+    if worker is not None and worker.phase == "Running" and not node_lost(facts, member.node):
+        return None
+    reason = f"worker {member.index} was not heard since this operator began, and the fabric cannot say that it runs"
+    return Loss("worker-silent", reason, due, *_at(member))
+
+
+def _exited(session: SessionSeen, member: Member) -> Loss | None:
+    exit_seen = session.exit
+    if exit_seen is None:
+        return None
+    how = f"signal {-exit_seen.code}" if exit_seen.code < 0 else f"exit code {exit_seen.code}"
+    cause = f": {exit_seen.cause}" if exit_seen.cause else ""
+    reason = f"rank {exit_seen.rank} on worker {member.index} ended with {how}{cause}"
+    return Loss("trainer-failed", reason, exit_seen.at_seconds, *_at(member), True, exit_seen.code, rank=exit_seen.rank)
+
+
+def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
+    if session.unreadable is None:
+        return None
+    checkpoint, absent, detail = session.unreadable
+    if absent:
+        reason = f"no holder has all of {checkpoint} any more ({detail})"
+        # only our own tiers are read anew before the next choice: an older job's, once gone, must not be chosen again
+        return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint if checkpoint.imported else None)
+    reason = f"every copy of something in {checkpoint} is damaged ({detail})"
+    return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
+
+
+def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | float | None:
+    """A line that broke is no witness: a reset link and a dead process look alike.
+
+    A process that died is told by the fabric, or by peers whose collectives broke. Failing that, others say that a step
+    is overdue; and an agent that does not come back within the heartbeat timeout is as silent as one without a word.
+    """
+    if not epoch_dead:
+        moving = _moving_until(facts, session.since_seconds)
+        if moving is not None:
+            return moving
+        silent = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
+        overdue = min(silent, _overdue_seconds(facts, session.since_seconds))
+        if facts.now < overdue:
+            return overdue
+        if facts.now < silent and not _stands(facts, overdue):
+            return min(silent, facts.now + _LOOK_SECONDS)
+    reason = f"the connection to worker {member.index} broke and did not come back"
+    return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
+
+
+def _overdue_seconds(facts: Facts, since_seconds: float) -> float:
+    """From when on a step that has not come says something about a line that broke at `since_seconds`."""
+    last, usual = last_step_seconds(facts, facts.world.epoch), seconds_per_step(facts)
+    if last is None or usual is None:
+        return float("inf")
+    return max(since_seconds + RECONNECT_SECONDS, last + 2 * usual)
+
+
+def _stands(facts: Facts, overdue_seconds: float) -> bool:
+    """Whether another rank said so late that it has no further step: nobody reports steps at the moment they are made."""
+    return any(s.connected and s.heard_seconds >= overdue_seconds for s in in_epoch(facts, facts.world.epoch))
+
+
+def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float | None:
+    due = session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
+    if facts.now <= due:
+        return due
+    # others tell of their steps with each heartbeat, however many they make in between
+    moving = _moving_until(facts, session.heard_seconds, facts.spec.health_policy.heartbeat_seconds)
+    if moving is not None:
+        return moving
+    silence = facts.spec.health_policy.heartbeat_timeout_seconds
+    reason = f"worker {member.index} has been silent for more than {silence:g} seconds"
+    return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
+
+
+def _moving_until(facts: Facts, since_seconds: float, told_every_seconds: float = 0.0) -> float | None:
+    """Until when the epoch counts as advancing after `since_seconds`; None if it stands still.
+
+    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
+    the next could have been told.
+    """
+    last = last_step_seconds(facts, facts.world.epoch)
+    if last is None or last <= since_seconds:
+        return None
+    until = last + told_every_seconds + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
+    return until if facts.now < until else None
+
+
+def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | float | None:
+    """Trainers that ended because a peer's connection broke, with no first cause in sight."""
+    if losses or not exits:
+        return None
+    first = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.at_seconds)
+    due = first.at_seconds + RECONNECT_GRACE_SECONDS
+    if facts.now < due:
+        return due
+    echo = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'})"
+    left = [
+        (member, session, rank)
+        for member, session in member_sessions(facts)
+        if session is not None and session.epoch == facts.world.epoch
+        for rank in session.ended
+    ]
+    gone = next((m for m in facts.world.members if announced(facts, m)), None)
+    if not left and gone is not None:
+        reason = f"worker {gone.index} {announced(facts, gone)}, and ended before its world could halt: {echo}"
+        return Loss("agent-lost", reason, first.at_seconds, *_at(gone), announced=True)
+    if not left:
+        loss = Loss("trainer-failed", f"{echo}, and nobody said why", first.at_seconds, exit_code=first.code)
+        return replace(loss, unexplained=True)
+    member, session, rank = left[0]
+    more = f", and {len(left) - 1} more," if len(left) > 1 else ""
+    reason = f"rank {rank} on worker {member.index}{more} ended with code 0 after step {session.step} while others train: {echo}"
+    if len(left) > 1:
+        return Loss("trainer-failed", reason, first.at_seconds, application=True, exit_code=0)
+    return Loss("trainer-failed", reason, first.at_seconds, *_at(member), True, 0, rank=rank)
+
+
+def seen_to_die(facts: Facts) -> Loss | None:
+    """The first member of the world that ended, or was not heard any more, by what the fabric and its line say."""
+    for member, session in member_sessions(facts):
+        certain = _by_fabric(facts, member, session)
+        if certain is not None:
+            return certain
+        other = facts.sessions.get(worker_id(member))
+        if session is None and other is not None:
+            reason = f"the agent of worker {member.index} was started anew"
+            return Loss("agent-lost", reason, other.since_seconds, *_at(member))
+        if session is None:
+            continue
+        broken = not session.connected and facts.now > session.since_seconds + RECONNECT_GRACE_SECONDS
+        if broken or facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
+            reason = f"worker {member.index} is not heard any more"
+            return Loss("worker-silent", reason, session.heard_seconds, *_at(member))
+    return None
+
+
+def _at(member: Member) -> tuple[int, str]:
+    return member.index, member.node

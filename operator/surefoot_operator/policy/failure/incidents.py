@@ -1,0 +1,108 @@
+"""The record of each failure, from its first sign to the first new step. Pure; at most ten are kept, newest last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.sources import joined
+from surefoot_operator.api.status import Incident
+from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, node_lost, step_of
+from surefoot_operator.policy.failure.losses import Loss
+
+MOST_KEPT = 10
+
+LONGEST_DETAIL = 8000
+"""Characters of what workers had to say, of the newest incident."""
+
+LONGEST_OLD_DETAIL = 500
+
+Incidents = tuple[Incident, ...]
+
+
+def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
+    """With one more: the failure that ends the present epoch, claimed now."""
+    incident = Incident(
+        kind=loss.kind,
+        reason=loss.reason,
+        worker=loss.worker,
+        node=loss.node,
+        epoch=facts.world.epoch,
+        detected_seconds=loss.at_seconds,
+        claimed_seconds=facts.now,
+        last_step=last_step,
+        world_before=facts.world.size,
+        rank=loss.rank,
+        unexplained=loss.unexplained,
+        detail=_detail(facts, facts.world.epoch),
+    )
+    before = (replace(i, detail=i.detail[:LONGEST_OLD_DETAIL]) for i in facts.status.incidents)
+    return (*before, incident)[-MOST_KEPT:]
+
+
+def ending(facts: Facts, loss: Loss, last_step: int) -> Incidents:
+    """With the failure that ends the job: nothing is claimed after it."""
+    before, last = (found := opened(facts, loss, last_step))[:-1], found[-1]
+    return (*before, replace(last, claimed_seconds=None))
+
+
+def open_incident(incidents: Incidents) -> Incident | None:
+    """The newest, while it waits for its first new step."""
+    return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
+
+
+def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
+    """While Claimed: when everything had stopped, and when everything was read. A lost line may prove a lost node."""
+    incident = open_incident(known)
+    if incident is None:
+        return known
+    if stopped and incident.stopped_seconds is None:
+        incident = replace(incident, stopped_seconds=facts.now)
+    if sealed and incident.sealed_seconds is None:
+        incident = replace(incident, sealed_seconds=facts.now)
+    detail = _detail(facts, incident.epoch)
+    if len(detail) > len(incident.detail):
+        incident = replace(incident, detail=detail)  # each worker says its part when it has stopped its trainers
+    if incident.kind in ("agent-lost", "worker-silent") and node_lost(facts, incident.node):
+        incident = replace(incident, kind="node-lost", reason=f"node {incident.node} is gone: {incident.reason}")
+    return (*known[:-1], incident)
+
+
+def _detail(facts: Facts, epoch: int) -> str:
+    """What the workers of this epoch said beside their causes, in their order."""
+    told = [s.exit for _, s in member_sessions(facts) if s is not None and s.exit is not None and s.exit.epoch == epoch]
+    return "\n".join(e.detail for e in told if e.detail)[:LONGEST_DETAIL]
+
+
+def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
+    """At the commit that answers it."""
+    incident = open_incident(incidents)
+    if incident is None:
+        return incidents
+    parent_step = parent.step if parent else 0
+    last_step = max(incident.last_step, step_of(facts, incident.epoch))
+    incident = replace(
+        incident,
+        assigned_seconds=facts.now,
+        last_step=last_step,
+        parent_step=parent_step,
+        steps_lost=max(0, last_step - parent_step),
+        world_after=size,
+    )
+    return (*incidents[:-1], incident)
+
+
+def closed(facts: Facts) -> Incidents:
+    """While Committed: at the epoch's first new step, with where its state came from."""
+    incident = open_incident(facts.status.incidents)
+    epoch = facts.world.epoch
+    if incident is None or incident.assigned_seconds is None or not has_stepped(facts, epoch):
+        return facts.status.incidents
+    first = [s.step_at_seconds for s in in_epoch(facts, epoch) if s.step_at_seconds is not None]
+    sources = joined(s.restored_from for s in in_epoch(facts, epoch) if s.restored_from)
+    incident = replace(
+        incident,
+        first_step_seconds=min(first, default=facts.now),
+        restored_from=sources,
+    )
+    return (*facts.status.incidents[:-1], incident)

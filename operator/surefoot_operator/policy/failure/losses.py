@@ -1,0 +1,30 @@
+"""Why an epoch cannot go on, as one value. Pure; made by `detect` and `standstill`, weighed by `restart_budget`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.identities import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the epoch cannot go on. `at_seconds`: the first sign of it. Worker, node and rank: only who is proved to be to blame."""
+
+    kind: str
+    reason: str
+    at_seconds: float
+    worker: int | None = None
+    node: str | None = None
+    application: bool = False
+    exit_code: int | None = None
+    bad: Checkpoint | None = None
+    witnessed: bool = True
+    """False: only a broken line or silence says so."""
+    unexplained: bool = False
+    """Nothing was seen to die that could have caused it. Where it comes again and again without a new step, it counts."""
+    announced: bool = False
+    """Somebody wanted the worker to end and said so: nothing that a budget counts."""
+    rank: int | None = None
+    detail: str = ""
+    """More lines for people."""

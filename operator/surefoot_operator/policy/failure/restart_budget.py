@@ -1,0 +1,129 @@
+"""Whether a failure may be answered with another restart, and after what pause. Pure; called by `plan`.
+
+What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`, and the end of a worker that somebody announced
+nothing at all. What comes again and again without one new
+step uses up the latter whatever its words are: a data server that is down, and a collective that one rank calls once
+too often, sound just like a peer that died. `maxRestarts` counts whatever made the world restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot_operator.api.spec import FailureRule
+from surefoot_operator.api.status import JobStatus, Restart
+from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.failure.losses import Loss
+
+MOST_REMEMBERED = 32
+"""Entries kept in status; beyond that neighbours in time become one entry with their number."""
+
+SHORTEST_PAUSE_SECONDS = 1.0
+"""Before the second restart in a row without a new step; doubled with each further one. The first comes at once."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+
+PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
+"""Incidents that a program may cause: the answer to a lost node or worker never waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """`restart`: what to record if the job goes on; None: nothing counts it. `refusal`: why it fails
+    instead; not before `witness_seconds`, as somebody may still be seen to have died of something else."""
+
+    restart: Restart | None
+    row: int
+    """Restarts in a row without a new step, with this one."""
+    counted: bool = False
+    refusal: str | None = None
+    witness_seconds: float | None = None
+
+
+def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
+    """Weighs one failure: the first rule that matches, then every budget."""
+    rule = _matching(facts.spec.failure_policy.rules, loss)
+    ignored = rule is not None and rule.action == "RestartAndIgnoreMaxRestarts"
+    counted = loss.application and not ignored
+    progressed = _progressed(facts, last_step)
+    own = loss.application or loss.unexplained
+    row = 0 if progressed else facts.status.no_progress_restarts + int(own)
+    restart = None if ignored or loss.announced else Restart(facts.now, loss.application, counted, progressed)
+    found = Allowance(restart, row, counted)
+    if rule is not None and rule.action == "FailJob":
+        return replace(found, refusal=f"{loss.reason}; failure rule {rule.name!r} says that this fails the job")
+    if ignored or loss.announced:
+        return found
+    used = _used_up(facts, counted)
+    if used is not None:
+        return replace(found, refusal=f"{loss.reason}; {used}")
+    most = facts.spec.failure_policy.max_no_progress_restarts
+    if not own or row <= most:
+        return found
+    refusal = f"{loss.reason}; {row - 1} restarts in a row without one new step used up maxNoProgressRestarts ({most})"
+    patience = facts.spec.health_policy.heartbeat_timeout_seconds + 1.0
+    return replace(found, refusal=refusal, witness_seconds=loss.at_seconds + patience if loss.unexplained else None)
+
+
+def recorded(status: JobStatus, allowed: Allowance, last_step: int) -> JobStatus:
+    """With one more restart, as it was allowed."""
+    recent = status.recent_restarts if allowed.restart is None else remember(status.recent_restarts, allowed.restart)
+    return replace(
+        status,
+        restarts=status.restarts + 1,
+        restarts_counted=status.restarts_counted + int(allowed.counted),
+        recent_restarts=recent,
+        no_progress_restarts=allowed.row,
+        reached_step=max(status.reached_step, last_step),
+    )
+
+
+def pause_until(facts: Facts) -> float | None:
+    """While an epoch is claimed: when the next one may begin; None: at once."""
+    incident, row = open_incident(facts.status.incidents), facts.status.no_progress_restarts
+    if incident is None or incident.kind not in PAUSED_KINDS or row == 0:
+        return None
+    pause = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2 ** min(row - 1, 16))
+    due = facts.world.changed_seconds + pause
+    return due if facts.now < due else None
+
+
+def remember(restarts: tuple[Restart, ...], restart: Restart) -> tuple[Restart, ...]:
+    """Bounded, and no restart uncounted: the two that lie nearest to each other become one, as old as the older."""
+    kept = [*restarts, restart]
+    while len(kept) > MOST_REMEMBERED:
+        place = min(range(len(kept) - 1), key=lambda i: kept[i + 1].at_seconds - kept[i].at_seconds)
+        older, newer = kept[place], kept[place + 1]
+        kept[place : place + 2] = [replace(newer, at_seconds=older.at_seconds, count=older.count + newer.count)]
+    return tuple(kept)
+
+
+def _matching(rules: tuple[FailureRule, ...], loss: Loss) -> FailureRule | None:
+    """Rules speak of exit codes: a failure without one (a hang, a lost node) matches none."""
+    if not loss.application or loss.exit_code is None:
+        return None
+    for rule in rules:
+        listed = loss.exit_code in rule.exit_codes
+        if not rule.exit_codes or listed == (rule.operator == "In"):
+            return rule
+    return None
+
+
+def _progressed(facts: Facts, last_step: int) -> bool:
+    """Whether the epoch that ended got beyond its own beginning and beyond every earlier failure."""
+    parent = facts.world.parent.step if facts.world.parent else 0
+    reached = max((i.last_step for i in facts.status.incidents), default=0)
+    return last_step > max(reached, facts.status.reached_step, parent)
+
+
+def _used_up(facts: Facts, counted: bool) -> str | None:
+    policy, limit = facts.spec.failure_policy, facts.spec.run_policy.backoff_limit
+    if counted and facts.status.restarts_counted >= limit:
+        return f"{facts.status.restarts_counted} restarts used up backoffLimit ({limit})"
+    since = facts.now - policy.eval_period_seconds
+    recent = sum(r.count for r in facts.status.recent_restarts if r.at_seconds >= since)
+    if policy.max_restarts is not None and recent >= policy.max_restarts:
+        window = f"{policy.eval_period_seconds:g} s"
+        return f"{recent} restarts within {window} used up maxRestarts ({policy.max_restarts})"
+    return None

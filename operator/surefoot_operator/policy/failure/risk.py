@@ -1,0 +1,68 @@
+"""How often a job fails, and how likely a failure takes every copy in memory: its own record, weighed with a prior. Pure.
+
+A young job has no record. So it begins with what is known of such machines, worth a few incidents, and its own count
+more the more there are. Called by `intervals`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot_operator.api.status import Incident, JobStatus
+from surefoot_operator.policy.failure.incidents import MOST_KEPT
+
+WORKER_INCIDENT_SECONDS = 100 * 86400.0
+"""Prior: a worker fails once in a hundred days. Reported of large trainings: once in 50 to 300 days a node."""
+
+PRIOR_INCIDENTS = 0.1
+"""So much of an incident is the prior worth: a job's own soon decide."""
+
+NODE_SHARE = 0.5
+"""Prior: of so many incidents a node, and the copies on it, is lost; of the others nothing but processes."""
+
+TOGETHER_SHARE = 0.1
+"""Prior: so often one node more goes with the one that is lost (a rack, a switch, a reclaimed group)."""
+
+PRIOR_LOSSES = 4.0
+"""So many incidents is the prior of the odds worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """Of one job now."""
+
+    incidents_per_second: float
+    memory_loss_odds: float
+    """That an incident takes every copy in memory: then only the persistent tier helps."""
+
+    @property
+    def from_memory_seconds(self) -> float:
+        """Mean time between incidents that memory recovers from."""
+        return 1.0 / (self.incidents_per_second * (1.0 - self.memory_loss_odds))
+
+    @property
+    def from_persistent_seconds(self) -> float:
+        """Mean time between incidents that only the persistent tier recovers from."""
+        return 1.0 / (self.incidents_per_second * self.memory_loss_odds)
+
+
+def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
+    """`replicas`: copies that a save has in memory now. Planned changes are no incidents: they lose nothing."""
+    known = status.incidents
+    since = status.start_seconds if status.start_seconds is not None else now
+    if len(known) >= MOST_KEPT:
+        since = known[0].detected_seconds  # older ones are not known any more
+    unplanned = [i for i in known if i.kind != "planned"]
+    prior_seconds = PRIOR_INCIDENTS * WORKER_INCIDENT_SECONDS / max(1, workers)
+    rate = (PRIOR_INCIDENTS + len(unplanned)) / (prior_seconds + max(0.0, now - since))
+    expected = NODE_SHARE * TOGETHER_SHARE ** (max(1, replicas) - 1)
+    lost = sum(map(_lost_memory, unplanned))
+    odds = (PRIOR_LOSSES * expected + lost) / (PRIOR_LOSSES + len(unplanned))
+    return Risk(rate, odds)
+
+
+def _lost_memory(incident: Incident) -> bool:
+    """Something had to be read from the persistent tier; or there was nothing, and steps were lost all the same."""
+    if incident.restored_from in ("persistent", "mixed"):
+        return True
+    return incident.parent_step == 0 and incident.last_step > 0 and incident.first_step_seconds is not None

@@ -1,0 +1,1 @@
+"""How a job ends, rests and is cleaned up."""

@@ -1,0 +1,78 @@
+"""How a job ends: when it is complete, what it waits for before it says so, and when its time is up. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import newest
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.facts import Facts, audible, member_sessions, worker_id
+from surefoot_operator.policy.lifecycle.last_checkpoint import in_memory
+
+LAST_SAVE_SECONDS = 30.0
+"""How long after its last step a finished job waits to read on the holders what its agents say they saved there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The job is over, and why."""
+
+    phase: Literal["Complete", "Failed"]
+    reason: str
+
+
+def verdict(facts: Facts) -> Verdict | None:
+    """Whether the committed world has finished: every member said so, or its worker ended well."""
+    world = facts.world
+    steps: list[int] = []
+    for member, session in member_sessions(facts):
+        if session is not None and session.epoch == world.epoch and session.finished == 0:
+            steps.append(session.finished_steps)
+            continue
+        worker = facts.workers.get(worker_id(member))
+        if worker is None or worker.phase != "Succeeded" or worker.exit_code:
+            return None
+    if not world.members:
+        return None
+    if steps and not any(steps) and world.parent is None:
+        reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
+        return Verdict("Failed", reason)
+    begun = world.parent.step if world.parent is not None else 0
+    done = f" after step {max(*steps, begun)}" if steps and min(steps) >= 0 else ""
+    return Verdict("Complete", f"every trainer finished{done}")
+
+
+def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
+    """(newest complete checkpoint as the holders were read, until when to read them again; None: that is the last).
+
+    The job's last saves end after its last step, and holders are read only now and then: what status names as the last
+    complete checkpoint should be the one that people find. Nothing depends on it, so the wait is short.
+    """
+    known = newest(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
+    sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    if not sessions or len(sessions) < len(facts.world.members):
+        return known, None
+    saves = [newest(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]
+    goal = min((c for c in saves if c is not None), default=None)
+    if goal is None or None in saves or (known is not None and known >= goal):
+        return known, None
+    until = max(s.step_at_seconds or s.since_seconds for s in sessions) + LAST_SAVE_SECONDS
+    return known, until if facts.now < until else None
+
+
+def deadline(facts: Facts) -> float | None:
+    """When activeDeadlineSeconds ends the job."""
+    limit, start = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
+    return None if limit is None or start is None else start + limit
+
+
+def ended(status: JobStatus, phase: Literal["Complete", "Failed"], reason: str, now: float) -> JobStatus:
+    return replace(status, phase=phase, message=reason, completion_seconds=now)
+
+
+def ended_event(phase: str, reason: str) -> Event:
+    return Event(JOB_COMPLETE if phase == "Complete" else JOB_FAILED, reason, warning=phase == "Failed")

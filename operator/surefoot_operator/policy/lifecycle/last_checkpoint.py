@@ -1,0 +1,146 @@
+"""Whether what a job ends with lies in the persistent tier, and what is done where it does not. Pure; called by `plan`.
+
+What a training ends with is what people want of it, and the memory tier goes with the job: so a job is not over before
+its last checkpoint is complete where it outlives the nodes, however often anything restarted behind the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.completeness import TierReading, complete
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import newest
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    bad_of,
+    final_checkpoint,
+    last_step_seconds,
+    member_sessions,
+    reading_at,
+)
+from surefoot_operator.policy.failure.losses import Loss
+
+PROMOTION_SECONDS = 3600.0
+"""How long a finished job waits for its last checkpoint to be complete in the persistent tier."""
+
+RESCUE_SECONDS = 600.0
+"""How long a job that fails waits for the same of its newest."""
+
+SAVING_SECONDS = 30.0
+"""How long after the last step the holders are read for what agents say they saved there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """It is on its way."""
+
+    reason: str
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """It is not there, and will not be. `fails`: so much is missing that the job has not done what it was made for."""
+
+    reason: str
+    fails: bool
+
+
+def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
+    """Of a world whose trainers have all finished: what its last checkpoint still needs; None: nothing.
+
+    A loss means that it has to be made again: it was in memory, and went with the workers or the holders that had it.
+    """
+    final = final_checkpoint(facts)
+    if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
+        return None
+    members = [s for _, s in member_sessions(facts) if s is not None]
+    heard = [s for s in members if audible(facts, s)]
+    saved = final == facts.world.parent or all(_saved(s) == final for s in members)
+    there = in_memory(facts)
+    wanted = final if saved or final in there else newest(there)
+    step = f"every trainer finished after step {final.step}"
+    if wanted is None or _is_kept(facts, wanted):
+        until = _since(facts) + SAVING_SECONDS
+        if facts.now < until and not _all_known(facts, members):
+            return Pending(f"{step}; holders and workers are still to say whether that was saved", until)
+        return _unsaved(facts, final, wanted)
+    if not heard:
+        until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
+        reason = f"{step}, and no worker is left that could upload {wanted} to the persistent tier"
+        return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
+    if wanted not in there:
+        until = _since(facts) + SAVING_SECONDS
+        reason = f"{step}; the holders are read once more for the last checkpoint"
+        lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
+        return Pending(reason, until) if facts.now < until else Loss("checkpoint-lost", lost, until, unexplained=True)
+    until = _since(facts) + PROMOTION_SECONDS
+    if facts.now < until:
+        return Pending("every trainer finished; the last checkpoint is on its way to the persistent tier", until)
+    return Unsaved(f"{step}, and {wanted} did not reach the persistent tier in {PROMOTION_SECONDS:g} s", fails=True)
+
+
+def rescue(facts: Facts, since_seconds: float) -> Pending | None:
+    """Of a world that is about to fail: its newest checkpoint goes up first, while somebody is there to upload it."""
+    sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    if facts.spec.checkpoint.persistent is None or not sessions:
+        return None
+    since = min(since_seconds, facts.now) if since_seconds < facts.now else _since(facts)
+    there = newest(in_memory(facts))
+    said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
+    coming = min(said) if len(said) == len(facts.world.members) else None
+    if coming is not None and (there is None or coming > there) and facts.now < since + SAVING_SECONDS:
+        return Pending("the holders are read once more for the last checkpoint", since + SAVING_SECONDS)
+    until = since + RESCUE_SECONDS
+    if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
+        return None
+    return Pending(f"{there} goes to the persistent tier first", until)
+
+
+def in_memory(facts: Facts) -> list[Checkpoint]:
+    """Lineage checkpoints that are complete on the holders as these were read."""
+    epoch = facts.world.epoch
+    reading = TierReading(reading_at(facts, epoch).holders, None)
+    return complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+
+
+def _all_known(facts: Facts, members: list[SessionSeen]) -> bool:
+    """Whether every member has said what it saved, and every named holder that is left was read.
+
+    A leader that has just begun hears that all finished before it hears what they saved: unknown is not unsaved.
+    """
+    epoch = facts.world.epoch
+    named = {endpoint.holder for endpoint in facts.status.named_holders}
+    left = [h for h in facts.seen.holders if h.endpoint.holder in named and h.state != "Gone"]
+    return all(h.read_epoch == epoch for h in left) and all(_saved(s) is not None for s in members)
+
+
+def _unsaved(facts: Facts, final: Checkpoint, found: Checkpoint | None) -> Unsaved:
+    best = newest(c for c in (found, facts.status.floor) if c is not None)
+    step = f"every trainer finished after step {final.step}"
+    if best is None:
+        return Unsaved(f"{step}, and not one checkpoint of it was saved; the events say why", fails=True)
+    return Unsaved(
+        f"{step}, which was not saved: the newest checkpoint is of step {best.step} (call close() right behind the last"
+        " step, before another batch is taken)",
+        fails=False,
+    )
+
+
+def _is_kept(facts: Facts, checkpoint: Checkpoint) -> bool:
+    floor = facts.status.floor
+    return floor is not None and floor.step >= checkpoint.step
+
+
+def _saved(session: SessionSeen) -> Checkpoint | None:
+    """The newest that this agent has committed, or is about to."""
+    return newest(c for c in (*session.pending, session.saved) if c is not None)
+
+
+def _since(facts: Facts) -> float:
+    """When the world stopped to make steps, at the latest; an operator that came later waits anew."""
+    last = last_step_seconds(facts, facts.world.epoch)
+    return max(facts.world.changed_seconds, facts.seen.term_seconds, last if last is not None else 0.0)

@@ -1,0 +1,1 @@
+"""What is done for a job while it trains: copies, promotion, retention, intervals."""

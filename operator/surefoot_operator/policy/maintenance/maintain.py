@@ -1,0 +1,280 @@
+"""`upkeep`: what the memory and persistent tiers need while a world is committed. Pure; called by `reconcile`.
+
+It runs beside `plan`, on the same snapshot with the plan's status, and only when that plan leaves the world alone. Its
+status change tests the world like every other. Who was read decides: a holder that is silent, or not sealed at this
+epoch, counts in no copy, loses nothing and is named to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from surefoot.protocol import retention
+from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.lineage import newest
+from surefoot.protocol.settled import Settled
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
+from surefoot_operator.policy.actions import Event, SealHolder
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    bad_of,
+    domains_of,
+    gather,
+    member_sessions,
+    reading_at,
+    saving_steps,
+    sealed_holders,
+    seconds_per_step,
+    step_of,
+    worker_id,
+)
+from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion
+from surefoot_operator.policy.maintenance.actions import CopySave, DropSaves, Errand
+from surefoot_operator.policy.maintenance.unrecoverable import Hopeless, hopeless, speakers
+from surefoot_operator.policy.world import surviving_copies as staying
+
+DROP_SECONDS = 5.0
+"""A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
+
+SOON_SECONDS = 5.0
+"""A save that is due within so long makes repairing an older one pointless."""
+
+PATIENT_INTERVALS = 2
+"""But not if so many intervals went by without a checkpoint at full replication."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """`status`: the whole new status, its world unchanged. `holders`: whom agents shall know, once it is written."""
+
+    errands: tuple[Errand, ...]
+    status: JobStatus
+    reason: str
+    holders: tuple[HolderEndpoint, ...] = ()
+    replicas: int = 1
+    """R_eff: copies that a save needs to be Full now."""
+    copies: int = 0
+    """Of the newest complete checkpoint in memory, the least over its ranks."""
+    watermark: Checkpoint | None = None
+    pinned: Checkpoint | None = None
+    """The checkpoint being promoted; to be handed to the next upkeep."""
+    hopeless: tuple[Hopeless, ...] = ()
+    """Checkpoints in memory that can never become complete, and go."""
+    settled: tuple[Settled, ...] = ()
+    """What each worker of the epoch said of its saves."""
+    events: tuple[Event, ...] = ()
+    shares: tuple[memory_budget.Share, ...] = ()
+    """What each holder must take of this job, and may; none while that is not known."""
+    wake_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The memory tier as it was read for the committed epoch."""
+
+    reading: TierReading
+    domains: dict[HolderId, str]
+    replicas: int
+    complete: list[Checkpoint]
+    full: Checkpoint | None
+    hopeless: tuple[Hopeless, ...]
+
+
+def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
+    """What to seal, name, drop, copy, upload and delete now. `pinned`: what the last upkeep had pinned."""
+    facts = gather(seen)
+    world = facts.status.world
+    over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
+    if world is None or world.state != "Committed" or over:
+        return Upkeep((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
+    memory = _read(facts)
+    status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
+    promoting = promotion.promote(facts, memory.complete, pinned)
+    status = replace(status, floor=promoting.floor, recorded=status.recorded or promoting.floor is not None)
+    errands: tuple[Errand, ...] = (
+        *_seals(facts),
+        *_drops(facts, memory, status, promoting.pinned),
+        *_repairs(facts, memory),
+        *promoting.errands,
+        *promotion.tidy(facts, status.floor, promoting.pinned),
+    )
+    sentences = (*(h.reason for h in memory.hopeless), *map(str, errands))
+    reason = "; ".join(sentences) or "the tiers are as they should be"
+    budget = memory_budget.judged(facts)
+    status = memory_budget.told_in(status, budget, facts.now)
+    return Upkeep(
+        errands=errands,
+        status=status,
+        reason=reason,
+        holders=_named(facts, status),
+        replicas=memory.replicas,
+        copies=_copies(memory),
+        watermark=memory.full,
+        pinned=promoting.pinned,
+        hopeless=memory.hopeless,
+        settled=tuple(session.settled for session in speakers(facts)),
+        events=(
+            *promoting.events,
+            *intervals.changes(facts.status, status),
+            *memory_budget.news(facts.status, budget),
+        ),
+        shares=budget.shares if budget is not None else (),
+        wake_after_seconds=_wake(facts),
+    )
+
+
+def _read(facts: Facts) -> _Memory:
+    epoch = facts.world.epoch
+    whole = reading_at(facts, epoch)
+    reading = TierReading(whole.holders, None)
+    domains = domains_of(facts)
+    live = {domains[holder] for holder in reading.holders}
+    replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
+    return _Memory(reading, domains, replicas, found, full, hopeless(facts, reading, found))
+
+
+def _copies(memory: _Memory) -> int:
+    latest = newest(memory.complete)
+    return 0 if latest is None else copies_of(latest, memory.reading, memory.domains)
+
+
+def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
+    """What has to outlive this operator: which holders agents know, and that there is something to lose.
+
+    A holder is named once it is sealed and read. One that is known to be gone, or whose node runs another instance,
+    is forgotten; a silent one is not: agents may write to it still.
+    """
+    status = facts.status
+    sealed = {h.endpoint.holder: h.endpoint for h in sealed_holders(facts, facts.world.epoch)}
+    nodes = {holder.node for holder in sealed}
+    kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, nodes)]
+    missing = sorted(set(sealed) - {e.holder for e in kept})
+    back = {holder.instance for holder in sealed}
+    latest = newest(c for c in memory.complete) or status.last_complete
+    return replace(
+        status,
+        named_holders=(*kept, *(sealed[holder] for holder in missing)),
+        given_up=tuple(instance for instance in status.given_up if instance not in back),
+        last_complete=latest,
+        recorded=status.recorded or memory.full is not None,
+    )
+
+
+def _forgotten(
+    endpoint: HolderEndpoint,
+    known: Mapping[HolderId, HolderSeen],
+    sealed: dict[HolderId, HolderEndpoint],
+    nodes: set[str],
+) -> bool:
+    if endpoint.holder in sealed:
+        return sealed[endpoint.holder] != endpoint  # it answers at another address now: named anew
+    seen = known.get(endpoint.holder)
+    return (seen is not None and seen.state == "Gone") or endpoint.holder.node in nodes
+
+
+def _named(facts: Facts, status: JobStatus) -> tuple[HolderEndpoint, ...]:
+    """Named ones that answer."""
+    if status.world is None:
+        return ()
+    ready = {h.endpoint.holder for h in sealed_holders(facts, status.world.epoch)}
+    return tuple(e for e in status.named_holders if e.holder in ready)
+
+
+def _seals(facts: Facts) -> tuple[SealHolder, ...]:
+    """New and returned holders: sealed at this epoch before anybody hears of them."""
+    epoch = facts.world.epoch
+    unsealed = [
+        h.endpoint.holder
+        for h in facts.seen.holders
+        if h.state == "Ready" and (h.fence is None or h.fence < epoch or h.read_epoch != epoch)
+    ]
+    return tuple(SealHolder(holder, epoch) for holder in sorted(unsealed))
+
+
+def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None) -> tuple[DropSaves, ...]:
+    if _seals(facts):
+        return ()  # a holder is just coming: how many copies make a save Full is about to change
+    standing = standing_of(facts, memory.full, status.floor, pinned)
+    entries_of_all = chain.from_iterable(memory.reading.holders.values())
+    standing = replace(
+        standing,
+        hopeless=frozenset(h.checkpoint for h in memory.hopeless),
+        good=retention.last_good(memory.complete, entries_of_all),
+    )
+    life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
+    drops = []
+    for holder, entries in sorted(memory.reading.holders.items()):
+        saves = retention.memory_drops(entries, standing, facts.spec.checkpoint.memory.keep)
+        if saves:
+            drops.append(DropSaves(holder, standing.epoch, tuple(saves), facts.now + life))
+    return tuple(drops)
+
+
+def standing_of(
+    facts: Facts, full: Checkpoint | None, floor: Checkpoint | None, pinned: Checkpoint | None
+) -> retention.Standing:
+    return retention.Standing(
+        lineage=facts.status.lineage,
+        epoch=facts.world.epoch,
+        claimed=False,
+        parent=facts.world.parent,
+        watermark=full,
+        persistent=None if floor in facts.status.bad else floor,
+        pinned=pinned,
+        bad=bad_of(facts),
+    )
+
+
+def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
+    """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
+    wanted, halted = newest(memory.complete), staying.halted(facts)
+    if halted is not None and halted == wanted:
+        return _copied(facts, staying.repairs(facts, halted))
+    if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
+        return ()
+    return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))
+
+
+def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
+    # members only: nobody else was told where the holders are
+    agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    return tuple(
+        CopySave(_nearest(agents, repair, place), facts.world.epoch, repair.save, repair.source, repair.target)
+        for place, repair in enumerate(planned)
+        if agents
+    )
+
+
+def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
+    interval = saving_steps(facts)
+    step = step_of(facts, facts.world.epoch)
+    safe = max(memory.full.step if memory.full else 0, facts.world.parent.step if facts.world.parent else 0)
+    if step - safe > PATIENT_INTERVALS * interval:
+        return False
+    if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if audible(facts, s)):
+        return True
+    pace = seconds_per_step(facts)
+    left = interval - step % interval
+    return pace is not None and bool(facts.world.members) and left * pace < SOON_SECONDS
+
+
+def _nearest(agents: list[SessionSeen], repair: retention.Repair, place: int) -> WorkerId:
+    """The agent beside the target, else the one beside the source, else any in turn."""
+    for node in (repair.target.node, repair.source.node):
+        beside = [s for s in agents if s.node == node]
+        if beside:
+            return worker_id(beside[0])
+    return worker_id(agents[place % len(agents)])
+
+
+def _wake(facts: Facts) -> float | None:
+    """Nothing here waits for a moment alone, except a listing that has to be asked for again."""
+    due = promotion.listing_due(facts)
+    return due - facts.now if due is not None and due > facts.now else None

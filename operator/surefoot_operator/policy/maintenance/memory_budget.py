@@ -1,0 +1,210 @@
+"""Whether the checkpoints that a job keeps fit where they must lie, with the numbers. Pure; called by `maintain`.
+
+Told before a holder is full: agents say what one save of their ranks takes as soon as their trainers ask for staging
+memory, and placement says which holders get it. docs/memory-tier.md has the formula. Nothing is stopped by it: what
+does fit is still saved, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.amounts import amount
+from surefoot.protocol.completeness import effective_replicas
+from surefoot.protocol.identities import HolderEndpoint
+from surefoot.protocol.placement import targets
+from surefoot_operator import names
+from surefoot_operator.api.limits import allowed_sizes
+from surefoot_operator.api.spec import CheckpointPolicy
+from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
+
+FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
+FITS_FOR_NOW = "FitsForNow"
+"""It would not in the smallest world."""
+
+_OVERHEAD = 256
+"""A save takes a 256th more in a holder: digests of its blocks, and what Redis needs for each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one node's holder must take of this job, and what it may."""
+
+    node: str
+    ranks: int
+    """Whose copies lie there."""
+    save_bytes: int
+    """Of one checkpoint, all those ranks together."""
+    checkpoints: int
+    limit_bytes: int | None
+    """Of the server; None: not known."""
+    others_bytes: int
+    """What other jobs have there, at least."""
+    job_limit_bytes: int | None
+    """`sizeLimit`."""
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.save_bytes * self.checkpoints
+
+    @property
+    def available_bytes(self) -> int | None:
+        """None: nobody knows."""
+        left = None if self.limit_bytes is None else max(0, self.limit_bytes - self.others_bytes)
+        return min((b for b in (left, self.job_limit_bytes) if b is not None), default=None)
+
+    @property
+    def left_bytes(self) -> float:
+        return float("inf") if self.available_bytes is None else self.available_bytes - self.needed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    fits: bool
+    reason: str
+    message: str
+    shares: tuple[Share, ...] = ()
+
+
+def judged(facts: Facts) -> Budget | None:
+    """Whether it fits now; None while that is not known: a rank has not said yet what it needs."""
+    sessions = [session for _, session in member_sessions(facts) if session is not None]
+    sessions = [s for s in sessions if s.epoch == facts.world.epoch]
+    refused = next((s for s in sessions if s.unstaged), None)
+    saves = {s.index: s.save_bytes for s in sessions if s.save_bytes}
+    known = bool(saves) and len(saves) == len(facts.world.members)
+    shares = _shares(facts, saves) if known else ()
+    if refused is not None:
+        text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
+        return Budget(False, STAGING_TOO_SMALL, text, shares)
+    return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
+
+
+def weighed(shares: Sequence[Share], policy: CheckpointPolicy, least_workers: int) -> Budget:
+    """The verdict, by the node that has the least left. A holder whose limit is not known has room for anything."""
+    bounded = [share for share in shares if share.available_bytes is not None]
+    if not bounded:
+        return Budget(True, FITS, "every worker has memory to stage in, and no holder tells a limit", tuple(shares))
+    worst = min(bounded, key=lambda share: (share.left_bytes, share.node))
+    if worst.left_bytes < 0:
+        text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
+        return Budget(False, TIER_TOO_SMALL, text, tuple(shares))
+    text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
+    later, room = _in_smallest_world(shares, policy, least_workers), min(s.available_bytes or 0 for s in bounded)
+    if later > room:
+        workers = f"{least_workers} worker{'s' * (least_workers != 1)}"
+        text += f"; with {workers} a node would hold {amount(later)}, more than the {amount(room)} that one has"
+        return Budget(True, FITS_FOR_NOW, text, tuple(shares))
+    return Budget(True, FITS, text, tuple(shares))
+
+
+def _in_smallest_world(shares: Sequence[Share], policy: CheckpointPolicy, workers: int) -> int:
+    """What a node would have to hold there: the same state, spread evenly over fewer."""
+    copies = sum(share.save_bytes for share in shares)
+    replicas = policy.memory.replicas
+    one = copies // max(1, min(replicas, len(shares)))
+    return checkpoints(policy) * -(-one * min(replicas, workers) // workers)
+
+
+def told_in(status: JobStatus, budget: Budget | None, now: float) -> JobStatus:
+    """`status` with the verdict as its condition. While nothing is known the one of before stands."""
+    old = _condition(status)
+    if budget is None:
+        return status
+    truth = "True" if budget.fits else "False"
+    since = old.last_transition_seconds if old is not None and old.status == truth else now
+    fresh = Condition(names.CHECKPOINTS_FIT, "True" if budget.fits else "False", budget.reason, budget.message, since)
+    others = tuple(c for c in status.conditions if c.type != names.CHECKPOINTS_FIT)
+    return replace(status, conditions=(*others, fresh))
+
+
+def news(old: JobStatus, budget: Budget | None) -> tuple[Event, ...]:
+    """Told when checkpoints stop fitting, for another reason too, and when they fit again."""
+    was = _condition(old)
+    if budget is None or (was is not None and was.reason == budget.reason):
+        return ()
+    if budget.fits:
+        again = was is not None and was.status == "False"
+        return (Event(names.CHECKPOINTS_FIT, f"checkpoints fit again: {budget.message}"),) if again else ()
+    return (Event(names.CHECKPOINTS_TOO_LARGE, budget.message, True),)
+
+
+def _condition(status: JobStatus) -> Condition | None:
+    return next((c for c in status.conditions if c.type == names.CHECKPOINTS_FIT), None)
+
+
+def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[Share, ...]:
+    """What every holder that agents know of has to take, as their saves are placed."""
+    named = {endpoint.holder for endpoint in facts.status.named_holders}
+    holders = {h.endpoint: h for h in sealed_holders(facts, facts.world.epoch) if h.endpoint.holder in named}
+    policy, members = facts.spec.checkpoint, facts.world.members
+    replicas = effective_replicas(policy.memory.replicas, len({e.domain for e in holders}))
+    where = _placed(tuple((m.index, m.node) for m in members), tuple(holders), replicas)
+    local = facts.world.size // len(members)
+    ranks: dict[HolderEndpoint, int] = {}
+    size: dict[HolderEndpoint, int] = {}
+    for index, endpoints in where.items():
+        for endpoint in endpoints:
+            ranks[endpoint] = ranks.get(endpoint, 0) + local
+            size[endpoint] = size.get(endpoint, 0) + saves[index] + saves[index] // _OVERHEAD
+    return tuple(
+        Share(
+            node=endpoint.holder.node,
+            ranks=ranks[endpoint],
+            save_bytes=size[endpoint],
+            checkpoints=checkpoints(policy),
+            limit_bytes=holders[endpoint].limit_bytes,
+            others_bytes=_others(holders[endpoint], size[endpoint]),
+            job_limit_bytes=policy.memory.size_limit_bytes,
+        )
+        for endpoint in sorted(size, key=lambda e: e.holder)
+    )
+
+
+def checkpoints(policy: CheckpointPolicy) -> int:
+    """How many a holder has at most: those kept, one being written, one pinned for the persistent tier."""
+    return policy.memory.keep + 1 + (policy.persistent is not None)
+
+
+@functools.lru_cache(maxsize=16)
+def _placed(
+    nodes: tuple[tuple[int, str], ...], holders: tuple[HolderEndpoint, ...], replicas: int
+) -> Mapping[int, tuple[HolderEndpoint, ...]]:
+    return targets(dict(nodes), holders, replicas)
+
+
+def _others(holder: HolderSeen, save_bytes: int) -> int:
+    """At least so much is not this job's: neither what its index names nor a save that may be on its way."""
+    own = sum(m.stream_bytes + m.stream_bytes // _OVERHEAD + m.values_bytes for m in holder.entries)
+    return max(0, (holder.used_bytes or 0) - own - save_bytes)
+
+
+def _holding(share: Share, verb: str) -> str:
+    each = amount(share.save_bytes // max(1, share.ranks))
+    ranks = f"{share.ranks} rank{'s' * (share.ranks != 1)} at {each}{' each' * (share.ranks != 1)}"
+    return f"{share.node} {verb} {share.checkpoints} checkpoints of {ranks} = {amount(share.needed_bytes)}"
+
+
+def _remedy(share: Share, policy: CheckpointPolicy) -> str:
+    """What is too small, and what to do about it."""
+    others = f", of which other jobs use {amount(share.others_bytes)}" if share.others_bytes else ""
+    server = f"its memory tier has {amount(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""
+    job = share.job_limit_bytes
+    if job is not None and job < share.needed_bytes:
+        what = f"sizeLimit allows {amount(job)}"
+        raise_it = f"raise checkpoint.memory.sizeLimit to {amount(share.needed_bytes)} or more"
+    else:
+        what = server
+        raise_it = f"raise the memory tier's maxMemory to {amount(share.needed_bytes + share.others_bytes)} or more"
+    ways = [
+        raise_it,
+        *(["keep fewer checkpoints"] if policy.memory.keep > 1 else []),
+        *(["use fewer replicas"] if policy.memory.replicas > 1 else []),
+        "train with more workers",
+    ]
+    return f"{what}: {', '.join(ways[:-1])} or {ways[-1]}"

@@ -1,0 +1,144 @@
+"""Which holders to restart for a new revision of the memory tier: one failure domain at a time, no checkpoint at risk.
+
+Pure. `safety` says of one job whether it can spare a holder just now; `rollout` joins what all jobs say with the pods.
+Called by each job's reconciler and by the leader's upkeep of the tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.facts import gather, sealed_holders
+from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.maintenance.maintain import Upkeep
+
+STALE_SECONDS = 15.0
+"""What a job said so long ago says nothing about now."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPod:
+    """A pod of the memory tier. `domain` is empty while it has no node."""
+
+    name: str
+    uid: str
+    node: str
+    domain: str
+    revision: str
+    ready: bool
+    deleting: bool = False
+    node_ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class JobSafety:
+    """What one job says. `nodes`: those whose holders it has sealed and read; None: it needs none."""
+
+    job: str
+    """Its name, for the sentence."""
+    safe: bool
+    reason: str
+    at_seconds: float
+    topology_key: str = ""
+    nodes: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Pods to delete now, all of one domain, and why these or none."""
+
+    delete: tuple[HolderPod, ...]
+    reason: str
+    outdated: int
+
+
+def safety(seen: Observed, status: JobStatus, kept: Upkeep | None) -> JobSafety:
+    """Whether this job keeps a complete checkpoint if one more failure domain of holders restarts empty.
+
+    `status` and `kept` are what was decided from `seen`.
+    """
+    name = f"{seen.job.namespace}/{seen.job.name}"
+    key = seen.job.spec.checkpoint.memory.topology_key
+
+    def says(safe: bool, reason: str, nodes: frozenset[str] | None = None) -> JobSafety:
+        return JobSafety(name, safe, reason, seen.now, key, nodes)
+
+    world = status.world
+    nothing = not status.recorded and status.last_complete is None
+    if status.phase in ("Complete", "Failed") or seen.job.deleted:
+        return says(True, "it is over")
+    if world is None or (world.state == "Committed" and not world.members):
+        kept_elsewhere = status.floor is not None and status.floor == status.last_complete
+        if nothing or kept_elsewhere:
+            return says(True, "nobody of it runs, and memory holds nothing that is nowhere else")
+        return says(False, "nobody of it runs that could copy its newest checkpoint, which lies in memory alone")
+    if world.state != "Committed" or kept is None:
+        return says(False, "its world is changing")
+    if open_incident(status.incidents) is not None:
+        return says(False, "it is recovering")
+    if kept.watermark is None:
+        return says(False, "none of its complete checkpoints has all its copies")
+    if kept.replicas < 2 and (status.floor is None or status.floor in status.bad):
+        return says(False, "its checkpoints have one copy, and none lies in the persistent tier")
+    nodes = frozenset(h.endpoint.holder.node for h in sealed_holders(gather(seen), world.epoch))
+    return says(True, f"{kept.watermark} has {kept.replicas} copies", nodes)
+
+
+def refused_safety(status: JobStatus | None, now: float) -> JobSafety:
+    """Of a job that cannot be read. `status` None: not even that."""
+    if status is not None and status.world is None:
+        return JobSafety("", True, "it never began", now)
+    return JobSafety("", False, "its spec or status cannot be read", now)
+
+
+def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequence[JobSafety], now: float) -> Rollout:
+    """`wanted`: how many pods there should be; `revision`: the newest one's name.
+
+    A pod on a node that is away is left for the node's return. One that is not ready anyway may go while others are
+    not, so that a revision that never becomes ready can be replaced by one that does.
+    """
+    outdated = sorted(
+        (pod for pod in pods if pod.revision != revision and not pod.deleting), key=lambda pod: (pod.domain, pod.name)
+    )
+
+    def says(reason: str, delete: Sequence[HolderPod] = ()) -> Rollout:
+        return Rollout(tuple(delete), reason, len(outdated))
+
+    reachable = [pod for pod in outdated if pod.node_ready]
+    if not outdated:
+        return says(f"every holder is of revision {revision}")
+    if not reachable:
+        return says(f"{len(outdated)} holders of an older revision are on nodes that are away")
+    if len(pods) < wanted:
+        return says(f"{wanted - len(pods)} holders are still to be made")
+    leaving = [pod for pod in pods if pod.deleting and pod.node_ready]
+    if leaving:
+        return says(f"{leaving[0].name} is ending")
+    waiting = [pod for pod in pods if not pod.ready and pod.node_ready]
+    candidates = [pod for pod in reachable if not pod.ready] if waiting else reachable
+    if not candidates:
+        return says(f"{waiting[0].name} on {waiting[0].node or 'no node yet'} is not ready")
+    problem = _unsafe(pods, jobs, now)
+    if problem:
+        return says(problem)
+    first = candidates[0]
+    chosen = [pod for pod in candidates if pod.domain == first.domain]
+    where = first.domain or "no node"
+    return says(f"{len(chosen)} of {len(outdated)} holders of an older revision, in {where}", chosen)
+
+
+def _unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) -> str:
+    """Why no holder may be restarted now; empty: one may."""
+    ready = {pod.node for pod in pods if pod.ready and pod.node_ready}
+    for one in jobs:
+        if not one.safe:
+            return f"job {one.job} cannot spare a holder: {one.reason}"
+        if one.nodes is not None and now - one.at_seconds > STALE_SECONDS:
+            return f"job {one.job} was not looked at for {now - one.at_seconds:.0f} s"
+        missing = sorted(ready - one.nodes) if one.nodes is not None else []
+        if missing:
+            return f"job {one.job} has not read the holder on {missing[0]} yet"
+    return ""

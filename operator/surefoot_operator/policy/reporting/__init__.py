@@ -1,0 +1,1 @@
+"""What people are told of a job: conditions and events."""

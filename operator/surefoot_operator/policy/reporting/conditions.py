@@ -1,0 +1,227 @@
+"""Phase, conditions, message and progress: what people and their tools read of a job. Pure; the last stroke of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.protocol.completeness import complete, copies_of, effective_replicas
+from surefoot.protocol.lineage import newest
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, JobStatus, Phase, World
+from surefoot_operator.policy.facts import (
+    Facts,
+    bad_of,
+    domains_of,
+    has_stepped,
+    in_epoch,
+    last_step_seconds,
+    reading_at,
+    saving_steps,
+    seconds_per_step,
+    step_of,
+)
+from surefoot_operator.policy.failure.holder_liveness import lost_sight
+from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
+from surefoot_operator.policy.reporting.hindrances import hindrance
+from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
+from surefoot_operator.policy.world.scheduling_deadline import told as released
+from surefoot_operator.policy.world.sizing import target_size
+from surefoot_operator.policy.world.ties import tie_to_tell
+
+PROGRESS_SECONDS = 5.0
+"""Steps are written to status no more often than this, so that progress costs no stream of writes."""
+
+STALLED_INTERVALS = 3
+STALLED_SECONDS = 4.0
+"""Also where intervals are short: a save of each step arrives some steps later, and holders are read now and then."""
+
+UNREAD_SECONDS = 5.0
+"""A new leader, and a new epoch, may take so long to read the holders."""
+
+_NO_ROOM = "; checkpoints do not fit: "
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
+    """`status` with everything in it that only tells. Equal input gives equal output, so plans come to rest.
+
+    `lost`: what people are told where every checkpoint is lost.
+    """
+    status = _with_progress(facts, status)
+    status = replace(status, observed_generation=facts.seen.job.generation)
+    if status.phase not in ("Complete", "Failed"):
+        status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
+    return replace(status, conditions=_conditions(facts, status, lost))
+
+
+def lost_before(facts: Facts) -> str:
+    """What was said of a total loss in this claim: it is so until something is found, also while tiers are asked anew."""
+    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_LOST), None)
+    return known.message if known is not None else ""
+
+
+def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
+    """Whether every worker that should be there has a node: (truth, reason, message)."""
+    if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
+        return "False", "NotWanted", "no workers are wanted"
+    if is_released(facts, status):
+        return "False", RELEASED, released(status.scheduling)
+    live = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed") and not w.deleting]
+    placed, wanted = len({w.index for w in live if w.node is not None}), target_size(facts.spec)
+    there, why = f"{min(placed, wanted)} of {wanted} workers have a node", hindrance(facts)
+    if placed >= wanted:
+        if why is None or not why.placed:
+            return "True", "Scheduled", there
+        return "True", why.reason, f"{there}; {why.text}"
+    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+
+
+def protection(facts: Facts) -> tuple[Truth, str, str]:
+    """Whether a failure now would find a checkpoint in safety: (truth, reason, message)."""
+    world = facts.status.world
+    unseen = lost_sight(facts)
+    if unseen:
+        return "Unknown", names.HOLDERS_UNSEEN, unseen
+    if world is None or world.state != "Committed":
+        return _last(facts)
+    reading = reading_at(facts, world.epoch)
+    if not reading.holders:
+        return _unread(facts, world)
+    domains = domains_of(facts)
+    replicas = effective_replicas(
+        facts.spec.checkpoint.memory.replicas, len({domains[holder] for holder in reading.holders})
+    )
+    found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
+    full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
+    safe = newest(c for c in (full, facts.status.floor) if c is not None)
+    begun = world.parent.step if world.parent else 0
+    behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), begun)
+    if _is_late(facts, behind):
+        return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
+    if safe is not None:
+        return "True", "Protected", f"a complete checkpoint has {replicas} copies or lies in the persistent tier"
+    if found:
+        return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
+    return "False", "NothingSaved", "no checkpoint is complete yet"
+
+
+def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
+    """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
+    begun = world.parent.step if world.parent else 0
+    known = facts.status.last_complete
+    behind = step_of(facts, world.epoch) - max(begun, _chosen_at(facts), known.step if known is not None else 0)
+    if _is_late(facts, behind) and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
+        return (
+            "False",
+            "Stalled",
+            f"no holder answers, and no checkpoint became complete for {STALLED_INTERVALS} intervals",
+        )
+    return _last(facts)
+
+
+def _is_late(facts: Facts, behind: int) -> bool:
+    """Whether `behind` steps without a new checkpoint are too many, and took too long for one that is just arriving."""
+    if behind <= (STALLED_INTERVALS + 1) * saving_steps(facts):
+        return False
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    return pace is None or last is None or behind * pace + facts.now - last > STALLED_SECONDS
+
+
+def _chosen_at(facts: Facts) -> int:
+    """The step at which saving began to be as often as it is: nothing is late by an interval that did not count yet."""
+    chosen = facts.status.memory_interval
+    return 0 if chosen is None else min(chosen.since_step, step_of(facts, facts.world.epoch))
+
+
+def _last(facts: Facts) -> tuple[Truth, str, str]:
+    known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
+    if known is None:
+        return "False", "NothingSaved", "no checkpoint is complete yet"
+    return known.status, known.reason, known.message
+
+
+def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
+    epoch = facts.running_epoch
+    step, at = step_of(facts, epoch), last_step_seconds(facts, epoch) if status.world is not None else None
+    if at is None or step == status.step:
+        return status
+    moved = status.world != facts.status.world or status.phase in ("Complete", "Failed")
+    if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
+        return replace(status, step=step, progress_seconds=at)
+    return status
+
+
+def _phase(facts: Facts, status: JobStatus) -> Phase:
+    world = status.world
+    if world is None:
+        return "Suspended" if facts.spec.suspend else "Pending"
+    if facts.spec.suspend and (world.state == "Claimed" or not world.members):
+        return "Suspended" if not world.members else "Resizing"
+    incident = open_incident(status.incidents)
+    if incident is not None:
+        return "Resizing" if incident.kind == "planned" else "Recovering"
+    if world.state == "Claimed":
+        return "Pending" if not status.lineage else "Starting"
+    stepped = world == facts.status.world and has_stepped(facts, world.epoch)
+    return "Running" if stepped else "Starting"
+
+
+def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, ...]:
+    phase, message = status.phase, status.message
+    known = {c.type: c for c in facts.status.conditions}
+    room = known.get(names.CHECKPOINTS_FIT)  # `maintain` judges it
+    wanted: list[tuple[str, Truth, str, str]] = [
+        (kind, "True" if phase == kind else "False", phase, message if phase == kind else "")
+        for kind in (names.SUSPENDED, names.RUNNING, names.RECOVERING, names.RESIZING)
+    ]
+    wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts, status)))
+    wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
+    wanted += _finite(facts, known.get(names.LOSS_FINITE))
+    tie = tie_to_tell(facts, status)
+    if tie is not None:
+        wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
+    if lost:
+        wanted.append((names.CHECKPOINT_LOST, "True", "NothingLeft", lost))
+    if facts.seen.refusal:
+        wanted.append((names.SPEC_REFUSED, "True", INVALID, facts.seen.refusal))
+    if phase in ("Complete", "Failed"):
+        wanted.append((phase, "True", phase, message))
+    elif room is not None:
+        wanted.append((room.type, room.status, room.reason, room.message))
+    return tuple(
+        _condition(known.get(kind), (kind, truth, reason, text), facts.now) for kind, truth, reason, text in wanted
+    )
+
+
+def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
+    world = facts.status.world
+    epoch = world.epoch if world is not None and world.state == "Committed" else 0
+    told = sorted((s for s in in_epoch(facts, epoch) if epoch and s.loss_finite is not None), key=lambda s: s.index)
+    bad = next((s for s in told if not s.loss_finite), None)
+    if bad is not None and known is not None and known.status == "False":
+        return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
+    if bad is not None:
+        text = f"the loss on worker {bad.index} is no number at step {bad.step}; to begin before it, run the job anew"
+        return [(names.LOSS_FINITE, "False", "NotFinite", f"{text} with checkpoint.restoreFrom and an earlier step")]
+    if known is None or not told:
+        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    return [(names.LOSS_FINITE, "True", "Finite", "losses are numbers again")]
+
+
+def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:
+    """With the numbers, where nothing is in safety because checkpoints do not fit."""
+    truth, reason, message = protected
+    message = message.partition(_NO_ROOM)[0]
+    if truth == "False" and room is not None and room.status == "False":
+        message = f"{message}{_NO_ROOM}{room.message}"
+    return truth, reason, message
+
+
+def _condition(old: Condition | None, wanted: tuple[str, Truth, str, str], now: float) -> Condition:
+    kind, truth, reason, message = wanted
+    since = old.last_transition_seconds if old is not None and old.status == truth else now
+    return Condition(kind, truth, reason, message, since)

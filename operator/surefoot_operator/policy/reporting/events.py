@@ -1,0 +1,99 @@
+"""What people are told of the difference between two statuses: each change once, as an event. Pure; called by `plan`."""
+
+from __future__ import annotations
+
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, JobStatus
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.reporting.hindrances import ENDED, OUT_OF_MEMORY, REFUSED, event_of
+from surefoot_operator.policy.world.scheduling_deadline import RELEASED
+
+_NO_HINDRANCE = ("Scheduled", "Waiting", "NotWanted", ENDED, OUT_OF_MEMORY, RELEASED)
+"""Reasons of PodsScheduled that are told by other events, or by none: a worker that ended is told as lost."""
+
+_LONGEST_STACKS = 800
+"""Characters of an event; the incident has more of them."""
+
+
+def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec that
+    is refused, what keeps workers from running, a total loss."""
+    parts = (_claimed, _protected, _tied, _refused, _hindered, _stood, _lost)
+    return tuple(event for part in parts for event in part(old, new))
+
+
+def _claimed(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    world = new.world
+    if world is None or world.state != "Claimed" or (old.world is not None and old.world.epoch >= world.epoch):
+        return ()
+    return (Event(names.WORLD_CLAIMED, f"epoch {world.epoch} is claimed: {world.reason}"),)
+
+
+def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.CHECKPOINT_PROTECTED), _condition(new, names.CHECKPOINT_PROTECTED)
+    if now is None:
+        return ()
+    if now.reason == names.HOLDERS_UNSEEN:
+        known = was is not None and was.reason == now.reason
+        return () if known else (Event(names.HOLDERS_UNSEEN, now.message, True),)
+    stalled = now.reason == "Stalled"
+    if stalled and (was is None or was.reason != "Stalled"):
+        return (Event(names.CHECKPOINT_STALLED, now.message, True),)
+    if was is not None and was.status != "True" and now.status == "True":
+        newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
+        return (Event(names.PROTECTED, f"{now.message}{newest}"),)
+    if was is not None and was.status == "True" and now.status == "False":
+        return (Event(names.UNPROTECTED, f"{now.message}; a failure now would cost more steps than it should", True),)
+    return ()
+
+
+def _stood(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Where ranks stood, once an incident: when every worker had its time to say so."""
+    incident = new.incidents[-1] if new.incidents else None
+    if incident is None or not incident.detail or new.world is None:
+        return ()
+    answered = new.world.state == "Committed" and new.world.epoch == incident.epoch + 1 and new.world != old.world
+    over = new.phase == "Failed" and old.phase != "Failed"
+    if not over and not (answered and old.world is not None and old.world.state == "Claimed"):
+        return ()
+    where = incident.detail[:_LONGEST_STACKS]
+    return (Event(names.RANKS_STOOD, f"where the ranks of epoch {incident.epoch} stood:\n{where}"),)
+
+
+def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.SPEC_REFUSED), _condition(new, names.SPEC_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
+
+
+def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """What keeps workers from running, once a cause: its words come again with other numbers, and in other rounds."""
+    was, now = _condition(old, names.PODS_SCHEDULED), _condition(new, names.PODS_SCHEDULED)
+    if now is None or now.reason in _NO_HINDRANCE:
+        return ()
+    if was is not None and was.reason == now.reason and (now.reason != REFUSED or _words(was) == _words(now)):
+        return ()
+    again = "; it is asked for again" if now.reason == REFUSED else ""
+    return (Event(event_of(now.reason), f"{now.message}{again}", True),)
+
+
+def _words(told: Condition) -> str:
+    """Without numbers: of attempts, of what a quota has left."""
+    return "".join(letter for letter in told.message if not letter.isdigit())
+
+
+def _lost(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.CHECKPOINT_LOST), _condition(new, names.CHECKPOINT_LOST)
+    return (Event(names.CHECKPOINT_LOST, now.message, True),) if now is not None and was is None else ()
+
+
+def _tied(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.WORLD_SIZE_TIED), _condition(new, names.WORLD_SIZE_TIED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.WORLD_SIZE_TIED, now.message, True),)
+
+
+def _condition(status: JobStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)

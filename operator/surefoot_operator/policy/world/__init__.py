@@ -1,0 +1,1 @@
+"""Which workers make up the next world, at what size, and from which checkpoint."""

@@ -1,0 +1,241 @@
+"""The two changes of the world: claim (nobody runs any more) and commit (these run, from there). Pure status changes.
+
+Each is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders one loses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.completeness import complete, complete_persistent, watermark
+from surefoot.protocol.completeness import effective_replicas as effective
+from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
+from surefoot_operator.observed import SessionSeen
+from surefoot_operator.policy.facts import (
+    Facts,
+    bad_of,
+    domains_of,
+    leaving,
+    node_lost,
+    reading_at,
+    sealed_holders,
+    unwanted,
+    usable,
+    worker_id,
+)
+from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.detect import RECONNECT_GRACE_SECONDS
+from surefoot_operator.policy.world.restore_choices import Chosen
+from surefoot_operator.policy.world.sizing import largest_size, target_size
+from surefoot_operator.policy.world.ties import Tie
+
+STOPPING_SECONDS = 3.0
+"""How long agents that are there are waited for until their trainers are dead and they are warm again."""
+
+RECONNECTING_SECONDS = 5.0
+"""How long a new operator waits for the agents of the old world to find it."""
+
+STARTING_SECONDS = 30.0
+"""How long a first (or resumed) world waits for workers that are on their way, before it begins with fewer."""
+
+UNBOUND_SECONDS = 5.0
+"""How long of that for workers that no node was found for."""
+
+LONGEST_LINEAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Muster:
+    """Who can be a member now; or why that has to wait, and until when."""
+
+    members: tuple[Member, ...] = ()
+    waiting: str | None = None
+    until_seconds: float | None = None
+
+
+def newest_epoch_seen(facts: Facts) -> int:
+    """Status may have been restored from an old backup: fences and agents remember what it forgot."""
+    status = facts.status
+    epochs = [status.world.epoch if status.world else 0]
+    epochs += [h.fence for h in facts.seen.holders if h.fence is not None]
+    epochs += [max(s.epoch, s.stopped - 1) for s in facts.sessions.values()]
+    return max(epochs)
+
+
+def claimed(facts: Facts, reason: str) -> JobStatus:
+    """Nobody's world: one epoch on. Members and parent stay those that the claim stands on."""
+    old = facts.status.world or World(0, "Claimed")
+    world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
+    start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
+    return replace(facts.status, world=world, start_seconds=start)
+
+
+def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
+    """The claimed epoch with its parent and its members."""
+    status, claim = facts.status, facts.world
+    size = len(members) * facts.spec.nproc_per_node
+    world = World(
+        epoch=claim.epoch,
+        state="Committed",
+        parent=chosen.parent,
+        size=size,
+        members=members,
+        reason=claim.reason,
+        changed_seconds=facts.now,
+    )
+    lineage = (*status.lineage, LineageEntry(claim.epoch, chosen.parent, size))
+    given_up = tuple(dict.fromkeys((*status.given_up, *(e.holder.instance for e in chosen.given_up))))
+    recorded, floor = _safe(facts, lineage, chosen.parent)
+    return replace(
+        status,
+        world=world,
+        lineage=_bounded(facts, lineage),
+        floor=floor,
+        recorded=recorded,
+        named_holders=tuple(h.endpoint for h in sealed_holders(facts, claim.epoch)),
+        given_up=given_up[-64:],
+        failed_starts=0,
+        scheduling=Scheduling(),
+        origin=chosen.parent if chosen.older_job is not None else status.origin,
+        older_job=chosen.older_job or status.older_job,
+        incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),
+    )
+
+
+def muster(facts: Facts, tie: Tie | None = None) -> Muster:
+    """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing.
+
+    With a `tie` as many as it says, or nobody.
+    """
+    epoch, spec = facts.world.epoch, facts.spec
+    tied = None if tie is None else tie.workers(spec)
+    there = [s for s in _newest_attempts(facts) if usable(facts, s)]
+    wanted = [s for s in there if not unwanted(facts, s.node)]
+    if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
+        there = wanted  # nodes that others want left train only where there is no world without them
+    ready = [s for s in there if s.warm and s.stopped >= epoch]
+    if len(ready) < target_size(spec):
+        until = _worth_waiting(facts, there, ready)
+        if until is not None and facts.now < until:
+            return Muster((), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until)
+    size = largest_size(spec, len(ready), tied)
+    if size == 0 and tie is not None:
+        return Muster((), _short(spec, len(ready), tie))
+    if size == 0:
+        return Muster((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+    former = {worker_id(m) for m in facts.world.members}
+    ready.sort(key=lambda s: (worker_id(s) not in former, s.index))
+    chosen = sorted(ready[:size], key=lambda s: s.index)
+    return Muster(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
+
+
+def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
+    """Why the workers that are ready do not make up a world that is tied to a size."""
+    workers = tie.workers(spec)
+    if largest_size(spec, workers, workers):
+        return f"{ready} of {workers} workers are ready, and no other number will do: {tie.text}"
+    return (
+        f"no world is possible: the job asks for {spec.replicas} workers of {spec.nproc_per_node} ranks. Ask for"
+        f" {tie.ranks} ranks again. {tie.text}"
+    )
+
+
+def spares(facts: Facts) -> list[SessionSeen]:
+    """Warm agents that are no members of the committed world."""
+    members = {worker_id(m) for m in facts.world.members}
+    found = (s for s in _newest_attempts(facts) if s.warm and usable(facts, s) and worker_id(s) not in members)
+    return [s for s in found if not unwanted(facts, s.node)]
+
+
+def _newest_attempts(facts: Facts) -> list[SessionSeen]:
+    """One agent per index that should exist: the newest attempt that is connected.
+
+    One that is made beside another, to take its place, counts once it is warm.
+    """
+    newest_of: dict[int, SessionSeen] = {}
+    for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
+        if session.connected and session.index < target_size(facts.spec):
+            known = newest_of.get(session.index)
+            if known is None or session.warm or not (known.warm and unwanted(facts, known.node)):
+                newest_of[session.index] = session
+    return list(newest_of.values())
+
+
+def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
+    """Until when the missing are worth waiting for; None: they are not."""
+    world, now_ready = facts.world, {worker_id(s) for s in ready}
+    former = {worker_id(m): m.incarnation for m in world.members}
+    moments: list[float] = []
+    for session in there:
+        known = former.get(worker_id(session)) == session.incarnation
+        if worker_id(session) not in now_ready and (known or session.warm):
+            moments.append(world.changed_seconds + STOPPING_SECONDS)
+    for identity, incarnation in former.items():
+        moments.append(_returning(facts, identity, incarnation))
+    if facts.spec.elastic_policy is not None:
+        moments.append(world.changed_seconds + facts.spec.elastic_policy.faulty_scale_down_timeout_seconds)
+    if not world.members:
+        moments.append(_arriving(facts, now_ready))
+    return max(moments, default=None)
+
+
+def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
+    """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
+    worker, session = facts.workers.get(identity), facts.sessions.get(identity)
+    if worker is None or worker.phase != "Running" or leaving(facts, worker) or node_lost(facts, worker.node):
+        return 0.0
+    if session is None:
+        return facts.seen.term_seconds + RECONNECTING_SECONDS
+    if session.incarnation == incarnation and not session.connected:
+        return session.since_seconds + RECONNECT_GRACE_SECONDS
+    return 0.0
+
+
+def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
+    """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
+    arriving = 0.0
+    places = {identity.index for identity in ready}
+    for index in range(target_size(facts.spec)):
+        if index in places:
+            continue
+        workers = [w for w in facts.seen.workers if w.index == index and w.phase not in ("Succeeded", "Failed")]
+        if any(w.node is not None for w in workers):
+            arriving = max(arriving, facts.world.changed_seconds + STARTING_SECONDS)
+        elif facts.seen.free_nodes is None or facts.seen.free_nodes > 0 or not workers:
+            created = max((w.created_seconds for w in workers), default=facts.world.changed_seconds)
+            arriving = max(arriving, created + UNBOUND_SECONDS)
+    return arriving
+
+
+def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bool, Checkpoint | None]:
+    """(recorded, floor) as the readings of this claim have it. A floor off the new lineage binds no longer."""
+    status, epoch = facts.status, facts.world.epoch
+    reading, bad, covers = reading_at(facts, epoch), bad_of(facts), facts.seen.covers
+    domains = domains_of(facts)
+    live = {domains[holder] for holder in reading.holders}
+    replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
+    full = watermark(reading, lineage, epoch, bad, covers, domains, replicas)
+    kept = complete_persistent(reading.persistent or (), lineage, epoch, bad, covers)
+    old = status.floor
+    if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
+        old = None
+    floor = newest(c for c in (*kept, *((old,) if old else ())))
+    return status.recorded or full is not None or floor is not None, floor
+
+
+def _bounded(facts: Facts, lineage: Lineage) -> Lineage:
+    """The whole history while it is short; else what the oldest checkpoint that anybody keeps still needs."""
+    if len(lineage) <= LONGEST_LINEAGE:
+        return lineage
+    epoch = lineage[-1].epoch
+    reading = reading_at(facts, facts.world.epoch)
+    kept = complete(reading, lineage, epoch, frozenset(), facts.seen.covers)
+    # what lies in the persistent tier counts as this job's only while its epoch is known
+    listed = facts.seen.persistent.entries or ()
+    kept += complete_persistent(listed, lineage, epoch, frozenset(), facts.seen.covers)
+    needed = [c for c in (*kept, facts.status.floor, lineage[-1].parent) if c is not None]
+    oldest = min(needed, key=lambda c: (c.epoch, c.step), default=lineage[-1].parent)
+    return pruned(lineage, oldest, epoch)

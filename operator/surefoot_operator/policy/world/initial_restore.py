@@ -1,0 +1,80 @@
+"""Where a job begins that has nothing of its own to go on from: at step 0, or where an older job stood. Pure.
+
+Called by `restore_point` for the first epoch, and for any later one whose lineage has nothing left or never had
+anything. What an older job gives is chosen once, kept in status, and chosen anew only if it turns out to be unreadable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.protocol.completeness import TierReading, is_complete
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
+from surefoot_operator.api.spec import CheckpointPolicy
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, Waiting, listing
+
+_MOST_NAMED = 8
+
+
+def older_job(policy: CheckpointPolicy) -> OlderJob | None:
+    """What `checkpoint.restoreFrom` names."""
+    given = policy.restore_from
+    if given is None:
+        return None
+    if given.uri is not None:
+        uri, _, job = given.uri.rstrip("/").rpartition("/")
+        return OlderJob(f"{uri}/" if uri.endswith("//") else uri, job)
+    return OlderJob(policy.persistent.uri, given.uid) if policy.persistent is not None and given.uid else None
+
+
+def origin_of(status: JobStatus) -> Checkpoint | None:
+    """The older job's checkpoint that this job began from: None where it began at step 0, or while that is not known."""
+    return None if status.origin in status.bad else status.origin
+
+
+def beginning(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
+    """The parent of an epoch that has none of its own."""
+    status = facts.status
+    origin = origin_of(status)
+    if origin is not None:
+        return Chosen(origin, silent, older_job=status.older_job)
+    # a job that has begun without one does not turn to an older job later
+    older = status.older_job or (None if facts.running_epoch else older_job(facts.spec.checkpoint))
+    if older is None:
+        return Chosen(None, silent)
+    seen = facts.seen.older
+    if seen.older_job != older or seen.read_epoch != facts.world.epoch:
+        return listing(facts, seen, older)
+    given = facts.spec.checkpoint.restore_from
+    step = given.step if given is not None else "latest"
+    found = taken_up(facts)
+    # epochs are negated here: of one step, the least is the newest epoch's
+    chosen = max((c for c in found if step in ("latest", c.step)), key=lambda c: (c.step, -c.epoch), default=None)
+    if chosen is None:
+        return NothingToTakeUp(_missing(facts, older, step, found))
+    return Chosen(chosen, silent, older_job=older)
+
+
+def taken_up(facts: Facts) -> list[Checkpoint]:
+    """The older job's checkpoints that its listing shows to be complete, those that could not be read left out.
+
+    Its lineage is not known here, and not needed: what was completed once is whole, and of two epochs that completed
+    one step the newer is the one that the job went on from.
+    """
+    reading = TierReading({}, facts.seen.older.entries)
+    found = reading.manifests().items()
+    return [c for c, ranks in found if c not in facts.status.bad and is_complete(ranks, facts.seen.covers)]
+
+
+def _missing(facts: Facts, older: OlderJob, step: int | str, found: Iterable[Checkpoint]) -> str:
+    steps = sorted({c.step for c in found}, reverse=True)
+    named = ", ".join(map(str, steps[:_MOST_NAMED])) + (", …" if len(steps) > _MOST_NAMED else "")
+    there = f"complete are those of steps {named}" if steps else "none is complete there"
+    unreadable = [c for c in facts.status.bad if c.imported and step in ("latest", c.step)]
+    why = f", apart from what could not be read ({', '.join(map(str, unreadable))})" if unreadable else ""
+    what = "no checkpoint" if step == "latest" else f"no complete checkpoint of step {step}"
+    return (
+        f"{older} has {what} to begin from{why}: {there}; correct spec.checkpoint.restoreFrom and create the job anew"
+    )

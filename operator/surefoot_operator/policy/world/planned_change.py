@@ -1,0 +1,236 @@
+"""Changes of the world that nobody was forced to: grow, scale down, suspend, a worker that leaves. Pure.
+
+They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next epoch
+claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed. A worker
+that leaves is left so also where no world is possible without it: what waits for a place then waits with every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Member
+from surefoot_operator.observed import HoldSeen
+from surefoot_operator.policy.actions import Action, ProposeHold
+from surefoot_operator.policy.facts import (
+    Facts,
+    has_stepped,
+    last_step_seconds,
+    leaving,
+    member_sessions,
+    seconds_per_step,
+    step_of,
+    unwanted,
+)
+from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.world import surviving_copies as staying
+from surefoot_operator.policy.world.claim import spares
+from surefoot_operator.policy.world.sizing import largest_size
+from surefoot_operator.policy.world.ties import present_tie
+
+AHEAD_SECONDS = 0.5
+"""How far ahead a halt is named, so that word of it arrives before the first rank does."""
+
+ANSWER_SECONDS = 5.0
+"""A proposal that not everybody answered in this time is withdrawn."""
+
+AGAIN_SECONDS = 0.5
+"""After a refusal."""
+
+MOVE_SECONDS = 120.0
+"""How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
+
+MOST_NAMED = 4
+
+HELD_SECONDS = 30.0
+"""How long a bound halt may take beyond its steps until all saves are on their holders; then the claim comes anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """`urgent`: not worth a first step if none was made."""
+
+    reason: str
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """What the wish needs now: an action, or to wait, or (`claim`) the next epoch."""
+
+    reason: str
+    actions: tuple[Action, ...] = ()
+    claim: bool = False
+    until_seconds: float | None = None
+
+
+def wish(facts: Facts) -> Wish | None:
+    """Whether the committed world should be another one."""
+    members = len(facts.world.members)
+    if facts.spec.suspend:
+        return Wish("the job is suspended", urgent=True) if members else None
+    if not members:
+        return Wish("the job is resumed", urgent=True)
+    ending = {m: why for m in facts.world.members if (why := leaving(facts, m))}
+    if ending:
+        return Wish(_told(ending), urgent=True)
+    staying = {m.index for m in facts.world.members}
+    warm = {s.index for s in spares(facts)}
+    tie = present_tie(facts)
+    tied = None if tie is None else tie.workers(facts.spec)
+    possible = largest_size(facts.spec, len(staying | warm), tied)
+    move = _move(facts, list(facts.world.members), warm, tied)
+    if move is not None:
+        return move
+    if tied is None and possible < members and largest_size(facts.spec, members) < members:
+        return Wish(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
+    if possible > members:
+        return Wish(f"grow from {members} to {possible} workers", urgent=False)
+    return None
+
+
+def _told(ending: Mapping[Member, str]) -> str:
+    """Who leaves and why, as a sentence that a thousand workers do not make longer."""
+    named = [f"worker {m.index} {why}" for m, why in ending.items()][:MOST_NAMED]
+    more = len(ending) - len(named)
+    return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
+
+
+def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> Wish | None:
+    """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
+
+    Such a node still trains, so nothing is done that leaves no world at all.
+    """
+    moving = [m for m in staying if unwanted(facts, m.node)]
+    size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm), tied)
+    if not moving or size == 0:
+        return None
+    beside = [w for m in moving for w in facts.seen.workers if w.index == m.index and w.attempt > m.attempt]
+    if size < largest_size(facts.spec, len(staying)):
+        asked = max((w.created_seconds for w in beside), default=facts.now)
+        if facts.now < asked + MOVE_SECONDS:
+            return None
+    names = ", ".join(f"{m.index} leaves node {m.node} ({unwanted(facts, m.node)})" for m in moving)
+    return Wish(f"worker {names}", urgent=False)
+
+
+def pursue(facts: Facts) -> Halt | None:
+    """The next thing to do for a wish, or to undo if there is none any more. None: nothing."""
+    hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
+    wanted = wish(facts)
+    if hold is not None and hold.state == "Bound":
+        return _bound(facts, hold, wanted)
+    if hold is None and _all_wait(facts):
+        return Halt("every rank waits at a step that an earlier operator named", claim=True)
+    if wanted is None:
+        if hold is not None and hold.state == "Proposed":
+            return Halt("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
+        return None
+    if not facts.world.members or (wanted.urgent and not has_stepped(facts, facts.world.epoch)):
+        return Halt(wanted.reason, claim=True)
+    if not wanted.urgent:
+        due = _snoozing(facts)
+        if due is not None:
+            return Halt(f"{wanted.reason}, later", until_seconds=due)
+        if not has_stepped(facts, facts.world.epoch):
+            return Halt(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
+    return _propose(facts, hold, wanted)
+
+
+def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
+    if hold is not None and hold.state == "Proposed":
+        due = hold.asked_seconds + ANSWER_SECONDS
+        if facts.now < due:
+            return Halt(f"{wanted.reason}: asking every worker to halt at step {hold.step}", until_seconds=due)
+        return Halt(
+            f"not everybody answered to a halt at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
+        )
+    if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
+        return Halt(
+            f"{wanted.reason}: a halt at step {hold.step} was refused", until_seconds=hold.asked_seconds + AGAIN_SECONDS
+        )
+    standing = _standing_until(facts, hold)
+    if standing is not None and facts.now < standing:
+        return Halt(f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing)
+    epoch = facts.world.epoch
+    ahead = _ahead(facts)
+    at, named = step_of(facts, epoch), hold.step if hold is not None else 0
+    # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
+    # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
+    step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
+    return Halt(
+        f"{wanted.reason}: naming step {step} to halt at",
+        (ProposeHold(epoch, step, "propose"),),
+        until_seconds=facts.now + ANSWER_SECONDS,
+    )
+
+
+def _ahead(facts: Facts) -> int:
+    """How many steps further the halt lies: none can have finished it before it has heard.
+
+    The end of the step under way will do where that is far off: a worker that leaves may not have the time for two.
+    """
+    pace, last = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    if not pace:
+        return 3
+    if last is not None and facts.now + 2 * AHEAD_SECONDS <= last + pace:
+        return 1
+    return max(2, ceil(AHEAD_SECONDS / pace) + 1)
+
+
+def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
+    """Of a world that made no step since it was asked: when to ask again, after twice as long as it stood then."""
+    if hold is None:
+        return None
+    last = last_step_seconds(facts, facts.world.epoch)
+    stood = hold.asked_seconds - (last if last is not None else facts.world.changed_seconds)
+    return None if stood <= 0 else hold.asked_seconds + max(AGAIN_SECONDS, stood)
+
+
+def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
+    """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
+    reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
+    goal = Checkpoint(hold.epoch, hold.step)
+    sessions = [session for _, session in member_sessions(facts)]
+    held = [s for s in sessions if s is not None and s.epoch == hold.epoch and s.held == hold.step]
+    saved = [s for s in held if goal not in s.pending and s.saved is not None and s.saved >= goal]
+    pace = seconds_per_step(facts) or 1.0
+    due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
+    if len(saved) == len(sessions):
+        lacking = staying.lacking(facts, goal, goes_on=_goes_on(facts)) if staying.halted(facts) is not None else ""
+        upload = suspension.upload_due(facts, hold)
+        if upload is not None:
+            return Halt(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
+        if not lacking or not staying.can_be_brought(facts):
+            return Halt(f"{reason}; {lacking}" if lacking else reason, claim=True)
+        if facts.now < due:
+            return Halt(f"{reason}: {lacking}", until_seconds=due)
+        return Halt(f"{reason}; {lacking}", claim=True)
+    if len(held) == len(sessions) and facts.now >= due:
+        return Halt(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
+    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have their saves in safety"
+    return Halt(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+
+
+def _goes_on(facts: Facts) -> bool:
+    """Whether a world is possible without those that leave."""
+    tie = present_tie(facts)
+    there = {m.index for m in facts.world.members if not leaving(facts, m)} | {s.index for s in spares(facts)}
+    return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
+
+
+def _all_wait(facts: Facts) -> bool:
+    """Bound by an operator that died since: nobody would ever tell them to go on."""
+    sessions = [session for _, session in member_sessions(facts)]
+    return bool(sessions) and all(
+        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.step for s in sessions
+    )
+
+
+def _snoozing(facts: Facts) -> float | None:
+    policy = facts.spec.elastic_policy
+    due = facts.world.changed_seconds + (policy.scale_up_snooze_seconds if policy is not None else 0.0)
+    return due if facts.now < due else None

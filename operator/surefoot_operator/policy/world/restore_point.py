@@ -1,0 +1,275 @@
+"""Steps 3 to 5 of a change of the world: wait for drains, seal and read, list, and choose the parent. Pure.
+
+Called by `plan` while an epoch is claimed, again and again, until it answers with a parent. A silent tier is unknown,
+never empty: it is waited for, but no longer than what it may hold is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from surefoot.protocol.completeness import LeftOut, complete, is_complete, layouts_to_check
+from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.lineage import newest, on_lineage
+from surefoot_operator.api.status import World
+from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
+from surefoot_operator.policy.facts import (
+    Facts,
+    audible,
+    bad_of,
+    reading_at,
+    seconds_per_step,
+    step_of,
+)
+from surefoot_operator.policy.failure.holder_liveness import (
+    UNSEEN_SECONDS,
+    answers_awaited,
+    living,
+    looks,
+    most_unseen,
+    silent_holders,
+)
+from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.world import total_loss
+from surefoot_operator.policy.world.initial_restore import beginning, origin_of
+from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
+
+LISTING_PATIENCE_SECONDS = 2.0
+"""How long a listing is waited for at least where memory has a complete checkpoint."""
+
+LONGEST_LISTING_SECONDS = 30.0
+"""How long it is waited for at most there, however often another reading made it void: a holder may come and go for ever."""
+
+UNANSWERED_AGAIN_SECONDS = 5.0
+"""How soon a listing that lacks a decisive record is asked for again."""
+
+FIRST_ANSWER_SECONDS = 1.5
+"""How long an operator that has just come waits at least for a first answer: one call takes up to a second."""
+
+
+def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
+    """The next thing that the claimed epoch needs before it can have a parent."""
+    draining = _draining(facts)
+    if draining is not None:
+        return draining
+    unread = [h for h in facts.seen.holders if h.state == "Ready" and h.read_epoch != facts.world.epoch]
+    if unread:
+        holders = sorted(h.endpoint.holder for h in unread)
+        actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
+        return Waiting(f"sealing and reading {', '.join(map(str, holders))}", actions)
+    best = _best(facts)
+    worth = _worth_waiting(facts, best)
+    patience = min(worth, facts.spec.checkpoint.holder_return_seconds)
+    if patience and facts.seen.term_seconds > facts.world.changed_seconds:
+        patience = max(patience, FIRST_ANSWER_SECONDS)
+    limit = _began(facts) + patience
+    step = (
+        _listing(facts, best, limit)
+        or _unchecked(facts, best)
+        or _silence(facts, patience, worth)
+        or _conclusion(facts, best)
+    )
+    if isinstance(step, Waiting):
+        return replace(step, actions=(*step.actions, *looks(facts, worth)))
+    return step
+
+
+def floor_of(facts: Facts) -> Checkpoint | None:
+    """The floor that binds: one that is damaged binds nobody; one whose record was not given may be good, and does."""
+    floor, persistent = facts.status.floor, facts.seen.persistent
+    if floor in facts.status.bad:
+        return None
+    unjudged = persistent.read_epoch == facts.world.epoch and floor in persistent.unjudged
+    return None if unjudged and not _withheld(persistent, floor) else floor
+
+
+def _withheld(persistent: PersistentSeen, floor: Checkpoint | None) -> bool:
+    """Whether the tier did not give a record of it, and gave none that is damaged."""
+    layouts = {m.layout for m in persistent.entries or () if m.save.checkpoint == floor}
+    its = [one for one in persistent.left_out if one.checkpoint == floor or one.digest in layouts]
+    return bool(its) and all(one.silent for one in its)
+
+
+def _draining(facts: Facts) -> Waiting | None:
+    """Until no newer step of the old epoch can complete any more, or the grace ends."""
+    epoch, world = facts.running_epoch, facts.world
+    if not epoch:
+        return None
+    live = [s for s in facts.sessions.values() if audible(facts, s)]
+    running = [s for s in live if s.stopped < world.epoch and s.epoch == epoch]
+    busy = [s for s in live if any(c.epoch == epoch for c in s.pending)]
+    until = world.changed_seconds + facts.spec.checkpoint.drain_grace_seconds
+    if not (running or busy) or facts.now >= until:
+        return None
+    if running:
+        names = ", ".join(str(s.index) for s in sorted(running, key=lambda s: s.index))
+        return Waiting(f"workers {names} are stopping their trainers", until_seconds=until, stopped=False)
+    return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
+
+
+def _began(facts: Facts) -> float:
+    """When silence began to count: an operator that came during a claim has not asked anybody before."""
+    return max(facts.world.changed_seconds, facts.seen.term_seconds)
+
+
+def _best(facts: Facts) -> Checkpoint | None:
+    """The newest checkpoint that was read to be complete, on the lineage, and not below the floor."""
+    epoch = facts.running_epoch
+    if not epoch:
+        return None
+    reading = reading_at(facts, facts.world.epoch)
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    floor = floor_of(facts)
+    return newest(c for c in found if floor is None or c.step >= floor.step)
+
+
+def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
+    """Seconds that an unknown tier is worth: what running the lost steps again would cost; endless if nothing is left."""
+    incident = open_incident(facts.status.incidents)
+    reached = max(
+        facts.status.step, step_of(facts, facts.running_epoch), incident.last_step if incident is not None else 0
+    )
+    base = best or origin_of(facts.status)
+    lost = max(0, reached - (base.step if base else 0))
+    if best is not None and lost <= 0:
+        return 0.0
+    if best is None and facts.status.recorded:
+        return math.inf
+    pace = seconds_per_step(facts)
+    return max(facts.spec.checkpoint.holder_return_seconds, lost * 1.0) if pace is None else lost * pace
+
+
+def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
+    """The persistent tier, listed after the last index was read."""
+    persistent, epoch = facts.seen.persistent, facts.world.epoch
+    if facts.spec.checkpoint.persistent is None or not facts.running_epoch:
+        return None
+    latest = max(limit, _began(facts) + LONGEST_LISTING_SECONDS)
+    if best is not None and facts.now >= latest:
+        return None
+    if persistent.read_epoch == epoch:
+        # data moves from memory to the persistent tier: what a holder lost since may be there by now
+        lost = max((h.since_seconds for h in facts.seen.holders if h.state != "Ready"), default=0.0)
+        if persistent.asked_seconds is None or lost <= persistent.asked_seconds:
+            return None
+        return listing(facts, replace(persistent, asked_seconds=None))
+    if best is None or persistent.asked_seconds is None:
+        return listing(facts, persistent)
+    # what memory has is good: however long the listing takes, or whatever it fails of, it is not waited for any longer
+    until = limit if persistent.error is not None else max(limit, persistent.asked_seconds + LISTING_PATIENCE_SECONDS)
+    if facts.now >= until:
+        return None
+    waiting = listing(facts, persistent)
+    return replace(waiting, until_seconds=min(until, waiting.until_seconds or until))
+
+
+def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
+    """A newer checkpoint has all its ranks, and whether they cover every tensor is not known yet."""
+    reading = reading_at(facts, facts.world.epoch)
+    lost = facts.seen.persistent.lost_layouts  # nobody will bring these
+    unknown = {s for s in layouts_to_check(reading) - set(facts.seen.covers) if not s & lost}
+    if not unknown or not facts.running_epoch:
+        return None
+    assumed = {**facts.seen.covers, **dict.fromkeys(unknown, True)}
+    epoch, bad = facts.running_epoch, bad_of(facts)
+    newer = [
+        c
+        for c, ranks in reading.manifests().items()
+        if c not in bad
+        and on_lineage(facts.status.lineage, c, epoch)
+        and (best is None or c.step > best.step)
+        and is_complete(ranks, assumed)
+    ]
+    until = facts.world.changed_seconds + facts.spec.checkpoint.holder_return_seconds
+    if not newer or facts.now >= until:
+        return None
+    return Waiting(f"checking that the layouts of {max(newer)} cover every tensor", until_seconds=until)
+
+
+def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
+    """Each is waited for since it fell silent: one that was read and then froze has not been waited for yet.
+
+    One that lives, as far as anybody can tell, is waited for as long as what it may hold is worth, for lost sight is no
+    lost data; so is nobody else.
+    """
+    if total_loss.accepted(facts):
+        return None
+    began, blind = _began(facts), set(most_unseen(facts))
+    until, alive = dict[HolderId, float](), dict[HolderId, str]()
+    for endpoint in silent_holders(facts):
+        holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
+        start = max(began, known.since_seconds) if known is not None else began
+        why = living(facts, endpoint)
+        if why:
+            alive[holder] = why
+        until[holder] = start + (worth if why else patience)
+        if not why and worth > patience:
+            asked = answers_awaited(facts, endpoint)
+            until[holder] = max(until[holder], asked, start + min(worth, UNSEEN_SECONDS) if endpoint in blind else 0.0)
+    waiting = sorted(holder for holder, limit in until.items() if facts.now < limit)
+    if not waiting:
+        return None
+    limit = max(until[holder] for holder in waiting)
+    again = limit if math.isfinite(limit) else None
+    names = ", ".join(map(str, waiting))
+    seen = next((holder for holder in waiting if holder in alive), None)
+    if seen is None:
+        return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), again)
+    return Waiting(
+        f"waiting for {names}, which the operator does not see: {alive[seen]}. To go on without it, {total_loss.acceptance(facts)}",
+        (),
+        again,
+    )
+
+
+def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
+    status, world = facts.status, facts.world
+    silent = tuple(silent_holders(facts))
+    persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
+    unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
+    if best is not None:
+        return Chosen(best, silent, unlisted)
+    if unlisted:
+        return Waiting(
+            "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
+        )
+    left_out = facts.seen.persistent.left_out if persistent else ()
+    if any(one.silent for one in left_out):
+        return _once_more(facts, left_out)
+    nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
+    policy = facts.spec.checkpoint.on_total_loss
+    if nothing_to_lose or policy == "Restart" or total_loss.accepted(facts):
+        return beginning(facts, silent)
+    if policy == "Wait":
+        return _lost(facts, left_out)
+    return TotalLoss(
+        f"{total_loss.lost(facts, left_out)}; "
+        f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
+    )
+
+
+def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+    """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
+    text, seen = total_loss.waiting(facts, left_out), facts.seen.persistent
+    if facts.spec.checkpoint.persistent is None:
+        return Waiting(text, lost=text)
+    again = (seen.asked_seconds or facts.now) + total_loss.LIST_AGAIN_SECONDS
+    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    return Waiting(text, actions, again, lost=text)
+
+
+def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
+    """Some record was not given: what it says decides, so the tier is listed again until it is."""
+    persistent, named = facts.seen.persistent, next(one for one in left_out if one.silent)
+    again = (persistent.asked_seconds or facts.now) + UNANSWERED_AGAIN_SECONDS
+    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    reason = f"nothing else is left, and the persistent tier does not give a record that decides: {named}"
+    return Waiting(f"{reason}. It is asked again; make the tier answer, or remove that record", actions, again)
+
+
+def describe(world: World, parent: Checkpoint | None) -> str:
+    return f"epoch {world.epoch} restores {parent}" if parent else f"epoch {world.epoch} begins at step 0"

@@ -1,0 +1,88 @@
+"""How long workers may hold nodes without being enough for a world, and when they are asked for again. Pure.
+
+Two jobs that each got half of a small cluster would wait for each other for ever, and nobody could use what they hold.
+So whoever is short for too long gives all of it back and comes again later, each at a time of its own. Called by `plan`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from surefoot_operator import names
+from surefoot_operator.api.status import JobStatus, Scheduling
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.facts import Facts, node_lost
+from surefoot_operator.policy.world.sizing import largest_size, target_size
+
+RELEASED = "Released"
+"""Reason of PodsScheduled while no workers are asked for."""
+
+_FIRST_PAUSE = 0.1
+"""Of the deadline; doubled with each further release, up to the whole of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a claimed epoch's workers do with their nodes; `reason`: why none are asked for, empty: they are."""
+
+    scheduling: Scheduling
+    reason: str = ""
+    events: tuple[Event, ...] = ()
+
+
+def held(facts: Facts, tied: int | None = None) -> Held:
+    """Whether the workers that have nodes may keep them. `tied`: the one size that the world may have; None: any."""
+    known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
+    if is_released(facts, facts.status):
+        return Held(known, told(known))
+    placed = _placed(facts)
+    if not placed or largest_size(facts.spec, placed, tied):
+        return Held(Scheduling(releases=known.releases))
+    since = facts.now if known.since_seconds is None else min(known.since_seconds, facts.now)
+    if facts.now < since + deadline:
+        return Held(Scheduling(since, known.releases))
+    releases = known.releases + 1
+    pause = pause_seconds(facts.seen.job.uid, releases, deadline)
+    new = Scheduling(None, releases, facts.now + pause)
+    text = (
+        f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
+        f" for any world: they are given back, and asked for again after {pause:.0f} s"
+    )
+    return Held(new, told(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
+
+
+def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:
+    """When the next thing happens of itself: nodes are given back, or asked for again."""
+    if scheduling.since_seconds is None:
+        return scheduling.until_seconds
+    return scheduling.since_seconds + facts.spec.run_policy.scheduling_deadline_seconds
+
+
+def is_released(facts: Facts, status: JobStatus) -> bool:
+    """Whether no workers are asked for now."""
+    until = status.scheduling.until_seconds
+    # a pause beyond the longest is none of ours: a clock went back
+    return until is not None and facts.now < until <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
+
+
+def told(known: Scheduling) -> str:
+    """Of a job whose workers were given back."""
+    at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
+    times = f" ({known.releases} times now)" if known.releases > 1 else ""
+    return f"too few workers found nodes, and theirs were given back{times}; they are asked for again at {at} UTC"
+
+
+def pause_seconds(uid: str, releases: int, deadline: float) -> float:
+    """How long after a release: of two jobs that release together one comes back first, and finds the nodes free."""
+    longest = min(deadline, deadline * _FIRST_PAUSE * float(2 ** min(releases - 1, 16)))
+    drawn = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
+    return longest * (1.0 - drawn / 2)
+
+
+def _placed(facts: Facts) -> int:
+    """Workers that keep a node from others."""
+    over = ("Succeeded", "Failed")
+    live = (w for w in facts.seen.workers if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
+    return len({w.index for w in live if w.node is not None and w.index < target_size(facts.spec)})

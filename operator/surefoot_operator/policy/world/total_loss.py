@@ -1,0 +1,69 @@
+"""Nothing that was ever recorded can be read: what people are told, and how they end the wait. Pure.
+
+Called by `restore_point`. What looks lost may be a tier whose nodes are being rebooted, or a bucket whose key expired: a
+job that failed of it for good could never take up what came back an hour later. So a total loss waits, with everything
+left as it is, until something comes back or a person says that it will not.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.plain import listed
+from surefoot_operator.api.spec import ACCEPT_LOSS
+from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.failure.holder_liveness import silent_holders
+from surefoot_operator.policy.world.initial_restore import origin_of
+
+LIST_AGAIN_SECONDS = 60.0
+"""How often the persistent tier is listed anew while everything else is lost."""
+
+_LONGEST_SHOWN = 40
+
+
+def accepted(facts: Facts) -> bool:
+    """Whether a person accepts what is lost to this very epoch: a word for an older loss accepts no later one."""
+    said = facts.seen.job.accepted_loss
+    return said == str(facts.world.epoch)
+
+
+def acceptance(facts: Facts) -> str:
+    """How a person may say so."""
+    return f'annotate the job with {ACCEPT_LOSS}: "{facts.world.epoch}"'
+
+
+def lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+    """What is lost, and where it was."""
+    if left_out:
+        return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
+    status = facts.status
+    last = status.last_complete or status.floor
+    return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
+
+
+def waiting(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
+    """The condition's message: what is lost, since when, and the ways out."""
+    since = datetime.fromtimestamp(facts.world.changed_seconds, UTC).isoformat(timespec="seconds")
+    begin = origin_of(facts.status) or "step 0"
+    sentences = [
+        lost(facts, left_out),
+        f"The job waits since {since}, keeps what is in memory, and goes on by itself when any of it comes back",
+        f"To begin again at {begin} instead, {acceptance(facts)}",
+        "To end the job, set spec.checkpoint.onTotalLoss to Fail, or delete it",
+    ]
+    said = facts.seen.job.accepted_loss
+    if said and not accepted(facts):
+        shown = said if len(said) <= _LONGEST_SHOWN else said[:_LONGEST_SHOWN] + "…"
+        sentences.append(f"Its annotation {ACCEPT_LOSS} says {shown!r}, which is not this epoch, {facts.world.epoch}")
+    return ". ".join(sentences)
+
+
+def _where(facts: Facts) -> str:
+    named = sorted({e.holder.node for e in facts.status.named_holders})
+    if not named:  # the fabric knows of each that it is gone
+        nodes = sorted({m.node for m in facts.world.members})
+        return f"; its workers saved from {listed(nodes)}, and the holders of then are gone" if nodes else ""
+    silent = sorted({e.holder.node for e in silent_holders(facts)})
+    text = f"; it was on the holders of {listed(named)}"
+    return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"

@@ -1,0 +1,48 @@
+"""Looking after the memory tier while nobody leads: which agent does it, and on whose behalf. The rules are `drain.upkeep`'s.
+
+One agent of the epoch is enough, and every agent knows which: the one with the lowest place. Called by the shell.
+"""
+
+from __future__ import annotations
+
+from surefoot.agent.state_machine import Life
+from surefoot.drain.upkeep import Charge, Kept, upkeep
+from surefoot.holder.client import HolderClient
+from surefoot.holder.connection import account_of
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.messages import Assign
+from surefoot.settings import JobSettings
+
+AWAY_SECONDS = 30.0
+"""How long the coordinator must be away: a restarted one takes its work up again long before."""
+ROUND_SECONDS = 10.0
+
+
+def in_charge(life: Life, away_seconds: float) -> Assign | None:
+    """The epoch that this agent must look after now, if it must."""
+    assign = life.assign
+    if assign is None or assign.group_rank != 0 or away_seconds < AWAY_SECONDS:
+        return None
+    runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch
+    return assign if runs else None
+
+
+def keep(assign: Assign, job: JobSettings) -> Kept:
+    """One round over the holders of this epoch (blocks: in a thread)."""
+    account = account_of(job)
+    clients = {
+        endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
+        for endpoint in assign.holders
+    }
+    charge = Charge(
+        lineage=tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in assign.lineage),
+        epoch=assign.epoch,
+        replicas=job.replicas,
+        keep=job.keep,
+        domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
+    )
+    try:
+        return upkeep(clients, charge)
+    finally:
+        for client in clients.values():
+            client.close()

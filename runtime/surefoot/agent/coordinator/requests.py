@@ -1,0 +1,214 @@
+"""What the coordinator asks of an agent besides training: list, repair, promote, delete, look. In threads, one at a time.
+
+Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by the shell, on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot import metrics
+from surefoot.agent.unexpected_errors import Mishaps
+from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
+from surefoot.drain.repair import repair
+from surefoot.drain.survey import Survey, layout_texts, survey
+from surefoot.errors import ConfigurationError, SurefootError, TierError
+from surefoot.holder.connection import account_of
+from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.messages import (
+    DropPersistent,
+    FromAgent,
+    Listing,
+    ListPersistent,
+    LookAtHolders,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+    Sighting,
+)
+from surefoot.protocol.records import RankManifest
+from surefoot.settings import JobSettings, settings_elsewhere
+from surefoot.tiers import PersistentTier, Tier, open_persistent
+from surefoot.tiers.redis import open_holder
+
+Request = ListPersistent | RepairSave | DropPersistent
+_QUEUE = 256
+PAGE_BYTES = 1 << 20
+"""Of the texts in one page of a listing: what the coordinator reads without a pause, far below what a message may be."""
+_MOST_LEFT_OUT = 1000
+_LOOKS_AT_ONCE = 8
+"""Of holders that may all be silent, each for a call's whole time limit."""
+_MOST_LOOKED_AT = 64
+_NO_TIER = "this job has no persistent tier: checkpoint.persistent is not set"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rank saves may be: `memory(holder)` opens one, `holders` names those of the moment, the local one first."""
+
+    memory: Callable[[HolderId], Tier]
+    holders: Callable[[], Sequence[HolderId]]
+
+
+class Chores:
+    """`run` until cancelled, then `close`. Answers go to `answer`, on the loop."""
+
+    def __init__(self, job: JobSettings, places: Places, answer: Callable[[FromAgent], None]) -> None:
+        self._job = job
+        self._places = places
+        self._answer = answer
+        self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
+        self._looks: asyncio.Queue[LookAtHolders] = asyncio.Queue(_QUEUE)
+        self._promoter: Promoter | None = None
+        self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
+        """Manifests of the last listing of each folder: one that is still there is not read again."""
+        self._mishaps = Mishaps()
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, request: Request) -> None:
+        if self._asked.full():
+            metrics.fallbacks.labels(what="chore_dropped").inc()
+            _log.warning("too many requests of the coordinator wait here: %s is dropped", self._asked.get_nowait())
+        self._asked.put_nowait(request)
+
+    def look(self, request: LookAtHolders) -> None:
+        """Beside the other requests: a recovery waits for what is seen, and a listing may take long."""
+        if self._looks.full():
+            self._looks.get_nowait()  # asked again by then
+        self._looks.put_nowait(request)
+
+    def promote(self, message: PromoteSave) -> None:
+        """Uploads in the background; an answer a save."""
+        if self._job.persistent is None:
+            for save in message.saves:
+                self._answer(Persisted(save, error=_NO_TIER))
+            return
+        if self._promoter is None:
+            self._promoter = Promoter(self._sources, self._persistent, self._promoted)
+        self._promoter.promote(message.epoch, message.saves)
+
+    async def run(self) -> None:
+        while True:
+            request = await self._asked.get()
+            for answer in await asyncio.to_thread(self._carry_out, request):
+                self._answer(answer)
+                await asyncio.sleep(0)  # pages are large: the line gets its turn between them
+
+    async def run_looks(self) -> None:
+        turns = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        async def one(endpoint: HolderEndpoint) -> str:
+            async with turns:
+                return await asyncio.to_thread(self._trouble_with, endpoint)
+
+        while True:
+            request = await self._looks.get()
+            asked = request.holders[:_MOST_LOOKED_AT]
+            trouble = tuple(await asyncio.gather(*(one(endpoint) for endpoint in asked)))
+            left = ("more holders were asked for than one answer is about",) * (len(request.holders) - len(asked))
+            self._answer(Sighting(request.request, tuple(not t for t in (*trouble, *left)), (*trouble, *left)))
+
+    async def close(self) -> None:
+        """Calls off the promotion that runs; it can be done again elsewhere."""
+        if self._promoter is not None:
+            await asyncio.to_thread(self._promoter.close)
+
+    # ---- in threads ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, request: Request) -> Sequence[FromAgent]:
+        try:
+            match request:
+                case ListPersistent():
+                    return self._list(request)
+                case RepairSave(number, epoch, save, source, target):
+                    memory = self._places.memory
+                    return (Repaired(number, repair(save, memory(source), memory(target), epoch)),)
+                case DropPersistent(number, checkpoints):
+                    return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
+        except SurefootError as error:
+            return (_failed(request, str(error)),)
+        except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
+            return (_failed(request, self._mishaps.happened(type(request).__name__, error)),)
+
+    def _trouble_with(self, endpoint: HolderEndpoint) -> str:
+        """Why this very instance does not give its index to this worker; empty: it does."""
+        job = self._job
+        tier = open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
+        try:
+            tier.manifests()
+        except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it
+            return str(error) or type(error).__name__
+        finally:
+            tier.close()
+        return ""
+
+    def _list(self, asked: ListPersistent) -> list[Listing]:
+        tier = self._persistent() if asked.older_job is None else self._older(asked.older_job)
+        found = Survey((), ())
+        try:
+            if asked.manifests:
+                found = survey(tier, self._remembered.get(asked.older_job))
+                self._remembered[asked.older_job] = {m.save: m for m in found.manifests}
+            named = {m.layout for m in found.manifests}
+            texts, lost = layout_texts(tier, named if asked.layouts is None else asked.layouts)
+        finally:
+            tier.close()
+        return _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
+
+    def _persistent(self) -> PersistentTier:
+        if self._job.persistent is None:
+            raise ConfigurationError(_NO_TIER)
+        return open_persistent(self._job.persistent, self._job.job)
+
+    def _older(self, older: OlderJob) -> PersistentTier:
+        return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
+
+    def _sources(self, save: RankSave) -> list[Tier]:
+        holders = self._places.holders()
+        if not holders:
+            raise TierError(f"{save} cannot be read: no holder is known")
+        return [self._places.memory(holder) for holder in holders]
+
+    def _promoted(self, done: Promoted) -> None:
+        answer = Persisted(done.save, done.error, done.bytes, done.seconds)
+        try:
+            self._loop.call_soon_threadsafe(functools.partial(self._answer, answer))
+        except RuntimeError:
+            pass  # the agent has ended; whoever asked asks another one
+
+
+def _paged(number: int, found: Survey, texts: Mapping[str, str]) -> list[Listing]:
+    """Everything that was read, in pages; what could not be is named, and takes nothing else along."""
+    pages: list[tuple[list[str], dict[str, str]]] = [([], {})]
+    room = PAGE_BYTES
+    for digest, text in [*(("", m.to_json()) for m in found.manifests), *texts.items()]:
+        if len(text) > room and any(pages[-1]):
+            pages.append(([], {}))
+            room = PAGE_BYTES
+        room -= len(text)
+        if digest:
+            pages[-1][1][digest] = text
+        else:
+            pages[-1][0].append(text)
+    answers = [
+        Listing(number, tuple(manifests), layouts, page=place, more=place < len(pages) - 1)
+        for place, (manifests, layouts) in enumerate(pages)
+    ]
+    return [*answers[:-1], replace(answers[-1], left_out=found.left_out[:_MOST_LEFT_OUT])]
+
+
+def _failed(request: Request, error: str) -> FromAgent:
+    match request:
+        case ListPersistent(number):
+            return Listing(number, error=error)
+        case RepairSave(request=number):
+            return Repaired(number, error)
+        case DropPersistent(number):
+            return PersistentDropped(number, error)

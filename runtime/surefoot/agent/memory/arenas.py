@@ -1,0 +1,242 @@
+"""The staging memory of this worker and what becomes of the saves in it: one arena and one drain a local rank.
+
+They outlive trainers and epochs: a dead trainer's sealed saves are drained, its memory is handed to the next one.
+Drains call back from their threads; everything here happens on the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from surefoot.agent.memory import demand as occupancy
+from surefoot.agent.memory import save_progress as saves
+from surefoot.agent.memory.demand import Occupancy
+from surefoot.agent.memory.limits import Demand, require, returning, room
+from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.drain.engine import Arena, Drain, DrainWatcher
+from surefoot.drain.slots import SealedSave
+from surefoot.errors import TierUnavailable
+from surefoot.holder.connection import account_of
+from surefoot.ipc.memfd import SLOTS, MemoryFile
+from surefoot.ipc.messages import LeftHere, Staged
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.messages import Holders
+from surefoot.settings import JobSettings
+from surefoot.tiers import Tier
+from surefoot.tiers.redis import open_holder
+
+_REPLACE_SECONDS = 5.0
+"""How long a save in memory that has become too small may still drain before it is given up."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingWatcher:
+    """Called on the loop."""
+
+    on_freed: Callable[[int, int, int, bool], None]
+    """(local, slot, step, ok)."""
+    on_progress: Callable[[], None]
+    """Something that the heartbeat says has changed."""
+    on_notice: Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Staging memory for one trainer; `busy` slots still drain an earlier epoch's save."""
+
+    file: MemoryFile
+    busy: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One local rank's memory."""
+
+    file: MemoryFile
+    drain: Drain
+    inside: dict[int, RankSave]
+    """What drains from each slot."""
+    sealed: dict[int, tuple[RankSave, Staged]]
+    """What was last sealed in each slot; it lies there until the slot is written again."""
+
+
+class Staging:
+    """Owns arenas and drains, and knows where the holders answer."""
+
+    def __init__(self, incarnation: str, job: JobSettings, watcher: StagingWatcher) -> None:
+        self._incarnation = incarnation
+        self._job = job
+        self._watcher = watcher
+        self._seats: dict[int, _Seat] = {}
+        self._giving = asyncio.Lock()
+        self._holders: Holders | None = None
+        self._loop = asyncio.get_running_loop()
+        self._books = Occupancy()
+        self.book = SaveBook()
+
+    def holders(self) -> tuple[HolderId, ...]:
+        """Every holder of this epoch, where this worker's own saves go first."""
+        if self._holders is None:
+            return ()
+        every = [endpoint.holder for endpoint in self._holders.holders]
+        return tuple(dict.fromkeys([*(t for t in self._holders.targets if t in every), *every]))
+
+    def open_tier(self, holder: HolderId) -> Tier:
+        """A connection of its own to a holder, for one thread; TierUnavailable if nobody told us where it answers."""
+        endpoints = self._holders.holders if self._holders is not None else ()
+        for endpoint in endpoints:
+            if endpoint.holder == holder:
+                job = self._job
+                return open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
+        raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
+
+    async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> Given:
+        """The memory of local rank `local`: what it has if that is large enough, else new, touched memory.
+
+        OSError, and a notice, if it and what the other ones of `ranks` local ranks still need do not fit together.
+        """
+        async with self._giving:
+            self._books = occupancy.asked(self._books, local, slot_bytes, ranks)
+            try:
+                given = await self._given(local, slot_bytes)
+            except OSError as error:
+                self._refuse(local, error.strerror or str(error))
+                raise
+            self._books = occupancy.given(self._books, local)
+            self._watcher.on_progress()
+            return given
+
+    @property
+    def needs(self) -> Occupancy:
+        """What the ranks here need, and why one of them has no memory."""
+        return self._books
+
+    def left(self, local: int, checkpoint: Checkpoint) -> list[tuple[LeftHere, int | None]]:
+        """Saves of `checkpoint` in this local rank's memory, and in that of each other that has any; its descriptor
+        where there are any."""
+        others = [_left(seat, checkpoint) for number, seat in sorted(self._seats.items()) if number != local]
+        further = [(here, fd) for here, fd in others if fd is not None]
+        own, fd = _left(self._seats[local], checkpoint) if local in self._seats else (LeftHere(0), None)
+        return [(replace(own, further=len(further)), fd), *further]
+
+    async def _given(self, local: int, slot_bytes: int) -> Given:
+        seat = self._seats.get(local)
+        if seat is not None and seat.file.slot_bytes >= slot_bytes:
+            return Given(seat.file, tuple(sorted(seat.inside)), 0.0)
+        began = time.monotonic()
+        has = {number: taken.file.slot_bytes for number, taken in self._seats.items()}
+        missing = occupancy.missing(self._books, has)
+        back = sum(len(taken.file.memory) for number, taken in self._seats.items() if number in missing)
+        require(Demand(SLOTS, tuple(missing.values())), returning(room(), back))
+        if seat is not None:
+            del self._seats[local]  # the larger one may not be had
+            await asyncio.to_thread(self._end, seat)
+        file = MemoryFile(f"rank-{local}", slot_bytes)
+        await asyncio.to_thread(file.touch)
+        self._seats[local] = self._seat(local, file)
+        return Given(file, (), time.monotonic() - began)
+
+    def _refuse(self, local: int, why: str) -> None:
+        """People are told when it begins; the heartbeat says it for as long as it lasts."""
+        news = not self._books.refused
+        self._books = occupancy.refused(self._books, local, why)
+        if news:
+            self._watcher.on_notice("NoStagingMemory", why)
+        self._watcher.on_progress()
+
+    def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
+        """A trainer sealed a slot: its bytes are the drain's until it is freed."""
+        seat = self._seats.get(local)
+        if seat is None:
+            _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
+            return
+        seat.inside[message.slot] = save
+        seat.sealed[message.slot] = (save, message)
+        self.book = saves.staged(self.book, save)
+        self._books = occupancy.staged(self._books, local, message.stream_bytes + message.values_bytes)
+        sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
+        seat.drain.stage(message.slot, sealed, message.layout_json)
+        self._watcher.on_progress()
+
+    def retarget(self, holders: Holders) -> None:
+        """Where saves go from now on."""
+        if self._holders is None or holders.epoch != self._holders.epoch:
+            self._books = Occupancy()  # another world, other shares
+        self._holders = holders
+        for seat in self._seats.values():
+            self._aim(seat.drain)
+
+    def trainers_gone(self) -> None:
+        for seat in self._seats.values():
+            seat.drain.trainers_gone()
+
+    async def flush(self, seconds: float) -> bool:
+        """Waits until everything staged is drained or given up; whether it was."""
+        drains = [seat.drain for seat in self._seats.values()]
+        return all(await asyncio.gather(*(asyncio.to_thread(d.flush, seconds) for d in drains)))
+
+    async def close(self) -> None:
+        """Gives up what is left, joins the drains' threads, unmaps the memory."""
+        for seat in self._seats.values():
+            await asyncio.to_thread(seat.drain.close)
+            seat.file.close()
+        self._seats.clear()
+
+    def _seat(self, local: int, file: MemoryFile) -> _Seat:
+        def on_loop(call: Callable[..., None]) -> Callable[..., None]:
+            return lambda *values: self._call(functools.partial(call, *values))
+
+        watcher = DrainWatcher(
+            on_freed=on_loop(functools.partial(self._freed, local)),
+            on_saved=on_loop(self._saved),
+            on_notice=on_loop(self._watcher.on_notice),
+            on_lost=on_loop(self._lost),
+        )
+        drain = Drain(Arena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
+        self._aim(drain)
+        return _Seat(file, drain, {}, {})
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            pass  # the loop has ended, and with it everyone who could want to know
+
+    def _aim(self, drain: Drain) -> None:
+        if self._holders is not None:
+            every = frozenset(endpoint.holder for endpoint in self._holders.holders)
+            drain.retarget(self._holders.targets, every, self._holders.replicas)
+
+    def _saved(self, save: RankSave, copies: int) -> None:
+        self.book = saves.written(self.book, save, copies)
+
+    def _lost(self, save: RankSave) -> None:
+        self.book = saves.lost(self.book, save)
+        self._watcher.on_progress()
+
+    def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
+        seat = self._seats.get(local)
+        save = seat.inside.pop(slot, None) if seat is not None else None
+        if save is not None:
+            self.book = saves.freed(self.book, save)
+        self._watcher.on_freed(local, slot, step, ok)
+        self._watcher.on_progress()
+
+    def _end(self, seat: _Seat) -> None:
+        if not seat.drain.flush(_REPLACE_SECONDS):
+            _log.warning("saves in memory that became too small were given up: their holders do not answer")
+        seat.drain.close()
+        seat.file.close()
+
+
+def _left(seat: _Seat, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
+    found = [(save, said) for save, said in seat.sealed.values() if save.checkpoint == checkpoint]
+    saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
+    return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None

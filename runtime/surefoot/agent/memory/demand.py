@@ -1,0 +1,60 @@
+"""What one save of this worker's ranks takes, and which rank was refused memory for it. PURE; kept by `arenas`.
+
+Of the running epoch alone: another world has other shares. The heartbeat says both, so that the operator can tell
+whether checkpoints fit, before a holder is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    ranks: int = 0
+    """Local ranks of the epoch; 0: none asked yet."""
+    wanted: Mapping[int, int] = field(default_factory=dict)
+    """Slot bytes that each local rank asked for: its save, and some room for it to grow."""
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of each local rank's newest save."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Why a local rank has no memory."""
+
+    @property
+    def save_bytes(self) -> int:
+        """One save of all local ranks; 0 while one of them has not said what it needs."""
+        if not self.ranks or len(self.wanted) < self.ranks:
+            return 0
+        return sum(self.sizes.get(local, wanted) for local, wanted in self.wanted.items())
+
+    @property
+    def unstaged(self) -> str:
+        """Why there is no checkpoint of this worker; empty: there is memory for each rank that asked."""
+        return next((self.refused[local] for local in sorted(self.refused)), "")
+
+
+def asked(book: Occupancy, local: int, slot_bytes: int, ranks: int) -> Occupancy:
+    return replace(book, ranks=ranks, wanted={**book.wanted, local: slot_bytes})
+
+
+def staged(book: Occupancy, local: int, save_bytes: int) -> Occupancy:
+    return replace(book, sizes={**book.sizes, local: save_bytes})
+
+
+def given(book: Occupancy, local: int) -> Occupancy:
+    return replace(book, refused={n: why for n, why in book.refused.items() if n != local})
+
+
+def refused(book: Occupancy, local: int, why: str) -> Occupancy:
+    return replace(book, refused={**book.refused, local: why})
+
+
+def missing(book: Occupancy, has: Mapping[int, int]) -> dict[int, int]:
+    """Local ranks without slots as large as they need: those bytes. One that did not ask yet will want what others do.
+
+    `has`: slot bytes that local ranks have.
+    """
+    usual = max(book.wanted.values(), default=0)
+    needs = {local: book.wanted.get(local, usual) for local in range(book.ranks)}
+    return {local: needed for local, needed in needs.items() if has.get(local, 0) < needed}

@@ -1,0 +1,118 @@
+"""The pod's one exporter: HTTP `/metrics` with the agent's own figures and those of all its trainers.
+
+Started by the shell where SUREFOOT_METRICS_PORT is set; runs in the agent's loop. Every series carries namespace, job
+and worker; nothing carries a rank or a pod's name. What cannot be served is said once, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, PROCESS_COLLECTOR, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from surefoot import metrics
+from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.state_machine import Life
+from surefoot.ipc.metric_deltas import Sums
+from surefoot.settings import AgentSettings
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "metrics"
+"""Of the run folder: where exporters on ports that nobody chose say them, in the form of Prometheus' file_sd."""
+
+
+class Shown(Protocol):
+    """What of the agent is shown beside what it counted."""
+
+    @property
+    def life(self) -> Life: ...
+    @property
+    def book(self) -> SaveBook: ...
+
+
+class PodFigures(Collector):
+    """Everything of one worker, as one exposition."""
+
+    def __init__(self, labels: Mapping[str, str], sums: Sums, shown: Shown) -> None:
+        self._labels, self._sums, self._shown = labels, sums, shown
+
+    def collect(self) -> Iterable[Metric]:
+        self._look()
+        yield from (_labelled(family, self._labels) for family in self._sums.with_own(metrics.FAMILIES))
+        yield from (_labelled(family, self._labels) for family in PROCESS_COLLECTOR.collect())
+
+    def _look(self) -> None:
+        life = self._shown.life
+        metrics.epoch.set(life.running)
+        metrics.step.set(life.step)
+        metrics.loss.set(math.nan if life.loss is None else life.loss)
+        metrics.pending.set(len(self._shown.book.pending()))
+        metrics.level.set(life.reported_level)
+
+
+class Exporter:
+    """`start`, then `close`. Nothing is served where the settings name no port."""
+
+    def __init__(self, settings: AgentSettings, sums: Sums, shown: Shown) -> None:
+        self._settings = settings
+        worker = {"namespace": settings.job_namespace, "job": settings.job_name, "worker": str(settings.index)}
+        self._figures = PodFigures(worker, sums, shown)
+        self._runner: web.AppRunner | None = None
+        self._told: Path | None = None
+
+    async def start(self) -> None:
+        settings = self._settings
+        if settings.metrics_port is None:
+            return
+        app = web.Application()
+        app.router.add_get("/metrics", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, settings.host, settings.metrics_port, reuse_address=True).start()
+            self._tell(self._runner.addresses[0][1])
+        except OSError as error:
+            metrics.fallbacks.labels(what="no_exporter").inc()
+            where = f"{settings.host}:{settings.metrics_port}"
+            _log.warning("metrics cannot be served at %s: %s; training goes on without them", where, error)
+
+    async def close(self) -> None:
+        if self._told is not None:
+            self._told.unlink(missing_ok=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _tell(self, port: int) -> None:
+        settings = self._settings
+        _log.info("metrics at http://%s:%d/metrics", settings.host, port)
+        if settings.metrics_port == 0:
+            worker = f"worker-{settings.index}-{settings.attempt}.json"
+            self._told = tell(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
+
+    async def _answer(self, _request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def tell(path: Path, host: str, port: int) -> Path:
+    """Writes where an exporter answers, for `file_sd_configs`: whole, so that nobody reads half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps([{"targets": [f"{host}:{port}"]}]), encoding="ascii")
+    scratch.rename(path)
+    return path
+
+
+def _labelled(family: Metric, labels: Mapping[str, str]) -> Metric:
+    added = Metric(family.name, family.documentation, family.type, family.unit)
+    added.samples = [Sample(s.name, {**s.labels, **labels}, s.value) for s in family.samples]
+    return added

@@ -1,0 +1,328 @@
+"""The agent's process: makes events of what happens, and carries out what `state_machine` decides. One loop, no decisions.
+
+Built by `__main__`. Everything it starts it owns: trainers, the warm process, the store, drains, threads and sockets
+end before `run` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+
+from surefoot.agent import events as on
+from surefoot.agent.coordinator import credentials as identity
+from surefoot.agent.coordinator import leaderless as keeping
+from surefoot.agent.coordinator.client import CoordinatorLine, TurnedAway
+from surefoot.agent.coordinator.requests import Chores, Places
+from surefoot.agent.memory.arenas import Staging, StagingWatcher
+from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.metrics_server import Exporter
+from surefoot.agent.state import Parting
+from surefoot.agent.state_machine import Life, advance
+from surefoot.agent.step_ledger import Ledger
+from surefoot.agent.trainer_handler import Reception
+from surefoot.agent.trainers.log_forwarder import LogForwarder
+from surefoot.agent.trainers.orphans import Orphans, adopt_orphans
+from surefoot.agent.trainers.supervisor import Trainers
+from surefoot.agent.unexpected_errors import Mishaps
+from surefoot.errors import SurefootError
+from surefoot.ipc import messages as line
+from surefoot.ipc.metric_deltas import Sums
+from surefoot.ipc.server import TrainerLine
+from surefoot.launcher.command import with_own_interpreter
+from surefoot.launcher.start import Hosted, Starter
+from surefoot.protocol import messages
+from surefoot.settings import AgentSettings
+
+_TICK_SECONDS = 0.5
+_TURNED_AWAY = 1
+_WORD_SECONDS = 5.0
+_AGAIN_SECONDS = 1.0
+"""How long trainers of a worker that is asked to end go on without a halt being named."""
+_PART_SHARE = 1 / 2
+"""Of the grace period, for leaving the world in order; the rest is for writing what is staged."""
+_log = logging.getLogger(__name__)
+
+
+def _later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(_AGAIN_SECONDS, call)
+
+
+class Shell:
+    """One agent, from its start to its exit code."""
+
+    def __init__(self, settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._settings = settings
+        self.incarnation = secrets.token_hex(8)
+        self.life = Life(step_timeout_seconds=settings.step_timeout_seconds)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._store: tuple[int, Hosted] | None = None
+        environment = with_own_interpreter(environment)
+        folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
+        worker = f"worker-{settings.index}-{settings.attempt}"
+        logs = scratch / "logs" / worker
+        logs.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{worker}.sock"
+        self.figures = Sums()
+        self._exporter = Exporter(settings, self.figures, self)
+        self._forwarder = LogForwarder()
+        self._line = CoordinatorLine(
+            settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
+        )
+        self._reception = Reception(self, settings.job, Ledger(scratch / "ledger" / f"{worker}.jsonl", _later))
+        watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
+        self.staging = Staging(self.incarnation, settings.job, watcher)
+        self._starter = Starter(
+            command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
+        )
+        self._orphans = Orphans(self._starter.own)
+        self._trainers = Trainers(
+            self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
+        )
+        self.trainer_line = TrainerLine(path, self._reception.admit, self._reception.hear)
+        places = Places(self.staging.open_tier, self.staging.holders)
+        self._mishaps = Mishaps()
+        self._chores = Chores(settings.job, places, self._line.send)
+
+    async def run(self) -> int:
+        """The agent's life; returns its exit code."""
+        loop = asyncio.get_running_loop()
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end, number)
+        await self._exporter.start()
+        self._forwarder.start()
+        self.trainer_line.start()
+        self._starter.start()
+        self.spawn(self._talk())
+        self.spawn(self._tick())
+        self.spawn(self._keep())
+        self.spawn(self._chores.run())
+        self.spawn(self._chores.run_looks())
+        try:
+            return await self._ended
+        finally:
+            await self._close()
+
+    @property
+    def book(self) -> SaveBook:
+        return self.staging.book
+
+    def dispatch(self, event: on.Event) -> None:
+        """The one way in: an event, its decision, its commands."""
+        self.life, commands = advance(self.life, event)
+        for command in commands:
+            self._do(command)
+
+    # ---- commands -----------------------------------------------------------------------------------------------
+
+    def _do(self, command: on.Command) -> None:
+        match command:
+            case on.Send(message):
+                self._line.send(message)
+            case on.Beat():
+                self._line.beat()
+            case on.StartStore(epoch):
+                self.spawn(self._host_store(epoch))
+            case on.StopStore(epoch):
+                self._stop_store(epoch)
+            case on.StartTrainers(assign, store):
+                _log.info("epoch %d: %d of %d ranks start here", assign.epoch, assign.local_ranks, assign.world)
+                self.spawn(self._trainers.start(assign, store))
+            case on.KillTrainers(epoch):
+                self._trainers.kill(epoch)
+            case on.TakeStacks(epoch):
+                self.spawn(self._take_stacks(epoch))
+            case on.TellHold(hold):
+                self.trainer_line.tell(self.life.started, None, hold)
+            case on.TellLevel(level):
+                self.trainer_line.tell(self.life.started, None, line.LevelIs(level))
+            case on.Retarget(holders):
+                self.staging.retarget(holders)
+            case on.Flush(epoch):
+                self.staging.trainers_gone()
+                self.spawn(self._flush(epoch))
+            case on.Exit(code):
+                if not self._ended.done():
+                    self._ended.set_result(code)
+
+    async def _host_store(self, epoch: int) -> None:
+        try:
+            hosted = await self._starter.store(self._settings.host)
+        except (SurefootError, OSError) as error:
+            self.dispatch(on.StoreLost(epoch, str(error)))
+            return
+        if self.life.claimed > epoch:
+            hosted.child.kill()
+            return
+        self._store = (epoch, hosted)
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        self.dispatch(on.StoreUp(epoch, f"{host}:{hosted.port}"))
+        code = await hosted.child.exited
+        if self._store == (epoch, hosted):
+            self.dispatch(on.StoreLost(epoch, f"its process ended with code {code}"))
+
+    async def _take_stacks(self, epoch: int) -> None:
+        try:
+            found = await self._trainers.stacks()
+        except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
+            found = self._mishaps.happened("taking stacks", error)
+        self.dispatch(on.StacksTaken(epoch, found))
+
+    def _stop_store(self, epoch: int) -> None:
+        if self._store is not None and self._store[0] < epoch:
+            hosted, self._store = self._store[1], None
+            hosted.child.kill()
+
+    async def _flush(self, epoch: int) -> None:
+        if not await self.staging.flush(self._settings.termination_grace_seconds):
+            text = "what was staged could not be written to its holders in time and was given up"
+            self.notice("SaveGivenUp", text)
+        self.dispatch(on.Flushed(epoch))
+
+    # ---- the coordinator ----------------------------------------------------------------------------------------
+
+    async def _talk(self) -> None:
+        try:
+            await self._line.run()
+        except TurnedAway as error:
+            _log.error("%s", error)
+            self.dispatch(on.LeaveAsked(_TURNED_AWAY))
+
+    def _hello(self) -> messages.Hello:
+        settings, life = self._settings, self.life
+        return messages.Hello(
+            job=settings.job.job,
+            index=settings.index,
+            attempt=settings.attempt,
+            incarnation=self.incarnation,
+            node=settings.node,
+            token=identity.token(settings),
+            epoch=life.running,
+            stopped=life.stopped,
+            warm=life.warm,
+            store=life.store,
+        )
+
+    def _heartbeat(self) -> messages.Heartbeat:
+        life, book, needs = self.life, self.staging.book, self.staging.needs
+        saved, copies = book.saved(life.started, len(life.ranks))
+        return messages.Heartbeat(
+            epoch=life.started,
+            stopped=life.stopped,
+            warm=life.warm,
+            step=life.step,
+            loss=life.loss,
+            step_seconds=life.step_seconds,
+            restored=life.restored,
+            pending=book.pending(),
+            saved=saved,
+            copies=copies,
+            level=life.reported_level,
+            stall_seconds=life.stall_seconds,
+            restored_from=life.restored_from,
+            save_bytes=needs.save_bytes,
+            unstaged=needs.unstaged,
+            settled=book.settled(life.started, len(life.ranks), life.settled),
+            ended=life.ended,
+            leaving=life.leaving is not None,
+        )
+
+    def _from_coordinator(self, message: messages.ToAgent) -> None:
+        match message:
+            case messages.Welcome():
+                self.dispatch(on.Welcomed())
+            case messages.Assign():
+                self.dispatch(on.Assigned(message))
+            case messages.Stop(epoch=epoch, reason=reason):
+                if epoch > self.life.claimed:
+                    _log.info("epoch %d is claimed: %s", epoch, reason)
+                self.dispatch(on.StopAsked(epoch))
+            case messages.Holders():
+                self.dispatch(on.HoldersChanged(message))
+            case messages.Hold():
+                self.dispatch(on.HoldAsked(message))
+            case messages.SaveLevel(epoch=epoch, level=level):
+                self.dispatch(on.LevelAsked(epoch, level))
+            case messages.Retire(reason=reason, exit_code=code):
+                _log.info("retiring: %s", reason)
+                self.dispatch(on.LeaveAsked(code))
+            case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
+                self._chores.ask(message)
+            case messages.LookAtHolders():
+                self._chores.look(message)
+            case messages.PromoteSave():
+                self._chores.promote(message)
+            case messages.Refused():
+                pass  # the line itself acts on it
+
+    # ---- the rest -----------------------------------------------------------------------------------------------
+
+    def notice(self, reason: str, text: str) -> None:
+        _log.warning("%s: %s", reason, text)
+        self._line.send(messages.Notice(reason, text))
+
+    def _asked_to_end(self, number: int) -> None:
+        name, now = signal.Signals(number).name, time.monotonic()
+        _log.info("%s: leaving the world, and writing what is staged", name)
+        if self._line.away_seconds() > 0.0:  # nobody is there who could name a halt
+            self.dispatch(on.LeaveAsked(128 + number))
+            return
+        share = self._settings.termination_grace_seconds * _PART_SHARE
+        self.dispatch(on.PartAsked(128 + number, Parting(now + min(_WORD_SECONDS, share), now + share)))
+
+    async def _tick(self) -> None:
+        pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            self._orphans.reap()
+            self.dispatch(on.Ticked(time.monotonic()))
+
+    async def _keep(self) -> None:
+        """Looks after the memory tier while no coordinator does."""
+        while True:
+            await asyncio.sleep(keeping.ROUND_SECONDS)
+            assign = keeping.in_charge(self.life, self._line.away_seconds())
+            if assign is not None:
+                try:
+                    kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
+                except Exception as error:  # noqa: BLE001  the next round may do better
+                    self._mishaps.happened("looking after the memory tier", error)
+                    continue
+                _log.info("no coordinator: watermark %s, %d saves dropped", kept.watermark, kept.dropped)
+                for problem in kept.problems:
+                    _log.warning("no coordinator: %s", problem)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None or self._ended.done():
+            return
+        # nothing here is allowed to fail unheard: an agent that only half works is worse than one that is gone
+        self._ended.set_exception(task.exception() or SurefootError("a task of the agent failed"))
+
+    async def _close(self) -> None:
+        await self._trainers.close()
+        if self._store is not None:
+            self._store[1].child.kill()
+            self._store = None
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._starter.close()
+        await self._exporter.close()
+        await self.trainer_line.close()
+        await self._chores.close()
+        await self.staging.close()
+        self._reception.close()
+        await asyncio.to_thread(self._forwarder.close)

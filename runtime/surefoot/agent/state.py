@@ -1,0 +1,125 @@
+"""What an agent knows of its life, as frozen values. PURE. `state_machine.advance` is the only one that changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surefoot.ipc.messages import HoldAt
+from surefoot.protocol.messages import Assign, Exited, FromAgent
+from surefoot.protocol.sources import joined
+
+_STAND_SECONDS, _STAND_STEPS = 5.0, 5
+"""Trainers without a step for so long, and for so many steps' time, stand still. A killed peer is known long before."""
+_START_SECONDS = 60.0
+"""The same before the first step, which may have much to compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One local trainer of the started epoch."""
+
+    local: int
+    rank: int
+    alive: bool = True
+    code: int | None = None
+    attached: bool = False
+    closed: bool = False
+    step: int = 0
+    settled: int = 0
+    """Newest step that it can no longer come to save."""
+    source: str | None = None
+    held: int | None = None
+    accepted: bool | None = None
+    """Its answer to the hold that is being asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How long trainers of a worker that is to end go on: until `word_by`, and from the first word of a halt until `part_by`."""
+
+    word_by: float
+    part_by: float
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Everything an agent knows that its decisions depend on."""
+
+    step_timeout_seconds: float = 600.0
+    warm: bool = False
+    claimed: int = 0
+    """Newest epoch heard of."""
+    stopped: int = 0
+    """Every trainer of epochs below this is reaped."""
+    assign: Assign | None = None
+    started: int = 0
+    """Newest epoch whose trainers were started: once each."""
+    ranks: tuple[Rank, ...] = ()
+    killing: bool = False
+    store: str | None = None
+    store_epoch: int = 0
+    """Newest epoch whose store was asked for here."""
+    hold: HoldAt | None = None
+    level: int = 0
+    loss: float | None = None
+    step_seconds: float | None = None
+    stall_seconds: float | None = None
+    reported_level: int = 0
+    progress_at: float | None = None
+    """When the last step finished; None before the epoch's first."""
+    ticked_at: float = 0.0
+    begun_at: float | None = None
+    """First tick of the started epoch's trainers."""
+    last_word: Exited | None = None
+    """What is said of the trainers once their stacks are taken, and before they are killed."""
+    facts: tuple[FromAgent, ...] = field(default=())
+    flushing: bool = False
+    flushed: bool = False
+    leaving: int | None = None
+    """Exit code, once this worker is to end."""
+    parting: Parting | None = None
+    """While it is to end and its trainers go on, for the world to be left in order."""
+    gone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return any(r.alive for r in self.ranks)
+
+    @property
+    def running(self) -> int:
+        """The epoch that this agent carries out or has finished; 0 if its trainers were stopped for a newer one."""
+        return self.started if self.alive or self.started == self.claimed else 0
+
+    @property
+    def step(self) -> int:
+        """Last step that every local rank has finished in the started epoch."""
+        return min((r.step for r in self.ranks), default=0)
+
+    @property
+    def settled(self) -> int:
+        """Newest step that no local rank can come to save any more."""
+        return min((r.settled for r in self.ranks), default=0)
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks of the started epoch that ended with code 0."""
+        return tuple(r.rank for r in self.ranks if r.code == 0)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the trainers stand still for no reason that is known here, so that where they stand is worth asking."""
+        if not self.alive or any(r.held is not None or r.closed for r in self.ranks):
+            return False
+        if self.progress_at is None:
+            return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
+        limit = max(_STAND_SECONDS, _STAND_STEPS * (self.step_seconds or 0.0))
+        # well before the hang itself: whose step ended a moment later than its peer's hangs as well when told to stop
+        return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds / 2)
+
+    @property
+    def restored(self) -> bool:
+        return bool(self.ranks) and all(r.source is not None for r in self.ranks)
+
+    @property
+    def restored_from(self) -> str | None:
+        return joined(r.source for r in self.ranks if r.source is not None) if self.restored else None

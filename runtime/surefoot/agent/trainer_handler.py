@@ -1,0 +1,147 @@
+"""What trainers say to their agent, and what they are given: an epoch, memory, freed slots, a line in the ledger.
+
+Makes events of their words; decisions stay with `state_machine`. Built by the shell, which it stands in front of; runs on its
+loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from typing import Protocol
+
+from surefoot import metrics
+from surefoot.agent import events as on
+from surefoot.agent.memory.arenas import Staging
+from surefoot.agent.state_machine import Life
+from surefoot.agent.step_ledger import Ledger
+from surefoot.ipc import messages as line
+from surefoot.ipc.memfd import SLOTS
+from surefoot.ipc.metric_deltas import Sums
+from surefoot.ipc.server import Trainer, TrainerLine
+from surefoot.protocol.identities import RankSave
+from surefoot.settings import JobSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Agent(Protocol):
+    """The shell, as far as it is needed here."""
+
+    incarnation: str
+    life: Life
+    staging: Staging
+    trainer_line: TrainerLine
+    figures: Sums
+
+    def dispatch(self, event: on.Event) -> None: ...
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None: ...
+
+    def notice(self, reason: str, text: str) -> None: ...
+
+
+class Reception:
+    """`admit` and `hear` are called by the trainer line, `slot_freed` by staging."""
+
+    def __init__(self, agent: Agent, job: JobSettings, ledger: Ledger) -> None:
+        self._agent = agent
+        self._job = job
+        self._ledger = ledger
+        self._attached: dict[tuple[int, int], int] = {}
+        """(epoch, rank) → the process that attached as it; of the present epoch."""
+
+    def admit(self, attach: line.Attach) -> line.Attached | str:
+        """The epoch, for a trainer of it; why not, for any other."""
+        life, assign = self._agent.life, self._agent.life.assign
+        who = f"rank {attach.rank} of epoch {attach.epoch} (pid {attach.pid})"
+        if assign is None or attach.epoch != life.started or assign.epoch != life.started or life.killing:
+            return f"{who} does not belong to epoch {life.claimed}"
+        rank = next((r for r in life.ranks if r.rank == attach.rank and r.alive), None)
+        if rank is None:
+            return f"{who} is none of this worker's"
+        speaker = self._attached.get((attach.epoch, attach.rank), attach.pid)
+        if speaker != attach.pid and os.path.exists(f"/proc/{speaker}"):
+            return (
+                f"{who} is not the rank: process {speaker} is. A process that a rank starts must not build a Checkpointer"
+                " of its own; unset SUREFOOT_AGENT_SOCKET in its environment"
+            )
+        self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.epoch}
+        self._attached[attach.epoch, attach.rank] = attach.pid
+        self._agent.dispatch(on.Attached(life.started, rank.local))
+        job = self._job
+        return line.Attached(
+            job=job.job,
+            epoch=assign.epoch,
+            world=assign.world,
+            rank=attach.rank,
+            incarnation=self._agent.incarnation,
+            parent=assign.parent,
+            lineage=assign.lineage,
+            holders=assign.holders,
+            targets=assign.targets,
+            replicas=assign.replicas,
+            interval_steps=job.interval_steps,
+            persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
+            level=life.level,
+            older_job=assign.older_job,
+        )
+
+    def hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
+        """A word of an attached trainer; one of an older epoch says nothing any more."""
+        life, dispatch, epoch = self._agent.life, self._agent.dispatch, trainer.epoch
+        local = next((r.local for r in life.ranks if r.rank == trainer.rank), None)
+        if local is None or epoch != life.started:
+            return
+        match message:
+            case line.Stepped():
+                self._ledger.write(epoch, trainer.rank, message)
+                if local == 0:  # ranks of one worker step together
+                    metrics.step_seconds.observe(message.seconds)
+                done = (message.step, message.loss, message.seconds, message.stall_seconds, message.level)
+                dispatch(on.StepDone(epoch, local, *done, at=time.monotonic(), settled=message.settled))
+            case line.Staged():
+                save = RankSave(epoch, message.step, trainer.rank)
+                self._agent.staging.stage(local, save, life.assign.world if life.assign is not None else 0, message)
+            case line.NeedArena(slot_bytes=slot_bytes):
+                self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
+            case line.WantLeft(checkpoint=checkpoint):
+                for here, fd in self._agent.staging.left(local, checkpoint):
+                    trainer.tell(here, fd)
+            case line.HoldReply(step=step, accepted=accepted):
+                dispatch(on.HoldAnswered(epoch, local, step, accepted))
+            case line.Holding(step=step):
+                dispatch(on.HoldReached(epoch, local, step))
+            case line.RestoreDone(source=source):
+                dispatch(on.Restored(epoch, local, source, time.monotonic()))
+            case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
+                dispatch(on.RestoreImpossible(epoch, local, checkpoint, absent, detail))
+            case line.Say(reason=reason, text=text):
+                self._agent.notice(reason, f"rank {trainer.rank}: {text}")
+            case line.Counted(grown=grown):
+                self._agent.figures.add(grown)
+            case line.Closing():
+                dispatch(on.Closed(epoch, local))
+            case line.Attach():
+                _log.warning("rank %d attached twice: ignored", trainer.rank)
+
+    def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
+        """A drain ended: the trainer that has this memory now may write there again."""
+        life = self._agent.life
+        rank = next((r.rank for r in life.ranks if r.local == local), None)
+        if rank is not None:
+            self._agent.trainer_line.tell(life.started, rank, line.SlotFreed(slot, step, ok))
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    async def _give_memory(self, trainer: Trainer, local: int, slot_bytes: int) -> None:
+        try:
+            given = await self._agent.staging.give(local, slot_bytes, len(self._agent.life.ranks))
+        except OSError as error:
+            trainer.tell(line.ArenaRefused(error.strerror or str(error)))
+            return
+        message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
+        trainer.tell(message, given.file.fd)

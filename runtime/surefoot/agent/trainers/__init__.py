@@ -1,0 +1,1 @@
+"""The trainers of one agent: started, watched, reaped, and what their ends mean."""

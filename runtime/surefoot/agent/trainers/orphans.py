@@ -1,0 +1,73 @@
+"""What trainers leave behind: their own children, which the kernel hands to the agent once a trainer is dead.
+
+A data loader's worker may linger harmlessly, but a torchrun's workers train and write into staging memory: a worker
+counts as stopped only when they are gone too. Used by `supervisor` when an epoch's last rank has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from surefoot import metrics
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SWEEP_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+_log = logging.getLogger(__name__)
+
+
+def adopt_orphans() -> None:
+    """From now on every orphan below this process becomes its child."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: a trainer's children could escape")
+
+
+def children(pid: int) -> set[int]:
+    """Direct children, zombies included."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found |= {int(word) for word in (thread / "children").read_text().split()}
+    return found
+
+
+class Orphans:
+    """`own` names the children that the agent itself started; every other one is an orphan."""
+
+    def __init__(self, own: Callable[[], set[int]]) -> None:
+        self._own = own
+
+    def reap(self) -> set[int]:
+        """Buries the dead ones; those that live."""
+        living: set[int] = set()
+        for pid in children(os.getpid()) - self._own():
+            try:
+                dead, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+            if not dead:
+                living.add(pid)
+        return living
+
+    async def sweep(self) -> None:
+        """Kills every orphan, and what becomes one thereby, until none is left."""
+        deadline = time.monotonic() + _SWEEP_SECONDS
+        while living := self.reap():
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                metrics.fallbacks.labels(what="orphans_left").inc()
+                _log.error("processes %s of ended trainers do not die: the kernel holds them", sorted(living))
+                return
+            await asyncio.sleep(_LOOK_SECONDS)

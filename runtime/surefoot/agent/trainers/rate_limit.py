@@ -1,0 +1,54 @@
+"""How many of the trainers' lines go to stdout: a bucket that fills at a fixed rate, and what overflowed. PURE.
+
+A trainer that prints in a loop must not fill a node's disk with container logs, nor hide the other ranks' words. Used
+by `log_forwarder`; time is an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES_PER_SECOND = 256 << 10
+BURST_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class Flow:
+    """For all local ranks together. `admit` decides a line; `overflow` says now and then what was left out."""
+
+    rate: float = BYTES_PER_SECOND
+    burst: float = BURST_BYTES
+    say_seconds: float = 5.0
+    _level: float | None = None
+    _at: float = 0.0
+    _lines: int = 0
+    _bytes: int = 0
+    _said_at: float = float("-inf")
+
+    def admit(self, size: int, now: float) -> bool:
+        """Whether a line of `size` bytes is shown; one that is not is counted."""
+        level = self.burst if self._level is None else min(self.burst, self._level + (now - self._at) * self.rate)
+        self._at = now
+        if size > level:
+            self._level = level
+            self.skip(1, size)
+            return False
+        self._level = level - size
+        return True
+
+    def skip(self, lines: int, size: int) -> None:
+        """Counts what is left out unread."""
+        self._lines += lines
+        self._bytes += size
+
+    def overflow(self, now: float, last: bool = False) -> str | None:
+        """What to say of lines left out since the last time; None if nothing, or if it was said just now."""
+        if not self._bytes or (now - self._said_at < self.say_seconds and not last):
+            return None
+        text = (
+            f"{self._lines} lines ({self._bytes} bytes) are not shown here: the trainers of this worker print more than "
+            f"{self.rate / 1024:.0f} KiB a second; their log files have all of it"
+        )
+        self._lines = self._bytes = 0
+        self._said_at = now
+        return text

@@ -1,0 +1,68 @@
+"""Where ranks stand, in a few lines for people, from the stacks that they wrote. PURE.
+
+A thousand ranks of a hung job mostly stand in the same collective; the one line that differs is what a person looks
+for. So ranks with the same main thread are one group, and each group is told by its innermost frame and the innermost
+frame of the user's own code. Nobody is blamed here: who waits and who is waited for is for the reader to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot.ipc.stacks import Taken
+
+LONGEST = 2000
+"""Characters that one worker's ranks may fill in an incident."""
+_LONGEST_GROUP = 400
+_MOST_RANKS = 16
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*:$")
+_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/surefoot/")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({'/'.join(self.file.split('/')[-2:])}:{self.line})"
+
+
+def summary(taken: Sequence[Taken]) -> str:
+    """A line for each group of ranks that stand at the same place, the smallest group first; at most LONGEST characters."""
+    groups: dict[str, list[int]] = {}
+    for one in taken:
+        groups.setdefault(one.why or _place(main_thread(one.text)), []).append(one.rank)
+    lines = [
+        f"{_ranks(ranks)}: {place[:_LONGEST_GROUP]}"
+        for place, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+    ]
+    return "\n".join(lines)[:LONGEST]
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """Its frames, the innermost first: faulthandler writes the oldest thread last."""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            frames = []
+        elif (found := _FRAME.match(line)) is not None:
+            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+    return tuple(frames)
+
+
+def _place(frames: tuple[Frame, ...]) -> str:
+    if not frames:
+        return "it runs no Python code"
+    inner = frames[0]
+    own = next((frame for frame in frames if not any(part in frame.file for part in _NOT_THE_USERS)), None)
+    return f"in {inner}" if own is None or own == inner else f"in {inner}, called by {own}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MOST_RANKS]))}{more}"

@@ -1,0 +1,164 @@
+"""The trainers of the running epoch: starts them, watches them, kills them, says how each ended and what came first.
+
+Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
+the last rank only when nothing that the ranks started is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surefoot.agent.events import TrainerExited
+from surefoot.agent.trainers import out_of_memory
+from surefoot.agent.trainers.environment import Place, trainer_environment
+from surefoot.agent.trainers.exit_cause import Cause, Ending, ErrorReport, first_cause, read_report
+from surefoot.agent.trainers.log_forwarder import LogForwarder
+from surefoot.agent.trainers.orphans import Orphans
+from surefoot.agent.trainers.stack_summary import main_thread, summary
+from surefoot.ipc import stacks
+from surefoot.launcher.child import Child
+from surefoot.launcher.start import Starter
+from surefoot.protocol.messages import Assign
+
+_log = logging.getLogger(__name__)
+_NOT_STARTED = 127
+_MOST_FRAMES = 30
+_KILLED = -9
+
+
+@dataclass(slots=True)
+class _Running:
+    rank: int
+    log: Path
+    error_file: Path
+    stacks_file: Path
+    child: Child | None = None
+    code: int | None = None
+
+
+@dataclass(slots=True)
+class Trainers:
+    """`on_exit` hears of each end; `folder` is where this worker's logs go."""
+
+    starter: Starter
+    forwarder: LogForwarder
+    folder: Path
+    environment: Mapping[str, str]
+    socket: str
+    orphans: Orphans
+    on_exit: Callable[[TrainerExited], None]
+    _epoch: int = 0
+    _killed: int = 0
+    _blamed: bool = False
+    _oom_kills: int = 0
+    """Of the kernel's OOM killer, before the epoch's trainers started."""
+    _running: dict[int, _Running] = field(default_factory=dict)
+    _watchers: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self, assign: Assign, store: str) -> None:
+        """Every local rank of this epoch. A rank that cannot be started has exited, with the reason as its cause."""
+        self._epoch, self._blamed = assign.epoch, False
+        self._oom_kills = out_of_memory.kills()
+        folder = self.folder / f"epoch-{assign.epoch}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._running = {
+            local: _Running(
+                rank,
+                folder / f"rank-{rank}.log",
+                folder / f"rank-{rank}.error.json",
+                folder / f"rank-{rank}.stacks.txt",
+            )
+            for local, rank in enumerate(range(assign.first_rank, assign.first_rank + assign.local_ranks))
+        }
+        running = self._running
+        for local, entry in running.items():
+            entry.error_file.unlink(missing_ok=True)
+            if self._killed >= assign.epoch:  # a newer epoch came while we were starting
+                self._ended(assign.epoch, local, running, _KILLED)
+                continue
+            place = Place(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
+            try:
+                entry.child = await self._spawn(place, entry.log)
+            except OSError as error:
+                reason = f"rank {entry.rank} could not be started: {error}"
+                entry.code = _NOT_STARTED
+                self.on_exit(TrainerExited(assign.epoch, local, _NOT_STARTED, reason))
+                continue
+            if self._killed >= assign.epoch:
+                entry.child.kill()
+            self.forwarder.follow(entry.log, entry.rank)
+            self._watch(assign.epoch, local, running)
+
+    def kill(self, epoch: int) -> None:
+        """SIGKILL to every trainer of this epoch, those that are just being forked included."""
+        self._killed = max(self._killed, epoch)
+        for entry in self._running.values():
+            if entry.child is not None:
+                entry.child.kill()
+
+    async def stacks(self) -> str:
+        """Where each living trainer stands, in a few lines. The whole stays beside its log; each main thread is logged."""
+        living = [e for e in self._running.values() if e.child is not None and e.code is None]
+        taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
+        for one, entry in zip(taken, living, strict=True):
+            where = "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
+            _log.warning("rank %d stands: %s; all its threads: %s", one.rank, one.why or where, entry.stacks_file)
+        return summary(taken)
+
+    async def close(self) -> None:
+        self.kill(self._epoch)
+        await asyncio.gather(*self._watchers)
+
+    async def _spawn(self, place: Place, log: Path) -> Child:
+        environment = trainer_environment(self.environment, place)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            return await self.starter.trainer(environment, os.getcwd(), output)
+        finally:
+            os.close(output)
+
+    def _watch(self, epoch: int, local: int, running: dict[int, _Running]) -> None:
+        async def watch() -> None:
+            child = running[local].child
+            assert child is not None
+            code = await child.exited
+            running[local].code = code
+            if all(entry.code is not None for entry in running.values()):
+                # the last one: what the ranks started themselves goes with them, before anybody says "stopped"
+                await self.orphans.sweep()
+            self._ended(epoch, local, running, code)
+
+        task = asyncio.create_task(watch())
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    def _ended(self, epoch: int, local: int, running: dict[int, _Running], code: int) -> None:
+        entry = running[local]
+        entry.code = code
+        self.forwarder.unfollow(entry.log)
+        if code == 0 or self._killed >= epoch:
+            self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
+            return
+        cause = self._cause(running)
+        if not self._blamed:
+            self._blamed = True
+            self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
+        _log.warning("rank %d ended: %s", running[cause.local].rank, cause.text)
+        self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
+
+    def _cause(self, running: dict[int, _Running]) -> Cause:
+        oom = out_of_memory.blamed(self._oom_kills, out_of_memory.kills())
+        endings = [Ending(local, entry.code, _report(entry.error_file), oom) for local, entry in running.items()]
+        return first_cause(endings)
+
+
+def _report(path: Path) -> ErrorReport | None:
+    try:
+        return read_report(path.read_text(encoding="utf-8"))
+    except OSError:
+        return None  # it ended without a word

@@ -1,0 +1,182 @@
+"""A link without an agent: the arena and its drain live in the training process itself (library mode).
+
+Made by `checkpointer` under plain `python` or `torchrun`, with whatever tiers there are as targets; for most that is
+the persistent tier alone. No leader exists, so retention of the persistent tier happens here, and nobody holds.
+The epoch's description and the messages are the agent room's, which stands above this one: they are known here by
+what they offer, not by their names.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Never, Protocol, TypeVar
+
+from surefoot import metrics
+from surefoot.drain.engine import Arena, Drain, DrainOptions, DrainWatcher
+from surefoot.drain.keeping import Keeper
+from surefoot.drain.slots import SealedSave
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+SLOTS = 2
+PERSISTENT = HolderId("persistent", "")
+"""The persistent tier as a target of a drain."""
+
+
+class EpochDescription(Protocol):
+    """What is needed of agent.line.Attached."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def replicas(self) -> int: ...
+
+
+class StagedSlot(Protocol):
+    """What is needed of agent.line.Staged."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def stream_bytes(self) -> int: ...
+    @property
+    def values_bytes(self) -> int: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def layout_json(self) -> str | None: ...
+
+
+AttachedT = TypeVar("AttachedT", bound=EpochDescription)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedTargets:
+    """Where saves go: the first `replicas` of `targets` must take each; `open_tier` gives a thread its connection.
+
+    `keeper` removes older checkpoints after saves (rank 0 has one; nobody else deletes).
+    """
+
+    targets: tuple[HolderId, ...]
+    open_tier: Callable[[HolderId], Tier]
+    keeper: Keeper | None = None
+    options: DrainOptions | None = None
+
+
+class EmbeddedLink(Generic[AttachedT]):
+    """`ipc.backend.Link`, in this process."""
+
+    def __init__(self, attached: AttachedT, targets: EmbeddedTargets) -> None:
+        self.attached = attached
+        """May be replaced as long as nothing was saved: its restore point, where that cannot be read."""
+        self._targets = targets
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()
+        self._memory: mmap.mmap | None = None
+        self._slot_bytes = 0
+        self._drain: Drain | None = None
+        self.lost: set[int] = set()
+        """Steps whose saves were given up."""
+
+    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+        """Anonymous memory, every page touched now so that no save pays for it."""
+        if self._memory is None or self._slot_bytes < slot_bytes:
+            self._end_drain(60.0)
+            self._slot_bytes = -(-max(1, slot_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._memory = mmap.mmap(-1, SLOTS * self._slot_bytes)
+            for page in range(0, SLOTS * self._slot_bytes, mmap.PAGESIZE):
+                self._memory[page] = 0
+            self._drain = self._made(Arena(memoryview(self._memory), SLOTS, self._slot_bytes))
+        return memoryview(self._memory), SLOTS, self._slot_bytes
+
+    def left(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
+        """Nothing outlives this process."""
+        return {}
+
+    def free_slot(self, wait_seconds: float) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._busy) < SLOTS, wait_seconds)
+            return next((slot for slot in range(SLOTS) if slot not in self._busy), None)
+
+    def staged(self, message: StagedSlot) -> None:
+        if self._drain is None:
+            raise RuntimeError("a slot was staged before arena() gave one")
+        with self._changed:
+            self._busy.add(message.slot)
+        me = self.attached
+        save = RankSave(me.epoch, message.step, me.rank)
+        sealed = SealedSave(save, me.world, me.incarnation, message.layout, message.stream_bytes, message.values_bytes)
+        self._drain.stage(message.slot, sealed, message.layout_json)
+
+    def stepped(self, message: object) -> None:
+        """Nobody asks here."""
+
+    def held_at(self, step: int) -> bool:
+        return False
+
+    def wait_while_held(self, step: int) -> None:
+        """Nobody holds here."""
+
+    def level(self) -> int:
+        return 0
+
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+        log.info("restored step %d from %s: %d bytes in %.2f s", step, source, size_bytes, seconds)
+
+    def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:
+        log.error("%s could not be restored (%s): %s", checkpoint, "absent" if absent else "unreadable", detail)
+
+    def say(self, reason: str, text: str) -> None:
+        log.warning("%s: %s", reason, text)
+
+    def flush(self, wait_seconds: float) -> bool:
+        return self._drain is None or self._drain.flush(wait_seconds)
+
+    def close(self, step: int) -> None:
+        """Gives up what is not yet written (call flush before) and ends every thread."""
+        self._end_drain(0.0)
+        if self._targets.keeper is not None:
+            self._targets.keeper.close()
+
+    def disown(self) -> None:
+        """The drain's threads are the parent's alone, and its tiers are closed there."""
+
+    def _made(self, arena: Arena) -> Drain:
+        watcher = DrainWatcher(self._freed, self._saved, self.say)
+        drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
+        targets = self._targets.targets
+        drain.retarget(targets, frozenset(targets), self.attached.replicas)
+        return drain
+
+    def _freed(self, slot: int, step: int, ok: bool) -> None:
+        with self._changed:
+            self._busy.discard(slot)
+            (self.lost.discard if ok else self.lost.add)(step)
+            self._changed.notify_all()
+
+    def _saved(self, save: RankSave, copies: int) -> None:
+        if self._targets.keeper is not None:
+            self._targets.keeper.saved(save.checkpoint)
+
+    def _end_drain(self, flush_seconds: float) -> None:
+        drain, self._drain = self._drain, None
+        if drain is None:
+            return
+        drain.flush(flush_seconds)
+        if not drain.close():
+            metrics.fallbacks.labels("embedded_drain_hung").inc()
+            log.warning("a tier still hangs while the checkpointer closes; its thread ends with the process")

@@ -1,0 +1,1 @@
+"""What a trainer and its agent say to each other on one machine."""

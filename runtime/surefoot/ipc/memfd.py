@@ -1,0 +1,62 @@
+"""Staging memory of one local rank: an anonymous file that the agent maps, touches once, and hands to its trainer.
+
+It outlives the trainer: what was staged is drained although its writer is dead. It lies in no file system: neither
+/dev/shm nor a volume's size limits it, only the container's memory does, which the agent's `memory` asks before it makes one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+SLOTS = 2
+_MADV_POPULATE_READ = 22
+_TOUCH_BYTES = 64 << 20
+"""Touched at a time: each piece releases the interpreter lock for its time only."""
+
+
+def map_whole(fd: int, size: int) -> mmap.mmap:
+    """The file, with this process' own table of its pages made now: at the first copy it costs eight times as much.
+
+    The interpreter is free meanwhile. Where the kernel cannot (before 5.14), the first copy pays.
+    """
+    mapping = mmap.mmap(fd, size)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    advise = ctypes.CDLL(None).madvise
+    for offset in range(0, size, _TOUCH_BYTES):
+        part = min(_TOUCH_BYTES, size - offset)
+        advise(ctypes.c_void_p(start + offset), ctypes.c_size_t(part), _MADV_POPULATE_READ)
+    return mapping
+
+
+class MemoryFile:
+    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer. OSError if they cannot be mapped."""
+
+    def __init__(self, name: str, slot_bytes: int) -> None:
+        self.slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = SLOTS * self.slot_bytes
+        self.fd = os.memfd_create(f"surefoot-{name}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, size)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.memory = memoryview(self._map)
+
+    def touch(self) -> None:
+        """Gives every page its memory now (blocks for seconds a GB: call it in a thread), so that no save pays for it."""
+        size = len(self.memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for offset in range(0, size, _TOUCH_BYTES):
+            ctypes.memset(start + offset, 0, min(_TOUCH_BYTES, size - offset))
+
+    def close(self) -> None:
+        """Whoever still holds a view of the memory keeps the mapping alive, not the name."""
+        os.close(self.fd)
+        try:
+            self.memory.release()
+            self._map.close()
+        except BufferError:
+            pass  # a reader that was given up still looks at it; the mapping ends with the process

@@ -1,0 +1,117 @@
+"""Python stacks of trainers that stand still: written by faulthandler inside each trainer, read by its agent.
+
+A rank that hangs leaves no other trace: once it is killed, nobody can say where it stood. `install` runs in the
+trainer. The signal's handler is C code that needs neither the GIL nor a running interpreter loop, so a rank that is
+stuck in a collective or in a C extension answers too. `take` runs in the agent, within a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SIGNAL = signal.SIGRTMIN + 11
+"""A real-time signal: programs and libraries take SIGUSR1 and SIGUSR2 for themselves, and theirs stay theirs."""
+
+TAKE_SECONDS = 1.5
+LONGEST_BYTES = 256 << 10
+_LOOK_SECONDS = 0.01
+_OUTERMOST = (" in <module>", " in _run_module_as_main", "  ...")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one rank gave: `text` as faulthandler wrote it, or `why` there is none."""
+
+    rank: int
+    text: str
+    why: str = ""
+
+
+def install(path: str | None) -> None:
+    """Lets this process write the stacks of all its threads into `path` whenever SIGNAL comes.
+
+    Does nothing without a path, or where the signal is taken: what a program installed for itself is never replaced.
+
+    Raises: nothing; a file that cannot be opened leaves the process without stacks, which `take` then says.
+    """
+    if not path or _is_caught(os.getpid()):
+        return
+    try:
+        # open for the process' life: faulthandler keeps the descriptor, and the file must not be collected
+        _open.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return
+    faulthandler.register(SIGNAL, file=_open[-1], all_threads=True, chain=False)
+
+
+_open: list[int] = []
+
+
+async def take(rank: int, pid: int, path: Path) -> Taken:
+    """The stacks of one trainer; a rank that gives none is told apart by its state, which is evidence too."""
+    state = _state(pid)
+    if state in ("T", "t"):
+        return Taken(rank, "", "its process is stopped (SIGSTOP or a debugger)")
+    if state in ("", "Z", "X"):
+        return Taken(rank, "", "its process has ended")
+    if not _is_caught(pid):  # the signal would end it
+        return Taken(rank, "", "it cannot say: no Python program that surefoot started or that made a Checkpointer")
+    before = _size(path)
+    try:
+        os.kill(pid, SIGNAL)
+    except ProcessLookupError:
+        return Taken(rank, "", "its process has ended")
+    deadline = time.monotonic() + TAKE_SECONDS
+    text = ""
+    while not _is_whole(text) and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
+        text = _read(path, before)
+    if text:
+        return Taken(rank, text)
+    waits = "waits inside the kernel and cannot be interrupted" if _state(pid) == "D" else "blocks all signals"
+    return Taken(rank, "", f"it gave no stack within {TAKE_SECONDS:g} s: it {waits}")
+
+
+def _is_whole(text: str) -> bool:
+    """The main thread comes last, and its outermost frame is a module's."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    return text.endswith("\n") and last.endswith(_OUTERMOST)
+
+
+def _is_caught(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what the process does; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, start: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(LONGEST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

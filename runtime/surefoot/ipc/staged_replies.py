@@ -1,0 +1,47 @@
+"""What an agent answers to the question for saves that lie in its staging memory: complete, or let go of.
+
+Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `client`, which
+guards it by its lock.
+"""
+
+from __future__ import annotations
+
+import os
+
+from surefoot.ipc.messages import LeftHere
+
+Answer = tuple[LeftHere, int | None]
+
+
+class LeftAnswers:
+    """Of one question at a time. Between two, whatever comes belongs to nobody."""
+
+    def __init__(self) -> None:
+        self._asking = False
+        self._told: list[Answer] = []
+
+    def begin(self) -> None:
+        """The question is about to be asked."""
+        self._asking = True
+
+    def take(self, here: LeftHere, descriptor: int | None) -> None:
+        """One answer; the first says how many follow."""
+        if self._asking:
+            self._told.append((here, descriptor))
+        elif descriptor is not None:
+            os.close(descriptor)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._told) and len(self._told) > self._told[0][0].further
+
+    def end(self) -> list[Answer]:
+        """All answers, their descriptors the caller's from now on; none if some did not come in time."""
+        told, complete = self._told, self.complete
+        self._told, self._asking = [], False
+        if complete:
+            return told
+        for _, descriptor in told:
+            if descriptor is not None:
+                os.close(descriptor)
+        return []

@@ -1,0 +1,1 @@
+"""How trainers are started: forked from a warm process, or run by exec."""
