@@ -1,0 +1,152 @@
+"""One name, one thing: a class name and a file name stand once in both packages together.
+
+A reader who greps `Report` should find what a call means by it, not one of three classes. `ALLOWED_CLASSES` and `ALLOWED_FILES` name
+what is still defined twice; they only ever lose entries.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("runtime/surefoot", "operator/surefoot_operator")
+
+# within the runtime
+_RUNTIME_CLASSES: set[str] = {
+    "Arena",
+    "Attached",
+    "Closed",
+    "Counted",
+    "Holding",
+    "Outcome",
+    "Part",
+    "Place",
+    "Places",
+    "Program",
+    "Reading",
+    "Refused",
+    "Restored",
+    "Room",
+    "Sealed",
+    "Source",
+    "Staged",
+    "Standing",
+    "Stop",
+    "Writer",
+    "_Staging",
+}
+# within the operator
+_OPERATOR_CLASSES: set[str] = {
+    "Budget",
+    "Line",
+    "MemoryTier",
+    "Newest",
+    "Timings",
+    "Verdict",
+    "Wish",
+}
+# once in each
+_SHARED_CLASSES: set[str] = {
+    "Ended",
+    "Gathered",
+    "Held",
+    "Hold",
+    "Keeper",
+    "Life",
+    "Limits",
+    "Member",
+    "Order",
+    "Pace",
+    "Page",
+    "Parts",
+    "PersistentTier",
+    "Progress",
+    "Report",
+    "Rule",
+    "Run",
+    "Share",
+    "World",
+    "_Asked",
+    "_Running",
+    "_Tail",
+}
+ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
+
+_RUNTIME_FILES: set[str] = {
+    "client.py",
+    "copies.py",
+    "epochs.py",
+    "flat.py",
+    "layouts.py",
+    "messages.py",
+    "objects.py",
+    "plain.py",
+    "program.py",
+    "reader.py",
+    "saving.py",
+    "writer.py",
+}
+_OPERATOR_FILES: set[str] = {
+    "actions.py",
+    "apply.py",
+    "fabric.py",
+    "local.py",
+    "sizes.py",
+    "status.py",
+    "template.py",
+}
+_SHARED_FILES: set[str] = {
+    "errors.py",
+    "events.py",
+    "limits.py",
+    "metrics.py",
+    "names.py",
+    "orphans.py",
+    "parts.py",
+    "place.py",
+    "plan.py",
+    "progress.py",
+    "promotion.py",
+    "reading.py",
+    "records.py",
+    "server.py",
+    "settings.py",
+    "tier.py",
+    "ties.py",
+    "watch.py",
+}
+_STATED_FILES = {
+    "__init__.py",  # Python's own
+    "__main__.py",  # Python's own
+}
+ALLOWED_FILES = _RUNTIME_FILES | _OPERATOR_FILES | _SHARED_FILES | _STATED_FILES
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def more_than_once(names: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: places for name, places in names.items() if len(places) > 1}
+
+
+def test_class_name_is_defined_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    twice = more_than_once(places)
+    assert {name: where for name, where in twice.items() if name not in ALLOWED_CLASSES} == {}, "name it for what it is"
+    assert ALLOWED_CLASSES - set(twice) == set(), "defined once now: take them from the list"
+
+
+def test_file_name_is_given_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        places[path.name].append(str(path.relative_to(ROOT)))
+    twice = more_than_once(places)
+    assert {name: where for name, where in twice.items() if name not in ALLOWED_FILES} == {}, "name it for what it is"
+    assert ALLOWED_FILES - set(twice) == set(), "given once now: take them from the list"
