@@ -40,7 +40,7 @@ PYTEST_WAITING = $(BIN)/pytest -n $$(($(WORKERS) + 1)) --dist
 # what S3's and the cluster's tests need is compiled beside all others; where it cannot be, they say why
 test: system $(VENV)/.ready ## everything that continuous integration runs
 	mkdir -p build
-	{ PYTHONPATH=tests $(BIN)/python -m support.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
+	{ PYTHONPATH=tests $(BIN)/python -m support.servers.s3_server; PYTHONPATH=tests exec $(BIN)/python -m cluster build; } >build/cluster-build.log 2>&1 & building=$$!; trap 'kill $$building 2>/dev/null' EXIT; \
 	$(MAKE) lint test-pure test-simulation test-integration test-contract && { wait $$building || true; } && $(MAKE) test-chart test-cluster
 
 .PHONY: test-quick

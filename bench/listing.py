@@ -42,7 +42,7 @@ from surefoot_operator.coordinator.speech import rule
 from surefoot_operator.settings import CoordinatorSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from support import s3_server
+from support.servers import s3_server
 
 JOB = "listed"
 MOST_SECONDS = 600.0

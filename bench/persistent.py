@@ -41,7 +41,7 @@ from surefoot.settings import PersistentSettings, job_settings
 from surefoot.tiers import open_holder, open_persistent
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from support import s3_server
+from support.servers import s3_server
 
 DCP = "dcp.save to S3"
 OURS = "surefoot"

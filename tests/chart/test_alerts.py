@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.prometheus import program
+from support.servers.prometheus import program
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "charts" / "surefoot" / "files"

@@ -11,7 +11,7 @@ from urllib.error import URLError
 from cluster import engines, own, use
 from cluster.engine import Engine, Status
 from cluster.errors import ClusterError
-from support import s3_server
+from support.servers import s3_server
 
 NODE_VERBS = {
     "return": "undo whatever was done to a node; a crashed one boots again; waits until it is Ready",

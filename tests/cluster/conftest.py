@@ -9,7 +9,7 @@ import pytest
 from cluster.engine import Engine
 from cluster.scenarios.installed import Installed
 from cluster.scenarios.stage import Stage
-from support.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster
 
 _NODES = 3
 

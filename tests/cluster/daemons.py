@@ -12,7 +12,7 @@ from cluster.api import Api
 from cluster.errors import ClusterError
 from cluster.processes import end, spawn, wait
 from cluster.state import State
-from support import s3_server
+from support.servers import s3_server
 
 START_SECONDS = 90.0
 DNS_FOLDER = layout.ROOT / "dns"

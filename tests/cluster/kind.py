@@ -15,7 +15,7 @@ from cluster.engine import READY_SECONDS, Facts, NodeStatus, Status
 from cluster.errors import ClusterError
 from cluster.own import running_container
 from cluster.processes import end, run, spawn
-from support import s3_server
+from support.servers import s3_server
 
 NAME = "kind"
 CLUSTER = "surefoot-test"

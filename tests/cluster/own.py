@@ -30,7 +30,7 @@ from cluster.errors import ClusterError
 from cluster.layout import Node
 from cluster.processes import wait
 from cluster.state import State
-from support import s3_server
+from support.servers import s3_server
 
 NAME = "namespaces"
 

@@ -22,7 +22,7 @@ from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
 from cluster.values import values
-from support.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import pods as worker_pods

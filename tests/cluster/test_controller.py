@@ -30,8 +30,8 @@ from cluster import layout, pods
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
-from support.fake_agent import hello
-from support.kubernetes_cluster import a_cluster
+from support.fakes.fake_agent import hello
+from support.servers.kubernetes_cluster import a_cluster
 from surefoot.protocol.messages import Refused
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 from surefoot_operator.controller.credentials import certificates

@@ -19,7 +19,7 @@ from cluster import layout
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
-from support.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import Condition, Incident, Interval, JobStatus, World

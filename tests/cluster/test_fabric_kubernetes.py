@@ -33,7 +33,7 @@ pytest.register_assert_rewrite("support.fabric_suite")
 
 from support.fabric_suite import *  # noqa: E402, F403 -- its tests are collected here
 from support.fabric_suite import DOCUMENT, ENVIRONMENT, running, until  # noqa: E402
-from support.kubernetes_cluster import a_cluster  # noqa: E402
+from support.servers.kubernetes_cluster import a_cluster  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ from cluster.api import Api as PlainApi
 from cluster.engine import Engine
 from cluster.processes import wait
 from support.fabric_suite import until
-from support.kubernetes_cluster import a_cluster
+from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api import connect

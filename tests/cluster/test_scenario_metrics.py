@@ -10,7 +10,7 @@ from cluster.scenarios import faults
 from cluster.scenarios.shapes import ELASTIC
 from cluster.scenarios.stage import Stage
 from support import expressions
-from support.prometheus import scraping, targets_in
+from support.servers.prometheus import scraping, targets_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

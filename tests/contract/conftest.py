@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server, s3_server
+from support.servers import redis_server, s3_server
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot.settings import PersistentSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import s3_server
+from support.servers import s3_server
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
 from surefoot.tiers.open import open_persistent

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts, server
 from surefoot.holder.connection import Credentials

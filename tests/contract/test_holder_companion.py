@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.errors import ConfigurationError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient, keys, server
 from surefoot.holder.companion.figures import exposition

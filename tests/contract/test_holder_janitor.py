@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.provisioning import HolderAdmin

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.holder.server import MALLOC_ENVIRONMENT
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient, server

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
-from support.certificates import authority
+from support.servers import redis_server
+from support.servers.certificates import authority
 from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder.companion.settings import CompanionSettings

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.job_server import JobServer, fabric_of
+from support.servers.job_server import JobServer, fabric_of
 from surefoot_operator.errors import FabricError, JobRefused
 from surefoot_operator.fabric.fabric import WorkerEnvironment
 from surefoot_operator.policy.actions import Event

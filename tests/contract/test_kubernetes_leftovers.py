@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_api import FakeApi
+from support.fakes.fake_api import FakeApi
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import apply, labels
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.job_server import JobServer, fabric_of
+from support.servers.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.coordinator.conversation import Conversation

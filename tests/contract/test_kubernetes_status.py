@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.job_server import JobServer, fabric_of
+from support.servers.job_server import JobServer, fabric_of
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError, WorldMoved

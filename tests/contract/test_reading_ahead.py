@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import RankSave

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from support import redis_server, s3_server
-from support.s3_server import S3Server
+from support.servers import redis_server, s3_server
+from support.servers.s3_server import S3Server
 from surefoot.errors import ChunkMissing, TierError
 from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout

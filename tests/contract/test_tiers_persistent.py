@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support import s3_server
-from support.s3_server import S3Server
 from support.saves import put_save, stream_of
+from support.servers import s3_server
+from support.servers.s3_server import S3Server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierError, TierFull, TierUnavailable
 from surefoot.format.layouts import Stream, build_layout

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from support.device_work import arena, side_stream
-from support.fake_link import FakeLink, attached
+from support.fakes.fake_link import FakeLink, attached
 from support.saved_streams import Stream, merged
 from surefoot import Checkpointer
 from surefoot.protocol.records import Layout

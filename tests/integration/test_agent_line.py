@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.certificates import Authority, authority
-from support.fake_coordinator import DEADLINE, AgentProcess, FakeCoordinator, all_gone, descendants, start_agent
+from support.fakes.fake_coordinator import DEADLINE, AgentProcess, FakeCoordinator, all_gone, descendants, start_agent
+from support.servers.certificates import Authority, authority
 from surefoot.protocol.messages import Refused, Retire
 
 COMMAND = ("sh", "-c", "true")

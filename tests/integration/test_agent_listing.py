@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.asked_chores import answers
+from support.fakes.asked_chores import answers
 from surefoot.agent.coordinator import requests as chores
 from surefoot.drain.survey import survey
 from surefoot.format.layouts import Stream, build_layout

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_agent import until
+from support.fakes.fake_agent import until
 from surefoot import metrics
 from surefoot.agent.coordinator import requests as chores
 from surefoot.ipc import messages as line

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
-from support.fake_coordinator import (
+from support.fakes.fake_coordinator import (
     DEADLINE,
     AgentProcess,
     FakeCoordinator,
@@ -21,6 +20,7 @@ from support.fake_coordinator import (
     descendants,
     start_agent,
 )
+from support.servers import redis_server
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
@@ -48,7 +48,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot_operator.fabric.processes.holder_process import free_port
 
-SAVER = str(Path(__file__).parents[1] / "support" / "saving_trainer.py")
+SAVER = str(Path(__file__).parents[1] / "support" / "programs" / "saving_trainer.py")
 JOB = "job-1"
 ACCOUNT = Credentials("job-1-user", "a password")
 ENVIRONMENT = {"SUREFOOT_HOLDER_USER": ACCOUNT.user, "SUREFOOT_HOLDER_PASSWORD": ACCOUNT.password}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.fake_link import FakeLink, attached
+from support.fakes.fake_link import FakeLink, attached
 from surefoot import Checkpointer, ElasticLoader
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.records import Layout

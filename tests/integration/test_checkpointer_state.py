@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from support.fake_link import FakeLink, attached
+from support.fakes.fake_link import FakeLink, attached
 from surefoot import Checkpointer, StateMismatch, StateNotRestorable
 from surefoot.errors import ConfigurationError
 from surefoot.tools import importing

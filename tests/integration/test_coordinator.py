@@ -12,7 +12,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from support.fake_agent import FakeAgent, hello, until
+from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import (
     Assign,

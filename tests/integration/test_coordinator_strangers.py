@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 import aiohttp
 import pytest
 
-from support.fake_agent import FakeAgent, hello, until
+from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Listing, Notice, Refused, Welcome
 from surefoot_operator.coordinator.conversation import Conversation

@@ -11,8 +11,8 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from support import redis_server
 from support.saves import Saver, arrays
+from support.servers import redis_server
 from surefoot.drain.copying import copy_save
 from surefoot.drain.pace import Pace
 from surefoot.errors import TierUnavailable, Unreadable

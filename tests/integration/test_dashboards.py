@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from support import expressions, local_run
-from support.prometheus import Prometheus, program, scraping
+from support.servers.prometheus import Prometheus, program, scraping
 from surefoot_operator.fabric.processes.folder import read_json
 from surefoot_operator.fabric.processes.records import node_from_json
 
@@ -71,7 +71,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @contextlib.contextmanager
 def _process(script: str, folder: Path, told: Path) -> Iterator[None]:
     """A script of `support`, until the end of the test."""
-    command = [sys.executable, str(SUPPORT / script), str(told)]
+    command = [sys.executable, str(SUPPORT / "programs" / script), str(told)]
     with (folder / f"{script}.log").open("wb") as log, _ended(subprocess.Popen(command, stdout=log, stderr=log)):
         yield
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from support import redis_server
-from support.fake_tiers import MemoryPlace, MemoryTier, no_hook
+from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
+from support.servers import redis_server
 from surefoot.checkpointer.in_process import PERSISTENT, EmbeddedLink, EmbeddedTargets
 from surefoot.drain.copying import copy_save
 from surefoot.drain.engine import DrainOptions

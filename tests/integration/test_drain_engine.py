@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.fake_tiers import MemoryPlace, no_hook
+from support.fakes.fake_tiers import MemoryPlace, no_hook
 from support.saves import Saver, arrays
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.slots import Limits, SealedSave

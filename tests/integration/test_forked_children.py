@@ -14,7 +14,7 @@ from surefoot.ipc.client import AgentLink
 from surefoot.ipc.framing import Unframer
 from surefoot.launcher.program import Program, run_program
 
-TRAINER = Path(__file__).parents[1] / "support" / "forking_trainer.py"
+TRAINER = Path(__file__).parents[1] / "support" / "programs" / "forking_trainer.py"
 
 
 @pytest.mark.timeout(120)

@@ -9,9 +9,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from support import redis_server
-from support.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
+from support.programs.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
 from support.saves import Saver, arrays
+from support.servers import redis_server
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.slots import Limits
 from surefoot.holder.connection import Credentials
@@ -42,7 +42,7 @@ def test_whenever_the_agent_is_killed_a_complete_checkpoint_is_found_with_the_sa
         arguments.write_text(json.dumps(given))
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         ran = subprocess.run(
-            [sys.executable, "-m", "support.dying_saver", str(arguments)],
+            [sys.executable, "-m", "support.programs.dying_saver", str(arguments)],
             env=environment,
             capture_output=True,
             text=True,

@@ -1,6 +1,6 @@
 """Every layout on real gloo ranks, bit for bit what the framework itself gathers: saved by four and restored by two into
 every layout, saved by two and restored by four into its own and one other. Pairs of more world sizes are
-tests/pure/test_layout_pairs.py's.
+tests/pure/restore/test_layout_pairs.py's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from support.gloo_world import ended, started
 from support.layout_kinds import ALONE, KINDS
-from support.layout_world import EXAMPLE
+from support.programs.layout_world import EXAMPLE
 
 
 def world(size: int, restore: Path | None, save: Path | None, group: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import surefoot
-from support.asked_chores import answers
+from support.fakes.asked_chores import answers
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Listing, ListPersistent

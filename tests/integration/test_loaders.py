@@ -12,7 +12,7 @@ import pytest
 
 from support.local_run import SECONDS, Job, assert_equal, assert_whole, faults, run
 
-PROGRAM = Path(__file__).parent.parent / "support" / "stream_trainer.py"
+PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "stream_trainer.py"
 STEPS = 9
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support import s3_server
 from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
+from support.servers import s3_server
 
 FAILED = "TierFailed"
 

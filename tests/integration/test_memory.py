@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from support.fake_agent import until
-from support.redis_server import ADMIN_PASSWORD, endpoint, program, running
+from support.fakes.fake_agent import until
+from support.servers.redis_server import ADMIN_PASSWORD, endpoint, program, running
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
 from surefoot.holder import server as servers

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support import redis_server
-from support.certificates import authority
-from support.fake_agent import until
-from support.redis_server import ADMIN_PASSWORD
+from support.fakes.fake_agent import until
+from support.servers import redis_server
+from support.servers.certificates import authority
+from support.servers.redis_server import ADMIN_PASSWORD
 from surefoot.holder import Credentials
 from surefoot.holder.server import HolderServer
 from surefoot_operator.api.status import JobStatus, World

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from support.redis_server import ADMIN_PASSWORD, running
+from support.servers.redis_server import ADMIN_PASSWORD, running
 from surefoot.holder import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer

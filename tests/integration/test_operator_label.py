@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_api import FakeApi, silent
+from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader import leader_label
 from surefoot_operator.controller.leader.leader_label import LEADER, LeaderLabel
 from surefoot_operator.fabric.kubernetes.api import ApiRefused

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.fake_api import FakeApi, silent
+from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader.election import Timings
 from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost, NotLeading
 

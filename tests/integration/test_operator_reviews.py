@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_agent import hello
-from support.fake_api import FakeApi, silent
+from support.fakes.fake_agent import hello
+from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello
 from surefoot_operator.controller.credentials.token_review import REVIEWS, ReviewSettings, TokenReviews
 from surefoot_operator.fabric.kubernetes.api import ApiRefused

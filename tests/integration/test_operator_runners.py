@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_api import FakeApi, silent
+from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Refused
 from surefoot_operator.controller import job_runners as runners_module
 from surefoot_operator.controller.credentials.derived_secrets import Secrets

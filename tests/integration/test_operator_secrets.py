@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.fake_api import FakeApi, silent
+from support.fakes.fake_api import FakeApi, silent
 from surefoot.protocol.messages import Hello, Refused
 from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller.credentials import certificates

@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import pytest
 
-from support import redis_server, s3_server
-from support.s3_server import S3Server
 from support.saves import Saver, arrays
+from support.servers import redis_server, s3_server
+from support.servers.s3_server import S3Server
 from surefoot.drain.engine import DrainOptions
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
@@ -80,7 +80,7 @@ class Job:
         arguments = self.folder / "arguments.json"
         arguments.write_text(json.dumps({**self.given, "die_at_part": die_at_part}))
         return subprocess.run(
-            [sys.executable, "-m", "support.dying_promoter", str(arguments)],
+            [sys.executable, "-m", "support.programs.dying_promoter", str(arguments)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             text=True,

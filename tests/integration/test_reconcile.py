@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_agent import until
-from support.fake_node import Town, document
+from support.fakes.fake_agent import until
+from support.fakes.fake_node import Town, document
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.fake_agent import until
-from support.fake_node import Town, document
+from support.fakes.fake_agent import until
+from support.fakes.fake_node import Town, document
 
 
 def free_port() -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_agent import until
-from support.fake_node import Town, document
+from support.fakes.fake_agent import until
+from support.fakes.fake_node import Town, document
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
 from surefoot_operator.controller.local import LocalOperator
 from surefoot_operator.errors import FabricError

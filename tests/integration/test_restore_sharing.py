@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from support import gloo_world, redis_server
-from support.sharing_world import ACCOUNT, JOB
+from support import gloo_world
+from support.programs.sharing_world import ACCOUNT, JOB
+from support.servers import redis_server
 
 
 @dataclass

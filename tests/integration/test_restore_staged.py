@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from support import redis_server
+from support.servers import redis_server
 from surefoot import Checkpointer
 from surefoot.agent.memory.arenas import Staging, StagingWatcher
 from surefoot.holder.server import HolderServer

@@ -14,7 +14,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from support.copy_gate import CopyGate
-from support.fake_link import FakeLink, attached
+from support.fakes.fake_link import FakeLink, attached
 from support.saved_streams import Stream, merged
 from surefoot import Checkpointer
 from surefoot.protocol.records import Layout

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_coordinator import FakeCoordinator, all_gone, descendants, lives, start_agent
+from support.fakes.fake_coordinator import FakeCoordinator, all_gone, descendants, lives, start_agent
 from surefoot.protocol.messages import Exited, Finished, Retire, Stop, Stopped
 
-PLAIN = str(Path(__file__).parents[1] / "support" / "plain_trainer.py")
+PLAIN = str(Path(__file__).parents[1] / "support" / "programs" / "plain_trainer.py")
 WORDS = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=surefoot", "--max-restarts=3")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from support.fake_coordinator import all_gone, descendants, lives
+from support.fakes.fake_coordinator import all_gone, descendants, lives
 from surefoot.launcher.client import CannotFork, ForkRequest, ZygoteClient
 from surefoot.launcher.command import Program
 from surefoot.launcher.start import Starter

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from support.prometheus import Prometheus
+from support.servers.prometheus import Prometheus
 
 FILES = Path(__file__).parents[2] / "charts" / "surefoot" / "files"
 ALERTS = FILES / "alerts.yaml"

@@ -23,7 +23,7 @@ def started(program: str, arguments: Sequence[str], size: int, group: Path, **gi
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUREFOOT_")}
     environment |= {"WORLD_SIZE": str(size), "GROUP": f"file://{group}", "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONPATH": str(SUPPORT.parent), **given}
-    command = [sys.executable, "-W", "ignore", str(SUPPORT / program), *arguments]
+    command = [sys.executable, "-W", "ignore", str(SUPPORT / "programs" / program), *arguments]
     pipe = subprocess.PIPE
     return [
         subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)

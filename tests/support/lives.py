@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.fake_coordinator import assignment
+from support.fakes.fake_coordinator import assignment
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.state_machine import Life, advance

@@ -39,7 +39,7 @@ SECONDS = 240
 WAIT_SECONDS = 90.0
 LOOK_SECONDS = 0.02
 
-TRAINER = Path(__file__).with_name("local_trainer.py")
+TRAINER = Path(__file__).with_name("programs") / "local_trainer.py"
 
 
 @dataclass(frozen=True, slots=True)

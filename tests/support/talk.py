@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.fake_agent import hello
+from support.fakes.fake_agent import hello
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.protocol.messages import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster import layout, pods
 from cluster.engine import Facts
-from support import s3_server
+from support.servers import s3_server
 
 TRAINER = Path(__file__).with_name("trainer.py")
 CREDENTIALS = "s3-account"

@@ -19,7 +19,7 @@ from cluster.scenarios.measuring import Struck
 from cluster.scenarios.rows import Row
 from cluster.scenarios.shapes import CREDENTIALS, Asked, Shape
 from cluster.scenarios.watching import Namespace
-from support import s3_server
+from support.servers import s3_server
 
 TOLERANCE = 1e-9
 """float64, other orders of summation where the world's size changed."""

@@ -9,7 +9,7 @@ import boto3
 from cluster.scenarios.installed import Installed
 from cluster.scenarios.job import Job
 from cluster.scenarios.shapes import BUCKET_PREFIX
-from support import s3_server
+from support.servers import s3_server
 
 _COUNT = 'redis-cli --no-auth-warning -a "$(cat /var/run/secrets/surefoot-memory/password)" --scan --pattern "sf:{uid}:*" | wc -l'
 _TRY = """

@@ -1,0 +1,393 @@
+"""Holds, listings, repairs, uploads and deletions as the coordinator asks for them and takes the answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.fakes.fake_agent import hello
+from support.talk import CLAIMED, COMMITTED, NODES, A, B, C, talking, words
+from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.identities import Checkpoint, OlderJob, RankSave, WorkerId
+from surefoot.protocol.messages import (
+    DropPersistent,
+    Hold,
+    HoldAnswer,
+    Listing,
+    ListPersistent,
+    LookAtHolders,
+    Persisted,
+    PersistentDropped,
+    PromoteSave,
+    Repaired,
+    RepairSave,
+    Retire,
+    Sighting,
+    Stop,
+    ToAgent,
+)
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator.sessions import (
+    Sessions,
+    begin,
+    connected,
+    heard,
+    ruled,
+)
+from surefoot_operator.observed import SightSeen
+
+# ---- holds ---------------------------------------------------------------------------------------------------------
+
+
+def proposed(step: int = 60) -> Sessions:
+    sessions = talking()
+    return replace(sessions, orders=orders.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
+
+
+def holds(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
+    return [word for word in words(sessions, worker) if isinstance(word, Hold)]
+
+
+def test_a_hold_binds_once_every_member_accepted() -> None:
+    sessions = proposed()
+    assert holds(sessions, A) == [Hold(2, 60, "propose")]
+    assert holds(sessions, C) == []
+    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
+    assert sessions.orders.hold is not None
+    assert sessions.orders.hold.seen.state == "Proposed"
+    sessions = heard(sessions, A, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, B) == [Hold(2, 60, "propose")]
+    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, A) == holds(sessions, B) == [Hold(2, 60, "bind")]
+
+
+def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> None:
+    sessions = heard(proposed(), A, HoldAnswer(2, 60, True), 1002.0)
+    sessions = heard(sessions, B, HoldAnswer(2, 60, False), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
+    sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "cancel")]
+    again = replace(sessions, orders=orders.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
+    assert holds(again, A) == [Hold(2, 80, "propose")]
+
+
+def test_nobody_may_bind_before_all_accepted() -> None:
+    sessions = proposed()
+    same = orders.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
+    assert same.hold == sessions.orders.hold
+    assert orders.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
+
+
+def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:
+    sessions = heard(proposed(), A, HoldAnswer(2, 50, False), 1002.0)
+    assert holds(sessions, A) == [Hold(2, 60, "propose")]
+    assert ruled(sessions, CLAIMED.world).orders.hold is None
+
+
+def test_an_adopted_member_is_freed_from_a_hold_that_nobody_remembers() -> None:
+    sessions = connected(ruled(begin("job-1", 2000.0), COMMITTED), hello(0, epoch=2), 2000.0)
+    assert holds(sessions, A) == [Hold(2, 0, "cancel")]
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+
+def manifest(step: int = 40, rank: int = 0, world: int = 1) -> RankManifest:
+    return RankManifest(RankSave(1, step, rank), world, "i", "layout", 10, 1, "d", 8, "v", 2, 0.0)
+
+
+def asked(sessions: Sessions) -> Sessions:
+    return replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0))
+
+
+def request_of(sessions: Sessions) -> int:
+    return max(sessions.orders.outstanding)
+
+
+def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    assert ListPersistent(number, layouts=()) in words(sessions, A, CLAIMED)
+    answer = Listing(number, (manifest().to_json(), "{}"), {"layout": "{}"})
+    assert heard(sessions, B, answer, 1002.0).orders.persistent.read_epoch is None
+    sessions = heard(sessions, A, answer, 1002.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert sessions.orders.persistent.entries == (manifest(),)
+    assert sessions.orders.layouts == {"layout": "{}"}
+    assert "cannot be read" in sessions.orders.failures[0]
+    assert words(sessions, A, CLAIMED) == (Stop(3, "worker 1 lost"),)
+
+
+def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> None:
+    older = OlderJob("file:///tmp/checkpoints", "old")
+    sessions = asked(talking(status=CLAIMED))
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    number = request_of(sessions)
+    assert ListPersistent(number, older, layouts=()) in words(sessions, A, CLAIMED)
+    assert len(sessions.orders.outstanding) == 2
+    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
+    seen = sessions.orders.older
+    assert (seen.read_epoch, seen.older_job, sessions.orders.persistent.entries) == (3, older, None)
+    assert [m.save for m in seen.entries or ()] == [replace(manifest().save, epoch=-1)]
+    assert (sessions.orders.older_layouts, sessions.orders.layouts) == ({"layout": "{}"}, {})
+
+
+def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
+    older = OlderJob("file:///tmp/checkpoints", "old")
+    sessions = talking(status=CLAIMED)
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.older.asked_seconds is None
+    assert not sessions.orders.outstanding
+
+
+def test_a_listing_is_void_once_another_holder_was_read() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = heard(sessions, A, Listing(number), 1002.0)
+    assert sessions.orders.persistent.read_epoch is None
+    assert sessions.orders.persistent.asked_seconds is None
+
+
+def test_a_failed_listing_says_why() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), error="bucket away"), 1002.0)
+    assert sessions.orders.persistent.error == "bucket away"
+    assert sessions.orders.persistent.read_epoch is None
+
+
+def test_a_listing_whose_agent_was_replaced_may_be_asked_of_another() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
+    assert sessions.orders.persistent.asked_seconds is None
+    assert sessions.orders.outstanding == {}
+
+
+def test_requests_of_two_terms_never_share_a_number() -> None:
+    first, second = asked(begin("job-1", 1000.0)), asked(begin("job-1", 1001.0))
+    assert request_of(first) != request_of(second)
+
+
+def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
+    sessions = talking()
+    save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
+    book = orders.repair(sessions.orders, A, 2, save, source, target, 1001.0)
+    assert orders.repair(book, B, 2, save, source, target, 1001.5) == book
+    sessions = replace(sessions, orders=book)
+    number = request_of(sessions)
+    assert RepairSave(number, 2, save, source, target) in words(sessions, A)
+    sessions = heard(sessions, A, Repaired(number, "source away"), 1002.0)
+    assert sessions.orders.outstanding == {}
+    assert "source away" in sessions.orders.failures[0]
+
+
+def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
+    sessions = talking()
+    saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
+    sessions = replace(sessions, orders=orders.promote(sessions.orders, {A: PromoteSave(2, saves)}))
+    assert PromoteSave(2, saves) in words(sessions, A)
+    sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
+    sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
+    assert sessions.orders.promoted == {Checkpoint(2, 50): frozenset({saves[0]})}
+    assert sessions.orders.stumbled == {saves[1]: 1}
+    assert ruled(sessions, CLAIMED.world).orders.promotions == {}
+
+
+def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
+    sessions = talking()
+    for step in range(1, 50):
+        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
+    for step in range(1, 50):
+        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), error="slow down"), 1002.0)
+    assert len(sessions.orders.stumbled) == orders.MOST_PROMOTED
+    assert len(sessions.orders.promoted) == orders.MOST_PROMOTED
+    assert Checkpoint(2, 49) in sessions.orders.promoted
+
+
+def test_what_was_deleted_leaves_the_listing() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
+    sessions = heard(sessions, A, listing, 1002.0)
+    book = orders.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
+    assert orders.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
+    sessions = replace(sessions, orders=book)
+    number = request_of(sessions)
+    assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
+    sessions = heard(sessions, B, PersistentDropped(number), 1004.0)
+    assert sessions.orders.persistent.entries == (manifest(40),)
+
+
+def test_retiring_means_this_attempt_and_not_the_next() -> None:
+    sessions = talking()
+    book = orders.retire(sessions.orders, (A,), Retire("job complete", 0))
+    sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
+    assert Retire("job complete", 0) in words(sessions, A)
+    assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))
+
+
+def test_a_listing_in_pages_counts_once_the_last_has_come_and_begins_anew_with_its_first() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    first = Listing(number, (manifest(20).to_json(),), {"layout": "{}"}, page=0, more=True)
+    last = Listing(number, (manifest(40).to_json(),), page=1)
+    for message in (first, first):  # said again on a new line
+        sessions = heard(sessions, A, message, 1002.0)
+        assert sessions.orders.persistent.entries is None
+    sessions = heard(sessions, A, last, 1002.0)
+    assert sessions.orders.persistent.entries == (manifest(20), manifest(40))
+    assert sessions.orders.layouts == {"layout": "{}"}
+
+
+def test_a_page_that_did_not_come_makes_the_listing_fail() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest(40).to_json(),), page=2), 1002.0)
+    assert "page 1 of 3" in str(sessions.orders.persistent.error)
+
+
+def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembered() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    number = request_of(sessions)
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, B, 3, 1061.0))
+    assert sessions.orders.persistent.asked_of == {A.index, B.index}
+    sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
+    assert sessions.orders.persistent.entries == (manifest(),)
+    assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
+    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1070.0))
+    sessions = heard(sessions, A, Listing(request_of(sessions), (manifest().to_json(),)), 1071.0)
+    assert sessions.orders.outstanding == {}, "a layout that is known is not asked for"
+    assert sessions.orders.layouts == {"layout": "{}"}
+
+
+def test_what_a_listing_left_out_is_told_by_name_and_judged_by_nobody() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    left_out = (
+        LeftOut("rank-0.json is damaged", False, checkpoint=Checkpoint(1, 20)),
+        LeftOut("layouts/layout.json is damaged", False, digest="layout"),
+    )
+    listing = Listing(request_of(sessions), (manifest(40).to_json(),), left_out=left_out)
+    sessions = heard(sessions, A, listing, 1002.0)
+    assert sessions.orders.persistent.unjudged == {Checkpoint(1, 20), Checkpoint(1, 40)}
+    assert [any(str(one) in told for told in sessions.orders.failures) for one in left_out] == [True, True]
+
+
+def with_layouts(*digests: str) -> list[str]:
+    """A manifest each, of one rank at steps 10, 20, …, with these layouts."""
+    return [replace(manifest(10 * n), layout=digest).to_json() for n, digest in enumerate(digests, 1)]
+
+
+def test_layouts_are_asked_for_once_the_manifests_name_them_and_only_those_unknown() -> None:
+    sessions = talking(status=CLAIMED)
+    book = orders.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
+    sessions = replace(sessions, orders=book)
+    first = request_of(sessions)
+    sessions = heard(sessions, A, Listing(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
+    number = request_of(sessions)
+    assert sessions.orders.persistent.read_epoch is None, "it counts with its layouts"
+    assert words(sessions, A, CLAIMED)[-1] == ListPersistent(number, manifests=False, layouts=("b", "c"))
+    again = Listing(first, tuple(with_layouts("a")))
+    assert heard(sessions, A, again, 1002.0) == replace(sessions, by_worker=heard(sessions, A, again, 1002.0).by_worker)
+    sessions = heard(sessions, A, Listing(number, layouts={"b": "{}"}, more=True), 1003.0)
+    sessions = heard(sessions, A, Listing(number, layouts={"c": "{}"}, page=1), 1003.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert len(sessions.orders.persistent.entries or ()) == 4
+    assert sessions.orders.layouts == {"b": "{}", "c": "{}"}
+    assert sessions.orders.outstanding == {}
+
+
+def test_a_layout_that_the_agent_neither_gives_nor_names_is_not_asked_for_without_an_end() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts("a", "b"))), 1002.0)
+    lost = LeftOut("layouts/a.json is damaged", False, digest="a")
+    sessions = heard(sessions, A, Listing(request_of(sessions), left_out=(lost,)), 1003.0)
+    seen = sessions.orders.persistent
+    assert (seen.read_epoch, seen.lost_layouts, len(seen.unjudged)) == (3, {"a", "b"}, 2)
+
+
+def test_layouts_are_asked_for_a_few_at_a_time() -> None:
+    digests = [f"{n:016x}" for n in range(300)]
+    sessions = asked(talking(status=CLAIMED))
+    sessions = heard(sessions, A, Listing(request_of(sessions), tuple(with_layouts(*digests))), 1002.0)
+    counts = []
+    while sessions.orders.persistent.read_epoch is None:
+        order = sessions.orders.outstanding[request_of(sessions)].message
+        assert isinstance(order, ListPersistent)
+        counts.append(len(order.layouts or ()))
+        sessions = heard(sessions, A, Listing(order.request, layouts=dict.fromkeys(order.layouts or (), "{}")), 1003.0)
+    assert counts == [128, 128, 44]
+    assert sorted(sessions.orders.layouts) == digests
+
+
+def test_a_listing_of_older_agents_that_tell_everything_counts_at_once() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    told = Listing(request_of(sessions), tuple(with_layouts("a")), {"a": "{}"})
+    assert heard(sessions, A, told, 1002.0).orders.persistent.read_epoch == 3
+    # and one that tells manifests again, where layouts alone were asked for, doubles none
+    sessions = heard(sessions, A, replace(told, layouts={}), 1002.0)
+    sessions = heard(sessions, A, replace(told, request=request_of(sessions)), 1002.0)
+    assert len(sessions.orders.persistent.entries or ()) == 1
+
+
+def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -> None:
+    sessions = asked(talking(status=CLAIMED))
+    first = request_of(sessions)
+    for minute in range(1, 8):
+        book = orders.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
+        sessions = replace(sessions, orders=book)
+    sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
+    assert sessions.orders.persistent.read_epoch == 3
+    assert sessions.orders.outstanding == {}
+
+
+# ---- looking -------------------------------------------------------------------------------------------------------
+
+
+def looking(sessions: Sessions, *workers: WorkerId, now: float = 1001.0) -> Sessions:
+    for worker in workers:
+        sessions = replace(sessions, orders=orders.look(sessions.orders, worker, 3, tuple(NODES), now))
+    return sessions
+
+
+def sight_of(sessions: Sessions, place: int = 0) -> SightSeen:
+    return sessions.orders.sights[NODES[place].holder]
+
+
+def answer_of(sessions: Sessions, worker: WorkerId, *there: bool) -> Sighting:
+    number = max(n for n, o in sessions.orders.outstanding.items() if o.worker == worker)
+    seen = tuple(there) + (False,) * (len(NODES) - len(there))
+    return Sighting(number, seen, tuple("" if one else "timed out" for one in seen))
+
+
+def test_what_an_agent_sees_of_a_holder_is_kept_with_when_it_said_so() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    assert isinstance(words(sessions, A, CLAIMED)[-1], LookAtHolders)
+    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0)
+    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.5)
+    assert sight_of(sessions) == SightSeen(3, 1001.0, 1001.0, 1002.5, True)
+    assert sight_of(sessions, 1) == SightSeen(3, 1001.0, 1001.0, 1002.5, False, "timed out")
+    assert not sessions.orders.outstanding
+
+
+def test_one_agent_that_sees_a_holder_is_believed_before_one_that_does_not() -> None:
+    sessions = looking(talking(status=CLAIMED), A, B)
+    no, yes = answer_of(sessions, B), answer_of(sessions, A, True)
+    sessions = heard(heard(sessions, A, yes, 1002.0), B, no, 1003.0)
+    assert sight_of(sessions).there
+    again = looking(sessions, A, now=1007.0)
+    assert not sight_of(heard(again, A, answer_of(again, A), 1008.0)).there, "asked anew, it is gone"
+
+
+def test_an_answer_that_does_not_fit_and_one_of_an_older_agent_are_no_sight() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    short = replace(answer_of(sessions, A), seen=(True,), trouble=("",))
+    said = heard(sessions, A, short, 1002.0)
+    assert sight_of(said).answered_seconds is None
+    assert heard(sessions, B, answer_of(sessions, A, True), 1002.0).orders.sights == sessions.orders.sights
+
+
+def test_a_new_epoch_begins_without_what_was_seen_in_the_last() -> None:
+    sessions = looking(talking(status=CLAIMED), A)
+    sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.0)
+    later = orders.look(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
+    assert later.sights == {NODES[0].holder: SightSeen(4, 1010.0, 1010.0)}

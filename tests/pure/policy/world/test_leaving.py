@@ -1,0 +1,373 @@
+"""An announced loss is no loss: whoever is to leave, of whatever job, the world halts at a saved step and goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.builders import (
+    BEGAN,
+    job,
+    running,
+    session,
+    with_holder,
+    with_node,
+    with_session,
+    with_worker,
+    worker,
+)
+from support.fakes.fake_world import FakeWorld
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.status import Incident
+from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.maintenance.actions import CopySave, UploadSaves
+from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.plan import plan
+
+NOW = BEGAN + 100
+GOAL = Checkpoint(1, 48)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "fixed": {"least": None},
+    "elastic": {"least": 1},
+    "elastic, at its minimum": {"least": 3},
+    "fixed, of one worker": {"least": None, "workers": 1},
+}
+NOTICES: dict[str, Callable[[Observed, int], Observed]] = {
+    "deleted": lambda seen, index: with_worker(seen, index, deleting=True),
+    "evicted": lambda seen, index: with_worker(seen, index, deleting=True, disrupted=True, message="EvictionByEvictionAPI: x"),
+    "about to be evicted": lambda seen, index: with_worker(seen, index, disrupted=True, message="PreemptionByScheduler: y"),
+    "told to end by its node alone": lambda seen, index: with_session(seen, index, leaving=True),
+}  # fmt: skip
+
+
+def actions(seen: Observed, *kinds: type[Any]) -> list[Any]:
+    return [a for a in plan(seen).actions if isinstance(a, kinds)]
+
+
+def bound(seen: Observed, held: bool = True, copies: int = 2) -> Observed:
+    """Every rank has accepted to halt at step 48, and waits there with what it saved."""
+    seen = replace(seen, hold=HoldSeen(1, GOAL.step, "Bound", NOW - 1))
+    if not held:
+        return seen
+    there = {"step": GOAL.step, "held": GOAL.step, "saved": GOAL, "copies": copies}
+    return replace(seen, sessions=tuple(replace(s, **there) for s in seen.sessions))
+
+
+@pytest.mark.parametrize("notice", sorted(NOTICES))
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_whoever_is_to_leave_the_world_is_asked_to_halt_and_nobody_is_lost(shape: str, notice: str) -> None:
+    seen = NOTICES[notice](running(**SHAPES[shape]), 0)
+    made = plan(seen)
+    assert [a.verb for a in made.actions if isinstance(a, ProposeHold)] == ["propose"]
+    assert made.reason.startswith("worker 0 is being deleted" if "told" not in notice else "worker 0 was told to end")
+    assert made.status.world == seen.status.world
+    assert made.status.incidents == ()
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_once_all_wait_with_their_saves_the_epoch_is_claimed_and_no_budget_knows_of_it(shape: str) -> None:
+    seen = bound(NOTICES["evicted"](running(**SHAPES[shape]), 0))
+    made = plan(seen)
+    assert made.status.world is not None
+    assert (made.status.world.state, made.status.world.epoch) == ("Claimed", 2)
+    assert [i.kind for i in made.status.incidents] == ["planned"]
+    assert (made.status.restarts, made.status.restarts_counted, made.status.recent_restarts) == (0, 0, ())
+
+
+def test_nobody_is_left_to_train_where_all_leave_at_once_and_that_too_is_a_halt() -> None:
+    seen = running(least=None)
+    for index in range(3):
+        seen = NOTICES["deleted"](seen, index)
+    assert len(actions(seen, ProposeHold)) == 1
+    assert claims(bound(seen))
+
+
+def test_of_a_thousand_that_leave_a_few_are_named() -> None:
+    seen = running(workers=30, least=None)
+    for index in range(30):
+        seen = NOTICES["deleted"](seen, index)
+    assert plan(seen).reason.startswith(
+        "; ".join(f"worker {n} is being deleted" for n in range(4)) + "; 26 more: naming step"
+    )
+
+
+def test_before_the_first_step_there_is_nothing_to_halt_for() -> None:
+    seen = running(least=None)
+    fresh = tuple(replace(s, step=0, step_at_seconds=None, saved=None) for s in seen.sessions)
+    seen = NOTICES["deleted"](replace(seen, sessions=fresh), 1)
+    made = plan(seen)
+    assert made.status.world is not None
+    assert made.status.world.state == "Claimed"
+    assert actions(seen, ProposeHold) == []
+
+
+@pytest.mark.parametrize(
+    ("pace", "since", "ahead"), [(0.1, 0.05, 6), (2.0, 0.1, 1), (2.0, 1.8, 2), (20.0, 0.5, 1), (None, 0.1, 3)]
+)
+def test_a_notice_shorter_than_two_steps_is_met_at_the_end_of_the_step_under_way(
+    pace: float | None, since: float, ahead: int
+) -> None:
+    seen = NOTICES["deleted"](running(least=None), 1)
+    sessions = tuple(replace(s, step_seconds=pace, step_at_seconds=NOW - since) for s in seen.sessions)
+    (asked,) = actions(replace(seen, sessions=sessions), ProposeHold)
+    assert asked.step == 42 + ahead
+
+
+def test_a_second_notice_while_all_wait_changes_only_who_is_waited_for() -> None:
+    once = bound(NOTICES["deleted"](running(least=1), 0), held=False)
+    twice = NOTICES["deleted"](once, 1)
+    assert plan(once).actions == tuple(a for a in plan(once).actions if isinstance(a, CreateWorker))
+    assert actions(twice, ProposeHold) == []
+    assert "worker 0 is being deleted; worker 1 is being deleted" in plan(twice).reason
+
+
+def test_a_halt_that_was_refused_is_named_again() -> None:
+    seen = NOTICES["deleted"](running(least=None), 1)
+    refused = replace(seen, hold=HoldSeen(1, 45, "Refused", NOW - 1))
+    assert [a.verb for a in actions(refused, ProposeHold)] == ["propose"]
+
+
+def test_what_takes_its_place_is_asked_for_while_it_still_trains() -> None:
+    seen = NOTICES["deleted"](running(least=None), 1)
+    assert actions(seen, CreateWorker, DeleteWorker) == [CreateWorker(1, 2, ())]
+    coming = replace(seen, workers=(*seen.workers, worker(1, 2, node=None, phase="Pending")))
+    assert actions(replace(coming, status=replace(seen.status, next_attempt=3)), CreateWorker, DeleteWorker) == []
+
+
+def test_a_suspension_goes_before_and_halts_in_the_same_way() -> None:
+    seen = NOTICES["deleted"](running(least=None, suspend=True), 1)
+    assert plan(seen).reason.startswith("the job is suspended")
+    assert len(actions(seen, ProposeHold)) == 1
+
+
+def test_a_job_that_is_over_in_a_moment_is_over_and_one_that_fails_fails() -> None:
+    seen = NOTICES["deleted"](running(least=None), 1)
+    done = replace(seen, sessions=tuple(replace(s, finished=0, finished_steps=42) for s in seen.sessions))
+    assert plan(done).status.phase == "Complete"
+    broken = with_session(seen, 0, exit=ExitSeen(1, 0, 1, "ValueError: bad data", False, NOW))
+    assert plan(broken).status.incidents[-1].kind == "trainer-failed"
+    assert plan(broken).status.restarts_counted == 1
+
+
+# ---- claimed without a world -----------------------------------------------------------------------------------------
+
+
+def waiting(least: int | None = None) -> Observed:
+    """The world has halted at step 48 since worker 1 is being deleted; everybody has stopped, and was read."""
+    seen = with_worker(running(least=least), 1, deleting=True)
+    world = seen.status.world
+    assert world is not None
+    world = replace(world, epoch=2, state="Claimed", changed_seconds=NOW - 60, reason="worker 1 is being deleted")
+    planned = Incident("planned", world.reason, None, None, 1, NOW - 60, claimed_seconds=NOW - 60, last_step=40)
+    return replace(
+        seen,
+        status=replace(seen.status, world=world, incidents=(planned,), next_attempt=3),
+        sessions=tuple(replace(s, stopped=2) for s in seen.sessions),
+        holders=tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders),
+    )
+
+
+def test_a_job_without_a_world_says_what_it_waits_for_and_costs_nothing_meanwhile() -> None:
+    there = replace(
+        waiting(), workers=(*waiting().workers, worker(1, 2, node=None, phase="Pending", message="0/3 nodes"))
+    )
+    made = plan(there)
+    assert made.status.world == there.status.world
+    assert made.reason == (
+        "worker 1 is being deleted; training goes on from step 40 once it has a place: 2 workers are ready, too few for"
+        " any allowed world of 3; worker 1 has no node: 0/3 nodes"
+    )
+    scheduled = next(c for c in made.status.conditions if c.type == "PodsScheduled")
+    assert (scheduled.status, scheduled.message) == (
+        "False",
+        "2 of 3 workers have a node; worker 1 has no node: 0/3 nodes",
+    )
+    assert made.actions == ()
+
+
+def test_it_goes_on_from_that_very_step_once_a_worker_has_a_place() -> None:
+    seen = waiting()
+    seen = replace(
+        seen, workers=(*seen.workers, worker(1, 2)), sessions=(*seen.sessions, session(1, 2, now=NOW, stopped=2))
+    )
+    world = plan(seen).status.world
+    assert world is not None
+    assert (world.state, world.parent, [m.attempt for m in world.members]) == (
+        "Committed",
+        Checkpoint(1, 40),
+        [1, 2, 1],
+    )
+
+
+def test_an_elastic_job_does_not_wait_for_who_leaves() -> None:
+    world = plan(waiting(least=1)).status.world
+    assert world is not None
+    assert [m.index for m in world.members] == [0, 2]
+
+
+@pytest.mark.parametrize("notice", sorted(NOTICES))
+def test_nobody_who_is_about_to_leave_becomes_a_member(notice: str) -> None:
+    seen = NOTICES[notice](with_worker(waiting(least=1), 1, deleting=False), 2)
+    world = plan(seen).status.world
+    assert world is not None
+    assert [m.index for m in world.members] == [0, 1]
+
+
+# ---- copies that stay ------------------------------------------------------------------------------------------------
+
+
+def drained(
+    *nodes: str, replicas: int = 2, persistent: bool = False, least: int | None = None, copies: int = 2
+) -> Observed:
+    """Three workers and a node more with a holder alone; `nodes` are cordoned and their workers leave, all wait at 40."""
+    tier = PersistentTier("s3://b/p") if persistent else None
+    policy = CheckpointPolicy(memory=MemoryTier(interval_steps=10, replicas=replicas), persistent=tier)
+    seen = running(least=least, checkpoint=policy)
+    seen = replace(seen, hold=HoldSeen(1, 40, "Bound", NOW - 1))
+    at = {"step": 40, "held": 40, "saved": Checkpoint(1, 40), "copies": copies}
+    seen = replace(seen, sessions=tuple(replace(s, **at) for s in seen.sessions))
+    for name in nodes:
+        seen = with_node(with_worker(seen, int(name[1:]), deleting=True), name, schedulable=False)
+    return seen
+
+
+def claims(seen: Observed) -> bool:
+    made = plan(seen).status.world
+    return made is not None and made.state == "Claimed"
+
+
+def test_a_fixed_world_waits_until_as_many_copies_stay_as_there_can_be() -> None:
+    seen = drained("n1")
+    assert not claims(seen)
+    assert "step 40 of epoch 1 has 1 of 2 copies on nodes that stay" in plan(seen).reason
+    copied = {(e.save.rank, e.target.node) for e in upkeep(seen).errands if isinstance(e, CopySave)}
+    assert copied == {(0, "n2"), (1, "n0")}, "ranks 0 and 1 have a copy on n1 that goes"
+    entries = [h.entries for h in seen.holders]
+    whole = tuple(dict.fromkeys(m for e in entries for m in e))
+    assert claims(with_holder(with_holder(seen, "n0", entries=whole), "n2", entries=whole))
+    assert claims(
+        replace(seen, now=NOW + 60, sessions=tuple(replace(s, heard_seconds=NOW + 60) for s in seen.sessions))
+    )
+
+
+def test_an_elastic_world_goes_on_at_once_with_one_copy_that_stays() -> None:
+    assert claims(drained("n1", least=1))
+    alone = with_holder(drained("n1", least=1, copies=1), "n2", entries=())
+    assert not claims(alone), "that of rank 1 lies on the node that goes"
+    assert not claims(drained("n0", "n1", least=1)), "both copies of rank 0 may go"
+
+
+def test_a_pod_that_is_deleted_from_a_node_that_stays_takes_no_copy_along() -> None:
+    assert claims(with_worker(with_node(drained("n1"), "n1", schedulable=True), 1, deleting=True))
+
+
+def test_a_node_that_shuts_down_by_itself_takes_its_copies_along() -> None:
+    seen = with_node(with_worker(drained("n1"), 1, deleting=False), "n1", schedulable=True)
+    assert not claims(with_session(seen, 1, leaving=True))
+
+
+def test_where_no_node_stays_the_step_goes_to_the_persistent_tier_first() -> None:
+    alone = drained("n0", "n1", "n2")
+    assert claims(alone)
+    assert "step 40 of epoch 1 has no copy on a node that stays" in plan(alone).reason
+    seen = drained("n0", "n1", "n2", persistent=True)
+    assert not claims(seen)
+    assert {s for e in upkeep(seen).errands if isinstance(e, UploadSaves) for s in e.saves} == {
+        m.save for h in seen.holders for m in h.entries if m.save.step == 40
+    }
+    assert claims(replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40))))
+
+
+# ---- what no halt could save -----------------------------------------------------------------------------------------
+
+
+def test_who_had_to_go_before_the_halt_came_is_counted_by_no_budget() -> None:
+    once = FailurePolicy(max_restarts=1)
+    for gone in (
+        with_worker(running(least=None, failure_policy=once), 1, phase="Failed", exit_code=143, deleting=True),
+        replace(with_session(running(least=None, failure_policy=once), 1, leaving=True, connected=False), workers=running().workers[::2]),
+    ):  # fmt: skip
+        made = plan(gone)
+        assert made.status.world is not None
+        assert made.status.world.state == "Claimed"
+        assert made.status.recent_restarts == ()
+        assert made.status.incidents[-1].kind == "agent-lost"
+
+
+def test_its_peers_that_only_heard_its_line_break_are_not_a_program_that_fails() -> None:
+    seen = NOTICES["deleted"](running(least=None), 1)
+    echo = {"exit": ExitSeen(1, 0, 1, "Connection reset by peer", True, NOW - 5)}
+    made = plan(with_session(with_session(seen, 0, **echo), 2, **echo))
+    (incident,) = made.status.incidents
+    assert (incident.kind, incident.worker, incident.unexplained) == ("agent-lost", 1, False)
+    assert "worker 1 is being deleted, and ended before its world could halt" in incident.reason
+    assert (made.status.recent_restarts, made.status.no_progress_restarts) == ((), 0)
+
+
+# ---- whole lives -----------------------------------------------------------------------------------------------------
+
+
+def begun(least: int | None, nodes: int) -> FakeWorld:
+    world = FakeWorld(job(3, least), node_count=nodes)
+    world.settle()
+    world.run(4.0)
+    return world
+
+
+@pytest.mark.parametrize("nodes", [3, 4], ids=["no node is free", "one is"])
+@pytest.mark.parametrize("least", [None, 1, 3], ids=["fixed", "elastic", "at its minimum"])
+@pytest.mark.parametrize("drained", [("n0",), ("n0", "n1"), ("n0", "n1", "n2")], ids=["one", "two", "all"])
+def test_a_drained_node_costs_no_step_and_the_job_is_whole_once_it_is_back(
+    drained: tuple[str, ...], least: int | None, nodes: int
+) -> None:
+    world = begun(least, nodes)
+    before = max(s.step for s in world.observe().sessions)
+    for name in drained:
+        world.drain(name)
+        world.run(0.3)
+    world.run(3.0)
+    for name in drained:
+        world.kill_node(name)  # as a reboot does, memory and all
+        if len(drained) < 3:
+            world.return_node(name)
+    if len(drained) == 3:
+        return  # nothing that stays was ever there to copy to
+    for name in drained:
+        world.uncordon(name)
+    world.run(8.0, tick=0.5)
+    assert world.status.phase == "Running", plan(world.observe()).reason
+    assert world.status.world is not None
+    assert world.status.world.size == 3
+    assert [i.kind for i in world.status.incidents if i.kind != "planned"] == []
+    assert sum(i.steps_lost or 0 for i in world.status.incidents) == 0
+    assert world.status.step > before
+    assert (world.status.restarts, world.status.recent_restarts) == (0, ())
+
+
+@pytest.mark.parametrize("least", [None, 1, 3], ids=["fixed", "elastic", "at its minimum"])
+@pytest.mark.parametrize("prefix", range(4))
+def test_an_operator_that_dies_after_any_stroke_of_it_loses_no_step_either(prefix: int, least: int | None) -> None:
+    for deaths in (1, 3, 8):
+        world = begun(least, 3)
+        world.drain("n1", 60.0)
+        for _ in range(deaths):
+            world.now += 0.1
+            world._step()
+            world.reconcile(prefix)
+        world.run(6.0, tick=0.5)
+        world.uncordon("n1")
+        world.run(8.0, tick=0.5)
+        assert world.status.phase == "Running", plan(world.observe()).reason
+        assert sum(i.steps_lost or 0 for i in world.status.incidents) == 0, (deaths, world.status.incidents)
+
+
+def test_the_nodes_that_stay_are_named_where_no_signal_was_given() -> None:
+    seen = replace(running(least=None), nodes=())
+    assert len(actions(NOTICES["deleted"](seen, 1), ProposeHold)) == 1
+    assert claims(replace(drained("n1"), nodes=(NodeSeen("n0", "n0", True),)))

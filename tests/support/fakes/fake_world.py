@@ -1,0 +1,382 @@
+"""A whole job in memory: nodes, workers, agents, holders and a persistent tier that do as plans and errands say.
+
+Not a model of failures in time (the simulator is that): everything answers at once, steps are lockstep, one worker
+fits on a node. It is there so that properties of decisions can be tried over many histories in little time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from support.builders import COVERED, manifest
+from support.fakes import fake_nodes
+from support.fakes.fake_copies import FakeTiers, Node
+from support.fakes.fake_workers import Agent, Worker
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.observed import (
+    ExitSeen,
+    HoldSeen,
+    NodeSeen,
+    Observed,
+    PersistentSeen,
+    SessionSeen,
+    SightSeen,
+    WorkerSeen,
+)
+from surefoot_operator.policy.actions import (
+    Action,
+    CleanMemory,
+    CreateWorker,
+    DeleteWorker,
+    ListPersistentTier,
+    LookAround,
+    Plan,
+    ProposeHold,
+    RetireWorkers,
+    SealHolder,
+)
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
+from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.plan import plan
+
+WARM_SECONDS = 1.0
+
+
+@dataclass
+class FakeWorld:
+    job: TrainingJob
+    node_count: int = 3
+    total_steps: int = 10_000
+    now: float = 1000.0
+    status: JobStatus = field(default_factory=JobStatus)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    listing: PersistentSeen = field(default_factory=PersistentSeen)
+    hold: HoldSeen | None = None
+    promoted: dict[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
+    pinned: Checkpoint | None = None
+    term: float = 1000.0
+    births: int = 0
+    written: list[JobStatus] = field(default_factory=list)
+    created: set[str] = field(default_factory=set)
+    sights: dict[HolderId, SightSeen] = field(default_factory=dict)
+    lagging: list[tuple[HolderId, RankManifest]] = field(default_factory=list)
+    """Second copies, which arrive one tick after the first."""
+
+    def __post_init__(self) -> None:
+        self.tiers = FakeTiers(self.job.spec.checkpoint.memory.replicas)
+        for number in range(self.node_count):
+            self.nodes[f"n{number}"] = Node(f"n{number}")
+            self.tiers.start_holder(f"n{number}", self.now)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        return self.tiers.nodes
+
+    # ---- what the operator sees and does -----------------------------------------------------------------------
+
+    def observe(self) -> Observed:
+        self._bind()
+        for worker in self.workers.values():
+            agent = worker.agent
+            if agent is not None and agent.seen.connected and not self.frozen(worker):
+                warm = self.now >= agent.born + WARM_SECONDS
+                agent.seen = replace(agent.seen, heard_seconds=self.now, warm=warm)
+        busy = {w.seen.node for w in self.workers.values()}
+        return Observed(
+            now=self.now,
+            term_seconds=self.term,
+            job=self.job,
+            status=self.status,
+            workers=tuple(w.seen for w in self.workers.values()),
+            nodes=tuple(NodeSeen(n.name, n.name, n.alive, not n.cordoned) for n in self.nodes.values()),
+            sessions=tuple(w.agent.seen for w in self.workers.values() if w.agent is not None),
+            holders=tuple(n.holder for n in self.nodes.values() if n.holder is not None),
+            persistent=self.listing,
+            hold=self.hold,
+            covers=COVERED,
+            promoted=dict(self.promoted),
+            sights=dict(self.sights),
+            free_nodes=sum(n.takes_pods and n.name not in busy for n in self.nodes.values()),
+        )
+
+    def reconcile(self, prefix: int | None = None) -> bool:
+        """Observe, plan, apply; with `prefix` the operator dies after so many strokes. Whether anything was done."""
+        seen = self.observe()
+        decided = plan(seen)
+        check(decided, seen)
+        strokes = ([decided.status] if decided.status != self.status else []) + list(decided.actions)
+        done = strokes if prefix is None else strokes[:prefix]
+        for stroke in done:
+            if isinstance(stroke, JobStatus):
+                self._write(stroke)
+            else:
+                self._act(stroke)
+        self._tell()
+        if prefix is not None:
+            self.restart_operator()
+        elif not strokes:
+            return self._keep_up(decided)
+        return bool(strokes)
+
+    def _keep_up(self, decided: Plan) -> bool:
+        asked = upkeep(replace(self.observe(), status=decided.status), self.pinned)
+        self.pinned = asked.pinned
+        changed = asked.status != self.status
+        if changed:
+            assert asked.status.world == self.status.world, "upkeep never changes the world"
+            self._write(asked.status)
+        for errand in asked.errands:
+            self._run(errand, asked)
+        return changed or bool(asked.errands)
+
+    def settle(self, rounds: int = 60) -> None:
+        """Until there is nothing left to do at this moment: decisions come to rest."""
+        for _ in range(rounds):
+            if not self.reconcile():
+                return
+        raise AssertionError(f"plans do not come to rest: {plan(self.observe()).reason}")
+
+    def restart_operator(self) -> None:
+        self.term, self.hold, self.pinned, self.listing = self.now, None, None, PersistentSeen()
+        self.sights = {}
+        for node in self.nodes.values():
+            if node.holder is not None:
+                node.holder = replace(node.holder, read_epoch=None)
+
+    def run(self, seconds: float, tick: float = 0.1) -> None:
+        """Time passes: trainers step, agents answer, the operator reconciles."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += tick
+            self._step()
+            self.settle()
+
+    # ---- faults ------------------------------------------------------------------------------------------------
+
+    def kill_node(self, name: str) -> None:
+        node = self.nodes[name]
+        node.alive, node.frozen = False, False
+        if node.holder is not None:
+            node.holder = replace(node.holder, state="Gone", entries=())
+        for worker in self._on(name):
+            self._end(worker, "Failed", 137)
+
+    def return_node(self, name: str) -> None:
+        node = self.nodes[name]
+        if not node.alive:
+            node.alive = True
+            self.tiers.start_holder(name, self.now)
+
+    freeze, thaw, drain, uncordon = fake_nodes.freeze, fake_nodes.thaw, fake_nodes.drain, fake_nodes.uncordon
+
+    def kill_trainer(self, index: int, code: int = 1) -> None:
+        for worker in self.workers.values():
+            agent = worker.agent
+            world = self.status.world
+            if agent is None or world is None or worker.seen.index != index or agent.seen.exit is not None:
+                continue
+            if agent.seen.epoch == world.epoch and agent.seen.stopped <= agent.seen.epoch and not self.frozen(worker):
+                agent.seen = replace(
+                    agent.seen, exit=ExitSeen(agent.seen.epoch, index, code, "RuntimeError", False, self.now)
+                )
+
+    def kill_agent(self, index: int) -> None:
+        for worker in self.workers.values():
+            if worker.seen.index == index and worker.agent is not None and not self.frozen(worker):
+                self._end(worker, "Failed", -9)
+
+    # ---- how it answers ----------------------------------------------------------------------------------------
+
+    def _write(self, status: JobStatus) -> None:
+        if status.world != self.status.world:
+            self.hold = None
+            if status.world is not None and status.world.state == "Claimed":
+                self.listing = PersistentSeen()
+            if status.world is not None and status.world.state == "Committed" and status.world.parent is not None:
+                assert self.tiers.readable(status.world.parent), f"nobody can read the parent of {status.world}"
+        self.status = status
+        self.written.append(status)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case CreateWorker(index, attempt):
+                name = f"w{index}-{attempt}"
+                assert name not in self.created, f"{name} is created twice"
+                self.created.add(name)
+                seen = WorkerSeen(index, attempt, name, f"uid-{name}", None, "Pending", created_seconds=self.now)
+                self.workers[name] = Worker(seen)
+            case DeleteWorker(name, uid, force):
+                worker = self.workers.get(name)
+                if worker is not None and worker.seen.uid == uid:
+                    if self.frozen(worker) and not force:
+                        worker.seen = replace(worker.seen, deleting=True)
+                    else:
+                        del self.workers[name]
+            case RetireWorkers(indexes, exit_code):
+                for worker in self.workers.values():
+                    if worker.seen.index in indexes and not self.frozen(worker):
+                        self._end(worker, "Failed" if exit_code else "Succeeded", exit_code)
+            case SealHolder(holder, epoch):
+                self._seal(holder, epoch)
+            case ListPersistentTier(epoch):
+                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
+            case LookAround(_, epoch, holders):
+                unseen = SightSeen(epoch, self.now, self.now, self.now, False, "no answer")
+                self.sights |= {endpoint.holder: unseen for endpoint in holders}
+            case ProposeHold(epoch, step, verb):
+                if verb == "propose":
+                    state = "Bound" if all(s.step < step for s in self._members()) else "Refused"
+                    self.hold = HoldSeen(epoch, step, state, self.now)  # type: ignore[arg-type]  # one of its words
+                elif self.hold is not None:
+                    self.hold = replace(self.hold, state="Refused")
+            case CleanMemory():
+                for node in self.nodes.values():
+                    if node.holder is not None and node.holder.state == "Ready":
+                        node.holder = replace(node.holder, fence=None, read_epoch=None, entries=())
+
+    def _run(self, errand: Errand, asked: Upkeep) -> None:
+        world = self.status.world
+        assert world is not None
+        match errand:
+            case SealHolder(holder, epoch):
+                self._seal(holder, epoch)
+            case DropSaves(holder, epoch, saves):
+                self.tiers.drop(holder, epoch, saves, self.status)
+            case CopySave(_, epoch, save, source, target):
+                taken = self.tiers.holder(source)
+                node = self.tiers.holder(target)
+                if taken is not None and node is not None and (node.fence or 0) <= epoch:
+                    self.tiers.store(target, next(m for m in taken.entries if m.save == save))
+            case UploadSaves(_, _, saves):
+                for save in saves:
+                    self.tiers.s3[save] = self.tiers.all()[save]
+                    self.promoted[save.checkpoint] = self.promoted.get(save.checkpoint, frozenset()) | {save}
+            case DropPersisted(_, _, checkpoints):
+                self.tiers.s3 = {s: m for s, m in self.tiers.s3.items() if s.checkpoint not in checkpoints}
+                self.listing = replace(self.listing, entries=tuple(self.tiers.s3.values()))
+            case ListPersistentTier(epoch):
+                self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
+        parent = world.parent
+        if parent is not None and asked.watermark is None and isinstance(errand, DropSaves | DropPersisted):
+            newer = self.status.floor is not None and self.status.floor.step > parent.step
+            assert newer or self.tiers.readable(parent), f"{errand} took the parent"
+
+    def _seal(self, holder: HolderId, epoch: int) -> None:
+        if self.tiers.seal(holder, epoch):
+            self.listing = replace(self.listing, read_epoch=None, asked_seconds=None)
+
+    def _tell(self) -> None:
+        """Agents hear what status.world says, and nobody but a member hears an assignment."""
+        world = self.status.world
+        if world is None:
+            return
+        for worker in self.workers.values():
+            agent = worker.agent
+            if agent is None or not agent.seen.connected or self.frozen(worker) or fake_nodes.ends(worker):
+                continue
+            if world.state == "Claimed":
+                agent.seen = replace(agent.seen, stopped=max(agent.seen.stopped, world.epoch))
+            elif any(m.incarnation == agent.incarnation for m in world.members) and world.epoch not in agent.started:
+                agent.started.add(world.epoch)
+                self._assign(agent, world)
+
+    def _assign(self, agent: Agent, world: World) -> None:
+        step = world.parent.step if world.parent else 0
+        agent.seen = replace(
+            agent.seen, epoch=world.epoch, step=step, step_at_seconds=None, restored=True, restored_from="memory",
+            exit=None, finished=None, held=None, saved=None,
+        )  # fmt: skip
+
+    def _members(self) -> list[SessionSeen]:
+        return [w.agent.seen for w in self._member_workers() if w.agent is not None]
+
+    def _member_workers(self) -> list[Worker]:
+        world = self.status.world
+        names = {m.incarnation for m in world.members} if world is not None and world.state == "Committed" else set()
+        return [w for w in self.workers.values() if w.agent is not None and w.agent.incarnation in names]
+
+    def _step(self) -> None:
+        """All members step together, or those that are left lose their peers."""
+        for identity, copy in self.lagging:
+            target = self.tiers.holder(identity)
+            if target is not None and (target.fence or 0) <= copy.save.epoch:
+                self.tiers.store(identity, copy)
+        self.lagging = []
+        world = self.status.world
+        if world is None or world.state != "Committed" or not world.members:
+            return
+        there = [w for w in self._member_workers() if w.agent is not None and w.agent.seen.epoch == world.epoch]
+        well = [w for w in there if w.seen.phase == "Running" and w.agent is not None and w.agent.seen.exit is None]
+        if any(self.frozen(w) for w in well):
+            return
+        if len(well) < len(world.members):
+            for worker in well:
+                agent = worker.agent
+                if agent is not None and agent.seen.stopped <= world.epoch and len(there) > 0:
+                    gone = ExitSeen(world.epoch, worker.seen.index, 1, "connection reset", True, self.now)
+                    agent.seen = replace(agent.seen, exit=gone)
+            return
+        for worker in well:
+            agent = worker.agent
+            if agent is None or agent.seen.finished is not None:
+                continue
+            step = agent.seen.step
+            bound = self.hold is not None and self.hold.state == "Bound" and self.hold.step == step
+            if bound:
+                agent.seen = replace(agent.seen, held=step, saved=Checkpoint(world.epoch, step))
+                self._save(worker, world, step)
+                continue
+            step += 1
+            agent.seen = replace(agent.seen, step=step, step_at_seconds=self.now, step_seconds=0.1)
+            if step % self.job.spec.checkpoint.memory.base_steps == 0:
+                self._save(worker, world, step)
+            if step >= self.total_steps:
+                agent.seen = replace(agent.seen, finished=0, finished_steps=step)
+
+    def _save(self, worker: Worker, world: World, step: int) -> None:
+        rank = [m.incarnation for m in world.members].index(worker.agent.incarnation if worker.agent else "")
+        mine = manifest(world.epoch, step, rank, world.size)
+        ready = [n.holder for n in self.nodes.values() if n.holder is not None and n.holder.state == "Ready"]
+        ready = [h for h in ready if h.fence == world.epoch and h.endpoint in self.status.named_holders]
+        ready.sort(key=lambda h: (h.endpoint.holder.node != worker.seen.node, h.endpoint.holder))
+        first, rest = ready[:1], ready[1:]
+        place = rank % len(rest) if rest else 0
+        for holder in first:
+            self.tiers.store(holder.endpoint.holder, mine)
+        if self.job.spec.checkpoint.memory.replicas > 1:
+            self.lagging += [(holder.endpoint.holder, mine) for holder in rest[place : place + 1]]
+        if worker.agent is not None:
+            worker.agent.seen = replace(worker.agent.seen, saved=Checkpoint(world.epoch, step))
+
+    def _bind(self) -> None:
+        """The fabric's scheduler: one worker a node; agents connect as soon as they run."""
+        for worker in list(self.workers.values()):
+            if worker.seen.phase != "Pending":
+                continue
+            busy = {w.seen.node for w in self.workers.values() if w.seen.phase in ("Running", "Pending")}
+            free = [n for n in self.nodes.values() if n.takes_pods and n.name not in busy]
+            if free:
+                self.births += 1
+                name, incarnation = free[0].name, f"inc-{self.births}"
+                worker.seen = replace(worker.seen, node=name, phase="Running")
+                seen = SessionSeen(worker.seen.index, worker.seen.attempt, incarnation, name, True, self.now, self.now)
+                worker.agent = Agent(incarnation, self.now, seen)
+        self._tell()
+        fake_nodes.end_who_parted(self)
+
+    def _on(self, node: str) -> list[Worker]:
+        return [w for w in self.workers.values() if w.seen.node == node]
+
+    def frozen(self, worker: Worker) -> bool:
+        return worker.seen.node is not None and self.nodes[worker.seen.node].frozen
+
+    def _end(self, worker: Worker, phase: str, code: int) -> None:
+        if worker.seen.phase in ("Succeeded", "Failed"):
+            return
+        worker.seen = replace(worker.seen, phase=phase, exit_code=code)  # type: ignore[arg-type]  # a phase's word
+        if worker.agent is not None:
+            worker.agent.seen = replace(worker.agent.seen, connected=False, since_seconds=self.now)

@@ -1,0 +1,68 @@
+"""Promotes as an agent does, in a process that may kill itself in the middle. A program of its own, started by tests:
+`python -m support.programs.dying_promoter ARGUMENTS.json`. Prints one JSON line: the answers, and the requests that it sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.programs.dying_saver import Fuse, ProbedTier
+from surefoot import metrics
+from surefoot.agent.coordinator import requests as chores
+from surefoot.holder.connection import Credentials
+from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave
+from surefoot.settings import JobSettings, PersistentSettings
+from surefoot.tiers import PersistentTier, open_holder, open_persistent
+
+SECONDS = 60.0
+
+
+def requests() -> dict[str, float]:
+    """Tries of each operation since the process began."""
+    found: dict[str, float] = {}
+    for family in metrics.s3_requests.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                found[sample.labels["operation"]] = found.get(sample.labels["operation"], 0) + sample.value
+    return found
+
+
+async def promoted(given: dict[str, Any]) -> list[str | None]:
+    """The error of each answer."""
+    persistent = PersistentSettings(**given["persistent"])
+    settings = JobSettings(given["job"], 10, 1, 2, given["user"], given["password"], persistent=persistent)
+    endpoint = HolderEndpoint(HolderId(given["node"], given["instance"]), given["host"], given["port"], given["node"])
+    account = Credentials(given["user"], given["password"])
+    answers: asyncio.Queue[FromAgent] = asyncio.Queue()
+    places = chores.Places(lambda _: open_holder(endpoint, given["job"], account), lambda: [endpoint.holder])
+    work = chores.Chores(settings, places, answers.put_nowait)
+    saves = tuple(RankSave(1, 10, rank) for rank in range(given["ranks"]))
+    work.promote(PromoteSave(1, saves))
+    try:
+        told = [await asyncio.wait_for(answers.get(), SECONDS) for _ in saves]
+    finally:
+        await work.close()
+    return [answer.error if isinstance(answer, Persisted) else repr(answer) for answer in told]
+
+
+def main() -> None:
+    given = json.loads(Path(sys.argv[1]).read_text())
+    if given["die_at_part"]:
+        fuse = Fuse("persistent part", given["die_at_part"])
+        fuse.arm()
+
+        def probed(place: PersistentSettings, job: str) -> PersistentTier:
+            return ProbedTier(open_persistent(place, job), fuse.probe)
+
+        chores.open_persistent = probed  # type: ignore[assignment]  # as an agent opens it, with a fuse
+    errors = asyncio.run(promoted(given))
+    sys.stdout.write(json.dumps({"errors": errors, "requests": requests()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
