@@ -130,6 +130,16 @@ bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock K
 demo-cluster: $(VENV)/.ready ## chart installed, job applied, a node crashed and returned, on a real Kubernetes; compared with an undisturbed job
 	$(CLUSTER) run -- $(BIN)/python -m cluster.scenarios.demo
 
+KIND = PYTHONPATH=tests $(BIN)/python -m kind
+
+.PHONY: kind-up kind-down kind-status
+kind-up: $(VENV)/.ready ## the same from kind: a control plane and three workers (docker; or root on Debian, without a registry)
+	$(KIND) up
+kind-down: $(VENV)/.ready ## end it, and the docker that was begun for it; the cache stays
+	$(KIND) down
+kind-status: $(VENV)/.ready ## what of it is there, and how it is
+	$(KIND) status
+
 .PHONY: dashboards
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards

@@ -15,6 +15,7 @@ from chart.objects import Object, containers, ports, rules, selects, templates
 EVERYTHING: Object = {
     "commonLabels": {"team": "training"},
     "imagePullSecrets": ["registry"],
+    "imageRegistry": "mirror.example:5000/hub/",
     "operator": {
         "replicas": 3,
         "args": ["--log-level", "DEBUG"],
@@ -26,6 +27,9 @@ EVERYTHING: Object = {
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+        ],
         "priorityClassName": "high",
         "podLabels": {"one": "1"},
         "podAnnotations": {"two": "2"},

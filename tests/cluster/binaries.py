@@ -1,4 +1,4 @@
-"""Kubernetes, CoreDNS, helm and pause as programs, built once from the Go module proxy into the user's cache.
+"""Kubernetes, etcd, CoreDNS, helm, kind and pause as programs, built once from the Go module proxy into the user's cache.
 
 `control_plane.py`, `node.py` and `images.py` ask for paths. Builds run under a lock, at low priority, and appear whole or not at all.
 KUBEBUILDER_ASSETS is honoured when it holds all six Kubernetes programs: mixed minor versions are not supported.
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster import layout
@@ -20,6 +20,7 @@ from cluster.errors import ClusterError
 
 KUBERNETES = "v1.35.4"
 COREDNS = "v1.14.4"
+ETCD = "v3.6.6"
 HELM = "v4.3.1"
 PAUSE = "pause-1"
 KIND = "v0.32.0"
@@ -76,17 +77,39 @@ def _assets() -> Path | None:
 
 def kubernetes_folder() -> Path:
     """The folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl."""
-    return _assets() or _built(f"kubernetes-{KUBERNETES}", _build_kubernetes)
+    name = f"kubernetes-{KUBERNETES}"
+    return _assets() or _built(name, lambda folder: _build_kubernetes(folder, KUBERNETES_PROGRAMS))
+
+
+def kubeadm() -> Path:
+    """What makes a control plane inside of kind's nodes."""
+    folder = _built(f"kubeadm-{KUBERNETES}", lambda folder: _build_kubernetes(folder, ("kubeadm",)))
+    return folder / "kubeadm"
+
+
+def etcd() -> Path:
+    """For kubeadm, which wants a newer one than Debian has."""
+    return (
+        _built(f"etcd-{ETCD}", lambda folder: _build_tool(folder, "etcd", "go.etcd.io/etcd/server/v3", ETCD)) / "etcd"
+    )
 
 
 def coredns() -> Path:
     """The DNS server."""
-    return _built(f"coredns-{COREDNS}", _build_coredns) / "coredns"
+    package = "github.com/coredns/coredns"
+    return _built(f"coredns-{COREDNS}", lambda folder: _build_tool(folder, "coredns", package, COREDNS)) / "coredns"
 
 
 def helm() -> Path:
     """For charts."""
     return _built(f"helm-{HELM}", lambda folder: _install(folder, f"helm.sh/helm/v4/cmd/helm@{HELM}")) / "helm"
+
+
+def kind_source() -> Path:
+    """kind's module, with the files of its node images, as the Go module proxy gives it."""
+    layout.CACHE.mkdir(parents=True, exist_ok=True)
+    told = json.loads(_go(layout.CACHE, "mod", "download", "-json", f"sigs.k8s.io/kind@{KIND}"))
+    return Path(told["Dir"])
 
 
 def kind() -> Path:
@@ -129,7 +152,7 @@ def _built(name: str, build: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _build_kubernetes(folder: Path) -> None:
+def _build_kubernetes(folder: Path, programs: Sequence[str]) -> None:
     """A module of its own that pins each staging module to its published version."""
     module, published = "k8s.io/kubernetes", KUBERNETES.replace("v1.", "v0.")
     source = folder / "source"
@@ -139,7 +162,7 @@ def _build_kubernetes(folder: Path) -> None:
     staging = re.findall(r"^\s*(k8s\.io/\S+) => \./staging/", Path(downloaded["GoMod"]).read_text(), re.MULTILINE)
     replacements = [f"-replace={name}={name}@{published}" for name in staging]
     _go(source, "mod", "edit", "-go=1.25.0", f"-require={module}@{KUBERNETES}", *replacements)
-    packages = [f"{module}/cmd/{name}" for name in KUBERNETES_PROGRAMS]
+    packages = [f"{module}/cmd/{name}" for name in programs]
     imports = "".join(f'\t_ "{package}"\n' for package in packages)
     (source / "tools.go").write_text(f"//go:build tools\n\npackage tools\n\nimport (\n{imports})\n")
     _go(source, "mod", "tidy")
@@ -150,12 +173,13 @@ def _build_kubernetes(folder: Path) -> None:
     shutil.rmtree(source)
 
 
-def _build_coredns(folder: Path) -> None:
+def _build_tool(folder: Path, name: str, package: str, version: str) -> None:
+    """A module of its own: the program's own replacements do not hold for `go install`."""
     source = folder / "source"
     source.mkdir()
-    _go(source, "mod", "init", "surefoot.dev/coredns")
-    _go(source, "get", "-tool", f"github.com/coredns/coredns@{COREDNS}")
-    _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / "coredns"), "github.com/coredns/coredns")
+    _go(source, "mod", "init", f"surefoot.dev/{name}")
+    _go(source, "get", "-tool", f"{package}@{version}")
+    _go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(folder / name), package)
     shutil.rmtree(source)
 
 

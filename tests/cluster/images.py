@@ -1,4 +1,4 @@
-"""Two container images, written as OCI archives without a builder: pause, and empty folders for the host's to be mounted on."""
+"""Container images, written as OCI archives without a builder: pause, and empty folders for the host's to be mounted on."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ def write_archives(folder: Path) -> list[Path]:
     """Both images into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     pause = folder / "pause.tar"
-    _write(pause, layout.PAUSE_IMAGE, _pause_layer(), {"Entrypoint": ["/pause"]})
+    write_program(pause, layout.PAUSE_IMAGE, binaries.pause(), "/pause")
     host = folder / "host.tar"
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     _write(host, layout.HOST_IMAGE, _host_layer(), {"Env": [path], "Cmd": ["/bin/sh"]})
     return [pause, host]
 
 
-def _pause_layer() -> bytes:
+def write_program(archive: Path, name: str, program: Path, path: str) -> None:
+    """An image of one static program, which lies at `path` and is what it starts."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
-        _add_file(tar, "pause", binaries.pause().read_bytes(), 0o755)
-    return content.getvalue()
+        _add_file(tar, path.lstrip("/"), program.read_bytes(), 0o755)
+    environment = "PATH=/usr/local/bin:/usr/bin:/bin"
+    _write(archive, name, content.getvalue(), {"Env": [environment], "Entrypoint": [path]})
 
 
 def _host_layer() -> bytes:

@@ -14,7 +14,7 @@ from cluster.api import Api
 from cluster.engine import READY_SECONDS, Facts, NodeStatus, Status
 from cluster.errors import ClusterError
 from cluster.own import running_container
-from cluster.processes import end, run, spawn
+from cluster.processes import end, run, spawn, wait
 from support.servers import s3_server
 
 NAME = "kind"
@@ -27,6 +27,9 @@ CREATE_SECONDS = 600.0
 class KindCluster:
     """Implements Engine with kind. Node names are the docker containers': surefoot-test-worker, -worker2, -worker3."""
 
+    def __init__(self, image: str = IMAGE) -> None:
+        self._image = image
+
     def up(self, count: int) -> None:
         """Makes it unless it is there; then brings back every node."""
         with state.locked():
@@ -35,7 +38,7 @@ class KindCluster:
                 _remove()
                 found = None
             if found is None:
-                found = _make(kind, count)
+                found = _make(kind, count, self._image)
             if not found.is_alive("s3"):
                 _start_s3(found)
         for name in _names(count):
@@ -76,7 +79,7 @@ class KindCluster:
         elif seen["Paused"]:
             _docker("unpause", node)
         self.heal(node)
-        _docker("exec", node, "systemctl", "start", "kubelet")
+        _start_kubelet(node)
         Api(layout.KUBECONFIG).wait_ready([node], READY_SECONDS, since=began)
 
     def freeze(self, node: str) -> None:
@@ -105,8 +108,11 @@ class KindCluster:
         """SIGKILL to the first process of a pod's container."""
         body = Api(layout.KUBECONFIG).call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}")
         node, identity = running_container(body, container)
-        seen = json.loads(_docker("exec", node, "crictl", "inspect", identity))
-        _docker("exec", node, "kill", "-KILL", str(seen["info"]["pid"]))
+        tasks = _docker("exec", node, "ctr", "--namespace", "k8s.io", "tasks", "list")
+        pid = task_pid(tasks, identity)
+        if pid is None:
+            raise ClusterError(f"container {identity} of {namespace}/{pod} does not run on {node}")
+        _docker("exec", node, "kill", "-KILL", str(pid))
 
     def kill_daemon(self, name: str) -> None:
         """The S3 server here; a static pod's process on the control plane."""
@@ -125,6 +131,15 @@ class KindCluster:
                     _start_s3(found)
 
 
+def task_pid(listed: str, container: str) -> int | None:
+    """Of what `ctr tasks list` prints: the first process of a container, as its node numbers it. Pure."""
+    for line in listed.splitlines()[1:]:
+        words = line.split()
+        if words[:1] == [container] and words[2] == "RUNNING":
+            return int(words[1])
+    return None
+
+
 def docker_answers() -> bool:
     """A client alone proves nothing: the daemon must answer."""
     if shutil.which("docker") is None:
@@ -135,7 +150,7 @@ def docker_answers() -> bool:
         return False  # no answer in time
 
 
-def _make(kind: str, count: int) -> state.State:
+def _make(kind: str, count: int, image: str) -> state.State:
     found = state.fresh(NAME, count)
     found.save()
     layout.RUNS.mkdir(parents=True, exist_ok=True)
@@ -155,7 +170,7 @@ def _make(kind: str, count: int) -> state.State:
     }
     file = layout.ROOT / "kind.json"
     file.write_text(json.dumps(config, indent=1))
-    create = [kind, "create", "cluster", "--name", CLUSTER, "--image", IMAGE, "--config", str(file)]
+    create = [kind, "create", "cluster", "--name", CLUSTER, "--image", image, "--config", str(file)]
     run(*create, "--kubeconfig", str(layout.KUBECONFIG), "--wait", "120s", seconds=CREATE_SECONDS)
     for archive in images.write_archives(layout.ROOT / "images"):
         run(kind, "load", "image-archive", "--name", CLUSTER, str(archive), seconds=120)
@@ -181,6 +196,23 @@ def _start_s3(found: state.State) -> None:
     log = layout.ROOT / "s3.log"
     found.record("s3", spawn(s3_server.command(program, folder, address), log, s3_server.environment(folder)))
     s3_server.make_bucket(f"http://{address}", READY_SECONDS)
+
+
+def _start_kubelet(node: str) -> None:
+    """Waits until the node's entrypoint has become systemd: whoever asks earlier is refused."""
+    refused = ""
+
+    def started() -> bool:
+        nonlocal refused
+        try:
+            _docker("exec", node, "systemctl", "start", "kubelet")
+        except ClusterError as error:
+            refused = str(error)
+            return False
+        return True
+
+    if not wait(started, READY_SECONDS):
+        raise ClusterError(f"{node} does not boot: {refused}")
 
 
 def _gateway() -> str:

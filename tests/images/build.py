@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 def find_base(docker: Docker, wanted: str, machine: plan.Machine, say: Say) -> tuple[plan.Base, str]:
     """The base, and the name to build on: with its digest where a registry gave it one."""
-    chosen = plan.base(wanted, _pull(docker, wanted), machine)
+    chosen = plan.base(wanted, pull(docker, wanted), machine)
     say(chosen.reason)
     if chosen.is_made and docker.inspected(chosen.image) is None:
         say("debootstrap makes a base of Debian's packages: minutes, once")
@@ -103,7 +103,7 @@ def _revision() -> str:
     return head.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
 
 
-def _pull(docker: Docker, image: str) -> str | None:
+def pull(docker: Docker, image: str) -> str | None:
     """None when the image is there; else docker's last words."""
     if docker.inspected(image) is not None:
         return None

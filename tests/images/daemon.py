@@ -1,7 +1,8 @@
 """Whose docker builds: the one that answers, or one of our own that ends with this program.
 
 Our own has its socket, its data and its state in folders of its own, makes no bridge and touches no rule of the machine's
-network; what it built stays in the cache, so that the next build is short. One at a time, by a lock.
+network; what it built stays in the cache, so that the next build is short. One at a time, by a lock. `keep` leaves it running,
+for containers that outlive a command, until `end_kept`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from images import debian, plan
+from images import debian, plan, runtime
 from images.docker import Docker
 from images.errors import ImagesError
 
@@ -35,26 +37,95 @@ def docker(chosen: plan.Daemon, folder: Path) -> Iterator[Docker]:
     if chosen.kind == "given":
         yield Docker("docker")
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        root = debian.unpack_packages(folder / "packages")
-        with _own(root, folder) as own:
-            yield own
+    with _locked(folder) as lock:
+        kept = find_kept(folder)
+        if kept is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # it stays whatever happens here, and does several things at once
+            yield kept
+            return
+        process, client = _start(folder)
+        try:
+            _wait_until_it_answers(client, process, folder)
+            yield client
+        finally:
+            _end(process, client)
+            _unmount(folder / "run" / "exec")
+
+
+def keep(folder: Path) -> Docker:
+    """Our own, which stays when this program ends; the one that was kept already, if it answers.
+
+    Raises:
+        ImagesError: it did not start, in its own words.
+    """
+    with _locked(folder):
+        kept = find_kept(folder)
+        if kept is not None:
+            return kept
+        process, client = _start(folder)
+        try:
+            _wait_until_it_answers(client, process, folder)
+        except BaseException:
+            _end(process, client)
+            raise
+        process.returncode = 0  # nobody here waits for it, and Popen would warn about that
+        _mark(folder).touch()
+        return client
+
+
+def find_kept(folder: Path) -> Docker | None:
+    """The one that was kept, if it answers."""
+    if not _mark(folder).exists():
+        return None
+    client = _client(folder)
+    return client if client.tried("version", seconds=START_SECONDS).returncode == 0 else None
+
+
+def end_kept(folder: Path) -> None:
+    """With its containers and their volumes; images and the build's cache stay. Nothing, if none was kept."""
+    with _locked(folder):
+        if not _mark(folder).exists():
+            return
+        kept = find_kept(folder)
+        if kept is not None:
+            left = kept.tried("ps", "--all", "--quiet").stdout.split()
+            if left:
+                kept.tried("rm", "--force", "--volumes", *left, seconds=300.0)
+            kept.tried("network", "prune", "--force")
+        _end_left_over(folder / "run" / "docker.pid")
+        _unmount(folder / "run" / "exec")
+        _mark(folder).unlink()
+
+
+def _mark(folder: Path) -> Path:
+    return folder / "run" / "kept"
+
+
+def _client(folder: Path) -> Docker:
+    return Docker(str(folder / "packages/usr/bin/docker"), f"unix://{folder}/run/docker.sock", can_bridge=False)
 
 
 @contextmanager
-def _own(root: Path, folder: Path) -> Iterator[Docker]:
+def _locked(folder: Path) -> Iterator[IO[str]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], Docker]:
+    root = debian.unpack_packages(folder / "packages")
     state = folder / "run"
     state.mkdir(exist_ok=True)
-    pid_file, log, host = state / "docker.pid", state / "docker.log", f"unix://{state}/docker.sock"
+    pid_file, client = state / "docker.pid", _client(folder)
+    assert client.host is not None
     _end_left_over(pid_file)
     # own is the socket, too: tests elsewhere ask the usual one whether docker answers
-    command = [str(root / "usr/sbin/dockerd"), "--host", host, "--data-root", str(folder / "data")]
+    command = [str(root / "usr/sbin/dockerd"), "--host", client.host, "--data-root", str(folder / "data")]
     command += ["--exec-root", str(state / "exec"), "--pidfile", str(pid_file), "--oom-score-adjust=0", "--bridge=none"]
     command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
-    client = Docker(str(root / "usr/bin/docker"), host, can_bridge=False)
-    with log.open("wb") as output:
+    command += runtime.arguments(root / "usr/sbin/runc", state / "runtime")
+    with (state / "docker.log").open("wb") as output:
         process = subprocess.Popen(
             command,
             env=debian.environment(root),
@@ -63,15 +134,11 @@ def _own(root: Path, folder: Path) -> Iterator[Docker]:
             stderr=output,
             start_new_session=True,  # an interrupt at the keyboard is ours: the daemon ends after its containers
         )
-    try:
-        _wait_until_it_answers(client, process, log)
-        yield client
-    finally:
-        _end(process, client)
-        _unmount(state / "exec")
+    return process, client
 
 
-def _wait_until_it_answers(client: Docker, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_it_answers(client: Docker, process: subprocess.Popen[bytes], folder: Path) -> None:
+    log = folder / "run" / "docker.log"
     deadline = time.monotonic() + START_SECONDS
     while client.tried("version", seconds=START_SECONDS).returncode != 0:
         if process.poll() is not None or time.monotonic() > deadline:

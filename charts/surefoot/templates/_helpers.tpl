@@ -75,6 +75,9 @@ surefoot.dev/part: {{ index . 1 }}
 {{/* Call with (list $ image "tag if none is given"). */}}
 {{- define "surefoot.image" -}}
 {{- $image := index . 1 }}
+{{- with (index . 0).Values.imageRegistry }}
+{{- printf "%s/" (trimSuffix "/" .) }}
+{{- end }}
 {{- if $image.digest }}
 {{- printf "%s@%s" $image.repository $image.digest }}
 {{- else }}

@@ -1,0 +1,94 @@
+"""`python -m kind up`: a real kind cluster of a control plane and three workers. `exec -- COMMAND`: with its docker, kubectl, helm.
+
+With the docker that answers, else, as root on Debian, with one of its own that runs until `down`. The verbs that hurt a node are
+those of `python -m cluster`, which finds this cluster under `exec`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+from cluster.engine import Engine
+from cluster.errors import ClusterError
+from cluster.kind import KindCluster
+from images import daemon, plan
+from images.docker import Docker, observe
+from images.errors import ImagesError
+from kind import stand_ins
+
+
+def main(words: list[str]) -> int:
+    options = _options(words)
+    began = time.monotonic()
+    try:
+        if options.verb == "down":
+            return _down()
+        docker = _docker(make=options.verb == "up")
+        if options.verb == "exec":
+            return subprocess.run(options.command, check=False).returncode
+        if options.verb == "status":
+            return subprocess.run([sys.executable, "-m", "cluster", "status"], check=False).returncode
+        _up(docker, options.nodes)
+        _say(f"{options.nodes} workers are Ready after {time.monotonic() - began:.0f} s")
+        return 0
+    except (ImagesError, ClusterError) as error:
+        print(f"kind: {error}", file=sys.stderr)
+        return 2
+
+
+def _up(docker: Docker, nodes: int) -> Engine:
+    engine = KindCluster(stand_ins.node(docker, _say))
+    engine.up(nodes)
+    return engine
+
+
+def _down() -> int:
+    """Nothing is left but what is in the cache."""
+    if _found() is not None:
+        KindCluster().down()
+    daemon.end_kept(daemon.cache_folder())
+    return 0
+
+
+def _docker(make: bool) -> Docker:
+    """The docker for this and for what it starts."""
+    found = _found()
+    if found is None:
+        if not make:
+            raise ImagesError("there is no cluster; `make kind-up` makes one")
+        chosen = plan.daemon(observe())
+        _say(chosen.reason)
+        found = daemon.keep(daemon.cache_folder())
+    os.environ.update(found.environment)
+    return found
+
+
+def _found() -> Docker | None:
+    found = Docker("docker") if observe().docker_answers else daemon.find_kept(daemon.cache_folder())
+    if found is not None:
+        os.environ.update(found.environment)
+    return found
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kind", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    up = verbs.add_parser("up", help="make the cluster, or repair it; waits until every node is Ready")
+    up.add_argument("--nodes", type=int, default=3)
+    verbs.add_parser("down", help="leave nothing but the cache")
+    verbs.add_parser("status", help="what runs, what is Ready")
+    given = verbs.add_parser("exec", help="run a command on it, such as `exec -- python -m cluster crash NODE`")
+    given.add_argument("command", nargs="+")
+    return parser.parse_args(words)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
