@@ -17,7 +17,7 @@ from surefoot.ipc import messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, Growth, Sums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import Incident, Interval, JobStatus
-from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.reconcile.measure import Figures
 
 
@@ -114,7 +114,7 @@ def value(name: str, labels: str = "") -> float:
 def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     figures, seen = Figures(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
-    figures.show(seen, seen.status, upkeep(seen))
+    figures.show(seen, seen.status, maintain(seen))
     assert value("surefoot_world_size") == 3
     assert value("surefoot_checkpoint_copies") == 2
     assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now
@@ -137,11 +137,11 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
         holders=tuple(replace(h, limit_bytes=10**6, used_bytes=0) for h in seen.holders),
     )
     try:
-        figures.show(budgeted, seen.status, upkeep(budgeted))
+        figures.show(budgeted, seen.status, maintain(budgeted))
         assert value("surefoot_memory_needed_bytes", "('node', 'n1')") == 3 * 2 * 25_700
         assert value("surefoot_memory_available_bytes", "('node', 'n1')") == 10**6
         fewer = replace(budgeted, holders=budgeted.holders[:1])
-        figures.show(fewer, seen.status, upkeep(fewer))
+        figures.show(fewer, seen.status, maintain(fewer))
         assert [name for name in of_job() if name.startswith("surefoot_memory_") and "n0" not in name] == []
         assert value("surefoot_memory_needed_bytes", "('node', 'n0')") > 0
     finally:
@@ -155,7 +155,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
         64, 6, "it costs least", 0.0, 0, 0.0, wanted_seconds=60.5, cost_seconds=0.25, memory_loss_odds=0.05
     )
     try:
-        figures.show(seen, seen.status, upkeep(seen))
+        figures.show(seen, seen.status, maintain(seen))
         assert value("surefoot_checkpoint_interval_steps", "('tier', 'memory')") == 10
         assert not any("interval_input" in name for name in of_job())
         figures.show(seen, replace(seen.status, memory_interval=chosen), None)

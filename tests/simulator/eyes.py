@@ -13,8 +13,8 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.actions import DropSaves
-from surefoot_operator.policy.maintenance.maintain import Upkeep
+from surefoot_operator.policy.actions import DropSaves
+from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 if TYPE_CHECKING:
     from simulator.operators import Operator
@@ -143,8 +143,8 @@ class Eyes:
 
     # ---- keeping house ----------------------------------------------------------------------------------------------
 
-    def keeping(self, observed: Observed, kept: Upkeep) -> None:
-        drops = [e for e in kept.errands if isinstance(e, DropSaves)]
+    def keeping(self, observed: Observed, kept: Maintenance) -> None:
+        drops = [e for e in kept.actions if isinstance(e, DropSaves)]
         if not drops:
             return
         going = {save.checkpoint for drop in drops for save in drop.saves}

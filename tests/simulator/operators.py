@@ -22,7 +22,6 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import orders, sessions, speech
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
-from surefoot_operator.policy.maintenance import actions as errand
 
 if TYPE_CHECKING:
     from simulator.world import Simulation
@@ -196,14 +195,14 @@ class Operator:
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
             kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
-            status, errands, self.pinned = kept.status, kept.errands, kept.pinned
+            status, errands, self.pinned = kept.status, kept.actions, kept.pinned
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):
             self.engine.say("{} plans: {}", self.process.name, plan.reason)
         self.applying = True
-        uploads = {e.worker: said.PromoteSave(e.epoch, e.saves) for e in errands if isinstance(e, errand.UploadSaves)}
-        todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, errand.UploadSaves))]
+        uploads = {e.worker: said.PromoteSave(e.epoch, e.saves) for e in errands if isinstance(e, act.PromoteSaves)}
+        todo: list[Todo] = [*plan.actions, *(e for e in errands if not isinstance(e, act.PromoteSaves))]
         if uploads or self.sessions.orders.promotions:
             todo.append(Uploads(uploads))
         self.engine.after(self.engine.rng.uniform(0.001, 0.01), self.process, self._apply, observed, status, todo)
@@ -250,7 +249,7 @@ class Operator:
                 self._calls.delete(action)
             case act.SealHolder(holder, epoch):
                 self._seal(holder, epoch)
-            case errand.DropSaves(holder, epoch, saves, expires):
+            case act.DropSaves(holder, epoch, saves, expires):
                 self._dropping.drop(holder, epoch, list(saves), expires)
             case act.CleanMemory():
                 self.simulation.cleaned = True
@@ -274,11 +273,11 @@ class Operator:
                 members = self._status.world.members if self._status.world else ()
                 everyone = [WorkerId(m.index, m.attempt) for m in members]
                 order = orders.propose_hold(order, epoch, step, verb, everyone, now)
-            case errand.CopySave(worker, epoch, save, source, target):
+            case act.CopySave(worker, epoch, save, source, target):
                 order = orders.repair(order, worker, epoch, save, source, target, now)
             case Uploads(shares):
                 order = orders.promote(order, shares)
-            case errand.DropPersisted(worker, epoch, checkpoints):
+            case act.DropPersisted(worker, epoch, checkpoints):
                 order = orders.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)

@@ -10,7 +10,6 @@ from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.coordinator import speech
 from surefoot_operator.policy import actions as act
-from surefoot_operator.policy.maintenance import actions as errand
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Uploads:
         return f"uploads: {', '.join(f'{w} {p.saves}' for w, p in self.shares.items())}"
 
 
-Todo = act.Action | errand.Errand | Uploads
+Todo = act.Action | act.MaintenanceAction | Uploads
 
 
 @dataclass

@@ -26,7 +26,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
 
 
@@ -35,7 +35,7 @@ class Decisions:
     """The project's decisions, or broken ones."""
 
     plan: Callable[[Observed], Plan] = plan
-    upkeep: Callable[[Observed, Checkpoint | None], Upkeep] = upkeep
+    maintain: Callable[[Observed, Checkpoint | None], Maintenance] = maintain
 
 
 REAL = Decisions()
@@ -170,11 +170,11 @@ class Simulation:
         self.oracle.deciding(by, observed, made.status)
         return made
 
-    def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Upkeep:
+    def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Maintenance:
         kept = self.decisions.upkeep(observed, pinned)
         self.oracle.certify(observed, kept.watermark)
         self.oracle.eyes.keeping(observed, kept)
-        self.oracle.despair(h.checkpoint for h in kept.hopeless)
+        self.oracle.despair(h.checkpoint for h in kept.unrecoverable)
         return kept
 
     @property

@@ -1,4 +1,4 @@
-"""What a plan may ask for. Each action is idempotent and prints as a sentence; `reconcile` carries them out in order.
+"""What a plan and maintenance may ask for: idempotent actions that print as sentences.
 
 The order is the rule stated once here: patch of the world (the fence) first, then the memory tier and talk, and workers
 beside both, each on its own. Telling agents of a world is no action: the coordinator says what status.world says, after
@@ -7,10 +7,11 @@ the patch that changed it succeeded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, WorkerId
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
 from surefoot_operator.api.status import JobStatus
 
 
@@ -109,7 +110,7 @@ class CleanMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldJob:
+class SetFinalizer:
     """Let the job's deletion wait for what has to be deleted with it, or not any more."""
 
     held: bool
@@ -147,10 +148,70 @@ Action = (
     | LookAround
     | ProposeHold
     | CleanMemory
-    | HoldJob
+    | SetFinalizer
     | PurgePersistent
     | DeleteJob
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DropSaves:
+    """Drop these rank saves from exactly this holder instance, index first; not after `expires_seconds`."""
+
+    holder: HolderId
+    epoch: int
+    saves: tuple[RankSave, ...]
+    expires_seconds: float
+
+    def __str__(self) -> str:
+        return f"drop {len(self.saves)} rank saves of steps {_steps(s.step for s in self.saves)} from {self.holder}"
+
+
+@dataclass(frozen=True, slots=True)
+class CopySave:
+    """Have this worker's agent copy one rank save between holders: verify, write, commit with `epoch`."""
+
+    worker: WorkerId
+    epoch: int
+    save: RankSave
+    source: HolderId
+    target: HolderId
+
+    def __str__(self) -> str:
+        return f"copy {self.save} from {self.source} to {self.target} through {self.worker}"
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteSaves:
+    """Have this worker's agent copy these rank saves of the pinned checkpoint to the persistent tier.
+
+    Those of one maintenance round are all that is wanted: a worker that is not named stops promoting.
+    """
+
+    worker: WorkerId
+    epoch: int
+    saves: tuple[RankSave, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"promote {len(self.saves)} rank saves of step {_steps(s.step for s in self.saves)} through {self.worker}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DropPersisted:
+    """Have this worker's agent delete these checkpoints from the persistent tier, manifests first."""
+
+    worker: WorkerId
+    epoch: int
+    checkpoints: tuple[Checkpoint, ...]
+
+    def __str__(self) -> str:
+        return f"delete steps {_steps(c.step for c in self.checkpoints)} from the persistent tier through {self.worker}"
+
+
+MaintenanceAction = SealHolder | ListPersistentTier | DropSaves | CopySave | PromoteSaves | DropPersisted
+"""What maintenance may ask for. Each carries the epoch it was decided in: holders and agents refuse it in any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +237,7 @@ class Plan:
     wake_after_seconds: float | None = None
     """Plan again after so long even if nothing changes; None: nothing is being waited for."""
     pinned: Checkpoint | None = None
+
+
+def _steps(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(steps))))

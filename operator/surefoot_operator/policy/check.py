@@ -14,7 +14,7 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import CreateWorker, Plan
 from surefoot_operator.policy.facts import gather, reading_at
 from surefoot_operator.policy.world.bad_checkpoints import may_be_forgotten
-from surefoot_operator.policy.world.initial_restore import origin_of, taken_up
+from surefoot_operator.policy.world.initial_restore import older_job_checkpoints, origin_of
 from surefoot_operator.policy.world.sizing import is_allowed
 
 
@@ -108,7 +108,7 @@ def _check_origin(parent: Checkpoint, new: JobStatus, seen: Observed) -> None:
     known = origin_of(seen.status)
     if known is not None and known != parent:
         _break(f"the job began from {known}, and would begin from {parent} now")
-    if known is None and parent not in taken_up(gather(seen)):
+    if known is None and parent not in older_job_checkpoints(gather(seen)):
         _break(f"parent {parent} was not read to be complete in {new.older_job}")
 
 

@@ -96,7 +96,7 @@ def node_lost(facts: Facts, name: str | None) -> bool:
     return unheard and (any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes))
 
 
-def unwanted(facts: Facts, name: str | None) -> str:
+def vacate_reason(facts: Facts, name: str | None) -> str:
     """Why this node should be left, though it lives: others say so, or it failed this job too often. Empty: stay."""
     if name is None:
         return ""
@@ -107,13 +107,13 @@ def unwanted(facts: Facts, name: str | None) -> str:
     return offence.reason if offence is not None else ""
 
 
-def leaving(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
     """Why this worker is about to end by somebody's will, itself and its program well; empty: it is not, or has ended."""
     worker = facts.workers.get(worker_id(one))
-    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced(facts, one)
+    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced_departure(facts, one)
 
 
-def announced(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
+def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
     """Why somebody wanted this worker to end, whether it has ended or not; empty: nobody said so."""
     worker, session = facts.workers.get(worker_id(one)), facts.sessions.get(worker_id(one))
     if worker is not None and (worker.deleting or worker.disrupted):
@@ -121,7 +121,7 @@ def announced(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
     return "was told to end" if session is not None and session.leaving else ""
 
 
-def audible(facts: Facts, session: SessionSeen) -> bool:
+def is_responsive(facts: Facts, session: SessionSeen) -> bool:
     """Connected, and heard within the heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
 
@@ -129,9 +129,9 @@ def audible(facts: Facts, session: SessionSeen) -> bool:
 def usable(facts: Facts, session: SessionSeen) -> bool:
     """Whether this agent could be a member of a new world as far as its worker and its line go."""
     worker = facts.workers.get(worker_id(session))
-    if worker is None or worker.phase in ("Succeeded", "Failed") or leaving(facts, session):
+    if worker is None or worker.phase in ("Succeeded", "Failed") or departure_reason(facts, session):
         return False
-    return audible(facts, session) and not node_lost(facts, session.node)
+    return is_responsive(facts, session) and not node_lost(facts, session.node)
 
 
 def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]:

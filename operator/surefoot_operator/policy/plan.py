@@ -13,28 +13,28 @@ from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Action, Event, Plan
-from surefoot_operator.policy.facts import Facts, audible, gather, has_stepped, soonest, step_of
+from surefoot_operator.policy.facts import Facts, gather, has_stepped, is_responsive, soonest, step_of
 from surefoot_operator.policy.failure import incidents
-from surefoot_operator.policy.failure.detect import judge, seen_to_die
+from surefoot_operator.policy.failure.detect import detect_losses, observed_death
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
 from surefoot_operator.policy.failure.restart_budget import allowance, pause_until, recorded
 from surefoot_operator.policy.lifecycle import completion as ending
 from surefoot_operator.policy.lifecycle import last_checkpoint, suspension
-from surefoot_operator.policy.lifecycle.cleanup import tidy
-from surefoot_operator.policy.lifecycle.finalizer import holding
+from surefoot_operator.policy.lifecycle.cleanup import cleanup_after_end
+from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
 from surefoot_operator.policy.reporting.conditions import lost_before, summarised
-from surefoot_operator.policy.reporting.events import told
 from surefoot_operator.policy.reporting.hindrances import hindrance
-from surefoot_operator.policy.workers import Tending, tend, worn_out
+from surefoot_operator.policy.reporting.status_events import status_change_events
+from surefoot_operator.policy.workers import WorkerChanges, reconcile_workers, start_failure
 from surefoot_operator.policy.world import planned_change as planned
 from surefoot_operator.policy.world.bad_checkpoints import with_bad
-from surefoot_operator.policy.world.claim import claimed, committed, muster, newest_epoch_seen
+from surefoot_operator.policy.world.claim import claimed, committed, newest_epoch_seen, select_members
 from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
 from surefoot_operator.policy.world.restore_point import choose, describe
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
+from surefoot_operator.policy.world.size_tie import tie_of
 from surefoot_operator.policy.world.sizing import target_size
-from surefoot_operator.policy.world.ties import tie_of
 
 SHORTEST_WAKE_SECONDS = 0.01
 
@@ -57,20 +57,20 @@ def plan(seen: Observed) -> Plan:
     facts = gather(seen)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason, decision.lost)
-    events = (*decision.events, *told(seen.status, status))
+    events = (*decision.events, *status_change_events(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
     else:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
-    return Plan((*decision.actions, *holding(facts)), status, decision.reason, events, after)
+    return Plan((*decision.actions, *finalizer_actions(facts)), status, decision.reason, events, after)
 
 
 def _decide(facts: Facts) -> _Decision:
     status = facts.status
     if facts.seen.job.deleted or status.phase in ("Complete", "Failed"):
-        left = tidy(facts)
+        left = cleanup_after_end(facts)
         status = replace(status, tidied=status.tidied or left.done)
         return _Decision(left.reason, status, left.actions, left.events, (left.until_seconds,))
     due = ending.deadline(facts)
@@ -92,15 +92,15 @@ def _decide(facts: Facts) -> _Decision:
 
 
 def _committed(facts: Facts) -> _Decision:
-    end = ending.verdict(facts)
+    end = ending.completion_of(facts)
     if end is not None:
         return _end(facts, end)
-    found = judge(facts)
+    found = detect_losses(facts)
     if found.losses:
         return _lose(facts, found.losses[0])
     if found.frozen is not None:
         return _Decision(found.frozen, facts.status, wakes=found.recheck_seconds)
-    halt = planned.pursue(facts)
+    halt = planned.advance(facts)
     if halt is not None and halt.claim:
         return _change(facts, halt.reason)
     base = _Decision(
@@ -113,7 +113,7 @@ def _committed(facts: Facts) -> _Decision:
     return _with_workers(facts, base, 0 if facts.spec.suspend else target_size(facts.spec))
 
 
-def _end(facts: Facts, end: ending.Verdict) -> _Decision:
+def _end(facts: Facts, end: ending.Completion) -> _Decision:
     """Every trainer has finished: the job is over, once what it ended with lies where people look for it."""
     left = last_checkpoint.outstanding(facts) if end.phase == "Complete" else None
     if isinstance(left, last_checkpoint.Pending):
@@ -126,7 +126,7 @@ def _end(facts: Facts, end: ending.Verdict) -> _Decision:
         return _Decision(reason, facts.status, wakes=(patience,))
     told: tuple[Event, ...] = ()
     if left is not None:
-        end = ending.Verdict("Failed" if left.fails else "Complete", left.reason)
+        end = ending.Completion("Failed" if left.fails else "Complete", left.reason)
         told = (Event(names.LAST_STEP_UNSAVED, left.reason, warning=True),)
     status = ending.ended(replace(facts.status, last_complete=saved), end.phase, end.reason, facts.now)
     return _Decision(end.reason, status, events=(*told, ending.ended_event(end.phase, end.reason)))
@@ -214,14 +214,14 @@ def _claimed(facts: Facts) -> _Decision:
     status = replace(status, incidents=phased)
     if isinstance(choice, Chosen):
         return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
-    worn = worn_out(facts)
+    worn = start_failure(facts)
     if worn is not None:
         return _fail(facts, worn)
     reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
     lost = choice.lost or lost_before(facts)
     base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
     if facts.spec.suspend:
-        heard = any(audible(facts, s) for s in facts.sessions.values())
+        heard = any(is_responsive(facts, s) for s in facts.sessions.values())
         return base if heard and not lost else _with_workers(facts, base, 0)
     return _waiting(facts, base, None)
 
@@ -230,7 +230,7 @@ def _explained(facts: Facts) -> JobStatus:
     """A node that lost its power is silent at first, and all that is heard is how others lost their connections to it:
     once it is seen, that is the cause, and no restart that the program could be blamed for."""
     incident = incidents.open_incident(facts.status.incidents)
-    death = seen_to_die(facts) if incident is not None and incident.unexplained else None
+    death = observed_death(facts) if incident is not None and incident.unexplained else None
     if incident is None or death is None:
         return facts.status
     reason = f"{death.reason}: {incident.reason}"
@@ -251,8 +251,8 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         base = _Decision(reason, facts.status, wakes=(pause,))
         return _with_workers(facts, base, target_size(facts.spec))
     tie = tie_of(facts, choice.parent)
-    found = muster(facts, tie)
-    worn = worn_out(facts) if not found.members else None
+    found = select_members(facts, tie)
+    worn = start_failure(facts) if not found.members else None
     if worn is not None:
         return _fail(facts, worn)
     if not found.members:
@@ -313,7 +313,7 @@ def _or_begin(parent: Checkpoint | None) -> str:
 
 def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
     """The same decision, and what the workers need beside it."""
-    tending: Tending = tend(facts, wanted)
+    tending: WorkerChanges = reconcile_workers(facts, wanted)
     return replace(
         base,
         status=replace(base.status, next_attempt=tending.next_attempt, failed_starts=tending.failed_starts),

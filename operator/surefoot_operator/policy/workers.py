@@ -14,7 +14,16 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
-from surefoot_operator.policy.facts import Facts, announced, audible, leaving, node_lost, soonest, unwanted, worker_id
+from surefoot_operator.policy.facts import (
+    Facts,
+    announced_departure,
+    departure_reason,
+    is_responsive,
+    node_lost,
+    soonest,
+    vacate_reason,
+    worker_id,
+)
 
 SILENT_SECONDS = 0.5
 """An agent out of the world that is unheard for so much longer than its heartbeat allows is replaced, if there may be room."""
@@ -38,7 +47,7 @@ _LONGEST_DETAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Tending:
+class WorkerChanges:
     """What to do, and which attempt comes next once it is counted."""
 
     actions: tuple[Action, ...]
@@ -59,7 +68,7 @@ class _Place:
     until_seconds: float | None = None
 
 
-def tend(facts: Facts, wanted: int) -> Tending:
+def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
     """What it takes to have one live worker for each index below `wanted`, and no other."""
     members = _members(facts)
     by_index: dict[int, list[WorkerSeen]] = {index: [] for index in range(wanted)}
@@ -77,7 +86,7 @@ def tend(facts: Facts, wanted: int) -> Tending:
     due = [CreateWorker(c.index, c.attempt, _avoided(facts)) for c in again if facts.now >= c.until_seconds]
     replaced = [vacant[create.index].goes[-1:] for create in new]
     failed = [w for goes in replaced for w in goes if ended_by_itself(facts, w)]
-    return Tending(
+    return WorkerChanges(
         actions=(*deletes, *sorted((*new, *due), key=lambda c: c.index)),
         next_attempt=attempt + 1 if new else facts.status.next_attempt,
         failed_starts=facts.status.failed_starts + bool(failed),
@@ -94,7 +103,7 @@ def tend(facts: Facts, wanted: int) -> Tending:
     )
 
 
-def worn_out(facts: Facts) -> str | None:
+def start_failure(facts: Facts) -> str | None:
     """Why a claimed epoch is given up: its workers end again and again before they can be members, or can never be made.
 
     None: it is not given up. What is refused for now (a quota, a webhook that is down) is asked for without limit.
@@ -118,7 +127,7 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
     """It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too."""
     world = facts.status.world
     member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
-    if member or announced(facts, worker) or node_lost(facts, worker.node):
+    if member or announced_departure(facts, worker) or node_lost(facts, worker.node):
         return False
     ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
     return ended or _stuck(facts, worker)
@@ -177,7 +186,7 @@ def _asked(facts: Facts) -> dict[int, CreateSeen]:
 
 def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:
     member = next((w for w in workers if worker_id(w) in members), None)
-    if member is not None and wanted and (unwanted(facts, member.node) or leaving(facts, member)):
+    if member is not None and wanted and (vacate_reason(facts, member.node) or departure_reason(facts, member)):
         return _beside(facts, workers, member)
     if member is not None:
         return _Place(tuple(w for w in workers if w is not member))
@@ -185,7 +194,7 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
         return _Place(tuple(workers))
     for worker in reversed(workers):
         over = worker.phase in ("Succeeded", "Failed") or _stuck(facts, worker)
-        if over or leaving(facts, worker):
+        if over or departure_reason(facts, worker):
             continue
         if node_lost(facts, worker.node):
             placed = _placed_until(facts, worker)
@@ -205,7 +214,7 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blin
 def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
     """It is to end, or others want its node left: it trains on while another one is made to take its place."""
     over = ("Succeeded", "Failed")
-    newer = [w for w in workers if w.attempt > member.attempt and not leaving(facts, w)]
+    newer = [w for w in workers if w.attempt > member.attempt and not departure_reason(facts, w)]
     live = [w for w in newer if w.phase not in over and not _stuck(facts, w) and not node_lost(facts, w.node)]
     kept = (member, *live[-1:])
     goes = tuple(w for w in workers if w not in kept)
@@ -236,7 +245,7 @@ def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
     if session is None:
         known_since = max(worker.created_seconds, facts.seen.term_seconds)
         return known_since + facts.spec.run_policy.startup_deadline_seconds
-    if audible(facts, session):
+    if is_responsive(facts, session):
         return None
     room = facts.seen.free_nodes is None or facts.seen.free_nodes > 0
     if not room:
@@ -248,7 +257,7 @@ def _observer_is_blind(facts: Facts) -> bool:
     """Most workers silent at once, all running as far as the fabric knows: nothing is replaced for silence."""
     running = [w for w in facts.seen.workers if w.phase == "Running" and not node_lost(facts, w.node)]
     heard = [facts.sessions.get(worker_id(w)) for w in running]
-    silent = sum(session is not None and not audible(facts, session) for session in heard)
+    silent = sum(session is not None and not is_responsive(facts, session) for session in heard)
     return len(running) > 1 and 2 * silent > len(running)
 
 
@@ -270,5 +279,5 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
 
 def _avoided(facts: Facts) -> tuple[str, ...]:
     excluded = [e.name for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
-    bad = [name for name in facts.nodes if node_lost(facts, name) or unwanted(facts, name)]
+    bad = [name for name in facts.nodes if node_lost(facts, name) or vacate_reason(facts, name)]
     return tuple(sorted({*excluded, *bad}))

@@ -21,18 +21,22 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import (
     Action,
     CleanMemory,
+    CopySave,
     CreateWorker,
     DeleteJob,
     DeleteWorker,
-    HoldJob,
+    DropPersisted,
+    DropSaves,
     ListPersistentTier,
     LookAround,
+    MaintenanceAction,
+    PromoteSaves,
     ProposeHold,
     PurgePersistent,
     RetireWorkers,
     SealHolder,
+    SetFinalizer,
 )
-from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.parts import Parts
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
@@ -63,7 +67,7 @@ async def _one(parts: Parts, action: Action, seen: Observed) -> None:
         await parts.memory.clean()
     elif isinstance(action, SealHolder):
         _seal(parts, action)
-    elif isinstance(action, HoldJob):
+    elif isinstance(action, SetFinalizer):
         await parts.fabric.hold_job(action.held)
     elif isinstance(action, PurgePersistent):
         await parts.fabric.purge(action.attempt, parts.environment(seen.job, CreateWorker(0, 0)))
@@ -81,7 +85,7 @@ def _delete(parts: Parts, action: DeleteWorker) -> Callable[[], Coroutine[Any, A
     return lambda: parts.fabric.delete_worker(action)
 
 
-def run_errands(parts: Parts, errands: Iterable[Errand], seen: Observed, background: Background) -> None:
+def run_errands(parts: Parts, errands: Iterable[MaintenanceAction], seen: Observed, background: Background) -> None:
     """An upkeep's errands: agents are asked, holders are called in the background."""
     drops: dict[HolderId, tuple[RankSave, ...]] = {}
     expires: list[float] = []
@@ -90,7 +94,7 @@ def run_errands(parts: Parts, errands: Iterable[Errand], seen: Observed, backgro
         if isinstance(errand, DropSaves):
             drops[errand.holder] = errand.saves
             expires.append(errand.expires_seconds)
-        elif isinstance(errand, UploadSaves):
+        elif isinstance(errand, PromoteSaves):
             uploads[errand.worker] = PromoteSave(errand.epoch, errand.saves)
         elif isinstance(errand, SealHolder):
             _seal(parts, errand)

@@ -21,12 +21,11 @@ from surefoot_operator.coordinator.speech import rule
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
 from surefoot_operator.fabric.fabric import FabricSeen
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import Event, HoldJob, Plan
+from surefoot_operator.policy.actions import DropSaves, Event, Plan, SetFinalizer
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.lifecycle.idle import at_rest
+from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
-from surefoot_operator.policy.maintenance.actions import DropSaves
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.reconcile.ages import Ages
@@ -142,7 +141,7 @@ class Reconciler:
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
-        kept = None if moved else upkeep(replace(seen, status=decided.status), self._pinned)
+        kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
         later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
@@ -151,7 +150,7 @@ class Reconciler:
         self.safety = safety(seen, status, kept)
         self._figures.show(seen, status, kept)
         self._say(decided, kept, seen)
-        if HoldJob(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
+        if SetFinalizer(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
             self.voice.say(events)
             await self.voice.flush()
             events = ()
@@ -201,7 +200,7 @@ class Reconciler:
 
     def _stand(self, shown: FabricSeen, status: JobStatus) -> None:
         """What stands in the API now: the tier follows it, and agents hear what follows from it."""
-        parts, resting = self._parts, at_rest(shown.job, status, shown.workers)
+        parts, resting = self._parts, is_idle(shown.job, status, shown.workers)
         self._longest = parts.settings.rest_seconds if resting else parts.settings.longest_sleep_seconds
         if status.tidied:
             parts.memory.rest(status)
@@ -211,12 +210,12 @@ class Reconciler:
         replicas = shown.job.spec.checkpoint.memory.replicas
         parts.conversation.rule(rule(status, parts.memory.ready(epoch), replicas, parts.epoch_token(epoch)))
 
-    def _upkeep(self, kept: Upkeep, seen: Observed) -> None:
+    def _upkeep(self, kept: Maintenance, seen: Observed) -> None:
         parts, world = self._parts, seen.status.world
         self._pinned, self._watermark = kept.pinned, kept.watermark
         if world is None or world.state != "Committed":
             return
-        run_errands(parts, kept.errands, seen, self._background)
+        run_errands(parts, kept.actions, seen, self._background)
         mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
         if mark is not None and mark != self._marked:
             epoch, checkpoint = mark
@@ -236,21 +235,21 @@ class Reconciler:
         )
         return (*notices, *self._complaints.events(sessions.orders.failures, now))
 
-    def _say(self, decided: Plan, kept: Upkeep | None, seen: Observed) -> None:
+    def _say(self, decided: Plan, kept: Maintenance | None, seen: Observed) -> None:
         """One line for each plan, and for each upkeep, that is news."""
         what = "; ".join(map(str, decided.actions))
         line = f"{decided.reason}{': ' if what else ''}{what}"
         if line != self._said:
             self._said = line
             log.info("[%s] %s", _world(seen.status), line)
-        errands = "; ".join(map(str, kept.errands if kept is not None else ()))
+        errands = "; ".join(map(str, kept.actions if kept is not None else ()))
         if errands != self._errands:
             self._errands = errands
             # drops come with every few saves; who looks for one asks for them
-            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.errands)
+            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
             log.log(logging.DEBUG if routine else logging.INFO, "[%s] upkeep: %s", _world(seen.status), errands)
 
-        for one in kept.hopeless if kept is not None else ():
+        for one in kept.unrecoverable if kept is not None else ():
             if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
                 self._without = (one.checkpoint.epoch, one.worker)
                 log.info("[%s] %s: what others saved of such checkpoints is dropped", _world(seen.status), one.reason)

@@ -9,8 +9,8 @@ from surefoot_operator import metrics, names
 from surefoot_operator.api.spec import CheckpointPolicy, TrainingJob
 from surefoot_operator.api.status import Incident, JobStatus, Phase
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.maintain import Upkeep
-from surefoot_operator.policy.maintenance.memory_budget import Share
+from surefoot_operator.policy.maintenance.maintain import Maintenance
+from surefoot_operator.policy.maintenance.memory_budget import HolderShare
 
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")
@@ -30,15 +30,15 @@ _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 class Figures:
     """One job's. Remembers only since when each tier's newest checkpoint is known, which nodes have figures, and which
-    checkpoints were counted as hopeless."""
+    checkpoints were counted as unrecoverable."""
 
     def __init__(self) -> None:
         self._job: tuple[str, str] | None = None
         self._newest: dict[str, Checkpoint] = {}
         self._nodes: set[str] = set()
-        self._hopeless: frozenset[Checkpoint] = frozenset()
+        self._unrecoverable: frozenset[Checkpoint] = frozenset()
 
-    def show(self, seen: Observed, status: JobStatus, kept: Upkeep | None) -> None:
+    def show(self, seen: Observed, status: JobStatus, kept: Maintenance | None) -> None:
         """The gauges, as of this round."""
         where = self._begun(seen.job)
         world = status.world
@@ -66,9 +66,9 @@ class Figures:
             metrics.of(metrics.promotions_abandoned, where).inc(
                 sum(e.reason == names.PROMOTION_ABANDONED for e in kept.events)
             )
-            hopeless = frozenset(h.checkpoint for h in kept.hopeless)
-            metrics.of(metrics.incomplete, where).inc(len(hopeless - self._hopeless))
-            self._hopeless = hopeless
+            unrecoverable = frozenset(h.checkpoint for h in kept.unrecoverable)
+            metrics.of(metrics.incomplete, where).inc(len(unrecoverable - self._unrecoverable))
+            self._unrecoverable = unrecoverable
         _show_intervals(where, seen.job.spec.checkpoint, status)
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
@@ -108,7 +108,7 @@ class Figures:
                 metrics.of(metrics.recovery_seconds, self._job, phase)
         return self._job
 
-    def _show_shares(self, where: tuple[str, str], shares: tuple[Share, ...]) -> None:
+    def _show_shares(self, where: tuple[str, str], shares: tuple[HolderShare, ...]) -> None:
         nodes = {share.node for share in shares}
         for node in self._nodes - nodes:
             metrics.end(metrics.memory_needed, where, node)

@@ -12,7 +12,7 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
-from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker, HoldJob
+from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker, SetFinalizer
 from surefoot_operator.reconcile import worker_calls
 from surefoot_operator.reconcile.apply import carry_out
 from surefoot_operator.reconcile.worker_calls import AT_ONCE, WorkerCalls
@@ -146,7 +146,7 @@ async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorde
 
 async def test_what_cannot_be_done_to_the_job_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
     recorder.fails = {"hold"}
-    errors = await recorder.carry_out(HoldJob(True), CleanMemory(""), CreateWorker(0, 1))
+    errors = await recorder.carry_out(SetFinalizer(True), CleanMemory(""), CreateWorker(0, 1))
     await recorder.calls.settled()
     assert [str(error) for error in errors] == ["hold was refused: exceeded quota"]
     assert recorder.said == ["clean", "create 0"]

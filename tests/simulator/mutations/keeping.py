@@ -28,7 +28,7 @@ from surefoot_operator.policy.maintenance import maintain as upkeep
 from surefoot_operator.policy.maintenance import promotion
 
 _drops, _standing, _copies = retention.memory_drops, upkeep.standing_of, upkeep.copies_of
-_persistent_drops, _upkeep = retention.persistent_drops, upkeep.upkeep
+_persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
 
 
 def _everything_superseded(entries: Any, standing: retention.Standing, keep: int) -> Any:
@@ -74,7 +74,7 @@ def _newest_seen_stays(complete: Any, seen: Any, standing: retention.Standing, k
     return order[:-1]
 
 
-def _during_a_claim(seen: Observed, pinned: Checkpoint | None) -> upkeep.Upkeep:
+def _during_a_claim(seen: Observed, pinned: Checkpoint | None) -> upkeep.Maintenance:
     """House is kept while the next world is being chosen, by the last one's rules."""
     world = seen.status.world
     if world is None or world.state == "Committed" or not seen.status.lineage:
@@ -131,7 +131,7 @@ KEEPING = (
     Mutation("a last checkpoint that went from memory is not made again",
              patches=((last_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
     Mutation("nothing is ever dropped", patches=((retention, "memory_drops", constant([])),), settings=replace(ROUGH, steps=60)),
-    Mutation("what can never become complete stays", patches=((upkeep, "hopeless", constant(())),),
+    Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
     Mutation("nothing is uploaded", patches=((promotion, "_uploads", constant(())),), settings=ENDING),
     Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),

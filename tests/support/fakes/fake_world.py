@@ -1,4 +1,4 @@
-"""A whole job in memory: nodes, workers, agents, holders and a persistent tier that do as plans and errands say.
+"""A whole job in memory: nodes, workers, agents, holders and a persistent tier that do as plans and maintenance say.
 
 Not a model of failures in time (the simulator is that): everything answers at once, steps are lockstep, one worker
 fits on a node. It is there so that properties of decisions can be tried over many histories in little time.
@@ -29,18 +29,22 @@ from surefoot_operator.observed import (
 from surefoot_operator.policy.actions import (
     Action,
     CleanMemory,
+    CopySave,
     CreateWorker,
     DeleteWorker,
+    DropPersisted,
+    DropSaves,
     ListPersistentTier,
     LookAround,
+    MaintenanceAction,
     Plan,
+    PromoteSaves,
     ProposeHold,
     RetireWorkers,
     SealHolder,
 )
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, Errand, UploadSaves
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
 
 WARM_SECONDS = 1.0
@@ -123,15 +127,15 @@ class FakeWorld:
         return bool(strokes)
 
     def _keep_up(self, decided: Plan) -> bool:
-        asked = upkeep(replace(self.observe(), status=decided.status), self.pinned)
+        asked = maintain(replace(self.observe(), status=decided.status), self.pinned)
         self.pinned = asked.pinned
         changed = asked.status != self.status
         if changed:
             assert asked.status.world == self.status.world, "upkeep never changes the world"
             self._write(asked.status)
-        for errand in asked.errands:
-            self._run(errand, asked)
-        return changed or bool(asked.errands)
+        for action in asked.actions:
+            self._run(action, asked)
+        return changed or bool(asked.actions)
 
     def settle(self, rounds: int = 60) -> None:
         """Until there is nothing left to do at this moment: decisions come to rest."""
@@ -238,10 +242,10 @@ class FakeWorld:
                     if node.holder is not None and node.holder.state == "Ready":
                         node.holder = replace(node.holder, fence=None, read_epoch=None, entries=())
 
-    def _run(self, errand: Errand, asked: Upkeep) -> None:
+    def _run(self, action: MaintenanceAction, asked: Maintenance) -> None:
         world = self.status.world
         assert world is not None
-        match errand:
+        match action:
             case SealHolder(holder, epoch):
                 self._seal(holder, epoch)
             case DropSaves(holder, epoch, saves):
@@ -251,7 +255,7 @@ class FakeWorld:
                 node = self.tiers.holder(target)
                 if taken is not None and node is not None and (node.fence or 0) <= epoch:
                     self.tiers.store(target, next(m for m in taken.entries if m.save == save))
-            case UploadSaves(_, _, saves):
+            case PromoteSaves(_, _, saves):
                 for save in saves:
                     self.tiers.s3[save] = self.tiers.all()[save]
                     self.promoted[save.checkpoint] = self.promoted.get(save.checkpoint, frozenset()) | {save}
@@ -261,9 +265,9 @@ class FakeWorld:
             case ListPersistentTier(epoch):
                 self.listing = PersistentSeen(epoch, tuple(self.tiers.s3.values()), self.now)
         parent = world.parent
-        if parent is not None and asked.watermark is None and isinstance(errand, DropSaves | DropPersisted):
+        if parent is not None and asked.watermark is None and isinstance(action, DropSaves | DropPersisted):
             newer = self.status.floor is not None and self.status.floor.step > parent.step
-            assert newer or self.tiers.readable(parent), f"{errand} took the parent"
+            assert newer or self.tiers.readable(parent), f"{action} took the parent"
 
     def _seal(self, holder: HolderId, epoch: int) -> None:
         if self.tiers.seal(holder, epoch):

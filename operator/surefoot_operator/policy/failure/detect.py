@@ -13,9 +13,9 @@ from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
     UNHEARD_SECONDS,
     Facts,
-    announced,
-    audible,
+    announced_departure,
     in_epoch,
+    is_responsive,
     last_step_seconds,
     member_sessions,
     node_lost,
@@ -23,7 +23,7 @@ from surefoot_operator.policy.facts import (
     worker_id,
 )
 from surefoot_operator.policy.failure.losses import Loss
-from surefoot_operator.policy.failure.standstill import standstill, told_to_hang
+from surefoot_operator.policy.failure.standstill import reported_hang, standstill
 
 RECONNECT_GRACE_SECONDS = 0.25
 """How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Detection:
     """`losses`, the likeliest cause first. `frozen`: why nothing may be decided. `recheck_seconds`: when to look again."""
 
     losses: tuple[Loss, ...] = ()
@@ -42,7 +42,7 @@ class Verdict:
     recheck_seconds: tuple[float, ...] = ()
 
 
-def judge(facts: Facts) -> Verdict:
+def detect_losses(facts: Facts) -> Detection:
     """Everything that ended the committed epoch, as far as is known now."""
     epoch = facts.world.epoch
     exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
@@ -51,7 +51,7 @@ def judge(facts: Facts) -> Verdict:
     for member, session in member_sessions(facts):
         found = _member(facts, member, session, epoch_dead=bool(exits))
         if isinstance(found, Loss):
-            losses.append(replace(found, announced=not found.application and bool(announced(facts, member))))
+            losses.append(replace(found, announced=not found.application and bool(announced_departure(facts, member))))
         elif found is not None:
             recheck.append(found)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
@@ -64,7 +64,7 @@ def judge(facts: Facts) -> Verdict:
         losses = [loss for loss in losses if loss.witnessed]
     else:
         frozen = None
-    told = told_to_hang(facts)
+    told = reported_hang(facts)
     losses += (told,) if told is not None else ()
     # a step that does not come is the effect of whatever else is known, and then says nothing of its own
     for found in (_echo(facts, exits, losses), None if losses or exits else standstill(facts)):
@@ -73,7 +73,7 @@ def judge(facts: Facts) -> Verdict:
         elif found is not None:
             recheck.append(found)
     losses.sort(key=lambda loss: loss.at_seconds)
-    return Verdict(tuple(losses), frozen, tuple(recheck))
+    return Detection(tuple(losses), frozen, tuple(recheck))
 
 
 def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | float | None:
@@ -106,7 +106,7 @@ def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Los
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
         return None
     over = worker is None or worker.phase in ("Succeeded", "Failed")
-    if gone and (over or (session is not None and not audible(facts, session))):
+    if gone and (over or (session is not None and not is_responsive(facts, session))):
         node = facts.nodes.get(member.node)
         said = node.reason or node.doubt if node is not None else ""
         why = f": {said}" if said else ""
@@ -229,9 +229,11 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
         if session is not None and session.epoch == facts.world.epoch
         for rank in session.ended
     ]
-    gone = next((m for m in facts.world.members if announced(facts, m)), None)
+    gone = next((m for m in facts.world.members if announced_departure(facts, m)), None)
     if not left and gone is not None:
-        reason = f"worker {gone.index} {announced(facts, gone)}, and ended before its world could halt: {echo}"
+        reason = (
+            f"worker {gone.index} {announced_departure(facts, gone)}, and ended before its world could halt: {echo}"
+        )
         return Loss("agent-lost", reason, first.at_seconds, *_at(gone), announced=True)
     if not left:
         loss = Loss("trainer-failed", f"{echo}, and nobody said why", first.at_seconds, exit_code=first.code)
@@ -244,7 +246,7 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
     return Loss("trainer-failed", reason, first.at_seconds, *_at(member), True, 0, rank=rank)
 
 
-def seen_to_die(facts: Facts) -> Loss | None:
+def observed_death(facts: Facts) -> Loss | None:
     """The first member of the world that ended, or was not heard any more, by what the fabric and its line say."""
     for member, session in member_sessions(facts):
         certain = _by_fabric(facts, member, session)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.observed import SightSeen
 from surefoot_operator.policy.actions import LookAround
-from surefoot_operator.policy.facts import Facts, audible, node_lost, worker_id
+from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, worker_id
 
 WORTH_SECONDS = 1.0
 """Steps that are run again in less are not worth a question."""
@@ -65,7 +65,7 @@ def living(facts: Facts, endpoint: HolderEndpoint) -> str:
 
 def most_unseen(facts: Facts) -> list[HolderEndpoint]:
     """The silent holders that somebody speaks for, where they are most of those that status names; else none."""
-    beside = {s.node for s in facts.sessions.values() if audible(facts, s) and not node_lost(facts, s.node)}
+    beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
     spoken_for = [e for e in silent_holders(facts) if e.holder.node in beside or living(facts, e)]
     return spoken_for if 2 * len(spoken_for) > len(facts.status.named_holders) else []
 
@@ -73,7 +73,7 @@ def most_unseen(facts: Facts) -> list[HolderEndpoint]:
 def answers_awaited(facts: Facts, endpoint: HolderEndpoint) -> float:
     """Until when an agent may still say what it sees of this holder; the past where nobody can, or somebody has."""
     sight = _sight(facts, endpoint.holder)
-    if not any(audible(facts, s) for s in facts.sessions.values()):
+    if not any(is_responsive(facts, s) for s in facts.sessions.values()):
         return facts.now
     if sight is None:
         return facts.now + LOOK_SECONDS
@@ -84,7 +84,7 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
     """Who is to be asked now about silent holders: the agent beside each, else two others."""
     if worth_seconds < WORTH_SECONDS:
         return ()
-    agents = sorted((s for s in facts.sessions.values() if audible(facts, s)), key=lambda s: (s.index, s.attempt))
+    agents = sorted((s for s in facts.sessions.values() if is_responsive(facts, s)), key=lambda s: (s.index, s.attempt))
     asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
     for endpoint in silent_holders(facts):
         sight = _sight(facts, endpoint.holder)

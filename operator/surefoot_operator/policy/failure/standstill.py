@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from surefoot.protocol.plain import listed
 from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy.facts import Facts, audible, has_stepped, last_step_seconds, member_sessions
+from surefoot_operator.policy.facts import Facts, has_stepped, is_responsive, last_step_seconds, member_sessions
 from surefoot_operator.policy.failure.losses import Loss
 
 _MOST_NAMED = 8
@@ -33,7 +33,7 @@ def standstill(facts: Facts) -> Loss | float | None:
     return due if facts.now < due else _hang(facts, due)
 
 
-def told_to_hang(facts: Facts) -> Loss | None:
+def reported_hang(facts: Facts) -> Loss | None:
     """What agents say whose own timers ran out first: the same as ours."""
     epoch = facts.world.epoch
     told = [
@@ -53,7 +53,7 @@ def _hang(facts: Facts, at_seconds: float) -> Loss:
         "hang",
         f"no step for stepTimeoutSeconds ({limit:g} s); {_where(facts, slow)}",
         at_seconds,
-        application=all(audible(facts, s) for s in members),
+        application=all(is_responsive(facts, s) for s in members),
     )
     return loss if slow is None else replace(loss, worker=slow.index, node=slow.node, rank=_rank(facts, slow))
 
@@ -66,7 +66,7 @@ def _running(facts: Facts) -> list[SessionSeen]:
 def _behind(facts: Facts) -> SessionSeen | None:
     """The worker that proves to be behind; None if that is not one, or somebody's place is not known."""
     running = _running(facts)
-    if len(running) < len(facts.world.members) or not all(audible(facts, s) for s in running):
+    if len(running) < len(facts.world.members) or not all(is_responsive(facts, s) for s in running):
         return None
     if len(running) == 1:
         return running[0] if _named_rank(running[0]) is not None else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import Action, CleanMemory, DeleteJob, DeleteWorker, Event, RetireWorkers
-from surefoot_operator.policy.facts import Facts, audible, node_lost, soonest, worker_id
-from surefoot_operator.policy.lifecycle.finalizer import purge
+from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, soonest, worker_id
+from surefoot_operator.policy.lifecycle.finalizer import next_purge_step
 
 LEAVING_SECONDS = 60.0
 """How long agents of an ended job have to flush and leave before they are deleted."""
@@ -21,7 +21,7 @@ KEPT_AFTER_FAILURE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tidying:
+class Cleanup:
     actions: tuple[Action, ...]
     reason: str
     until_seconds: float | None = None
@@ -30,23 +30,23 @@ class Tidying:
     """Nothing is left to tidy."""
 
 
-def tidy(facts: Facts) -> Tidying:
+def cleanup_after_end(facts: Facts) -> Cleanup:
     """After the end: agents leave, then their memory goes. A job that was deleted keeps nothing."""
     return _deleted(facts) if facts.seen.job.deleted else _over(facts)
 
 
-def _deleted(facts: Facts) -> Tidying:
+def _deleted(facts: Facts) -> Cleanup:
     reason = "the job was deleted"
     # a worker whose deletion is all it hears of trains on for some seconds, so that its world could be left in order
     told = _retires([w for w in facts.seen.workers if _hears(facts, w)], 0, reason)
     actions = (*told, *_deletes(facts, facts.seen.workers, reason), *_clean(facts, reason))
-    left = purge(facts)
+    left = next_purge_step(facts)
     if left is None:
-        return Tidying(actions, reason)
-    return Tidying((*actions, *left.actions), left.reason, left.until_seconds, left.events)
+        return Cleanup(actions, reason)
+    return Cleanup((*actions, *left.actions), left.reason, left.until_seconds, left.events)
 
 
-def _over(facts: Facts) -> Tidying:
+def _over(facts: Facts) -> Cleanup:
     phase, now, since = facts.status.phase, facts.now, _ended_at(facts)
     late = now >= since + LEAVING_SECONDS
     alive = [w for w in facts.seen.workers if w.phase not in ("Succeeded", "Failed")]
@@ -67,7 +67,7 @@ def _over(facts: Facts) -> Tidying:
         actions.append(DeleteJob(f"it ended more than ttlSecondsAfterFinished ({expiry - since:g} s) ago"))
     moments = (since + LEAVING_SECONDS if alive or lingering else None, kept_until, expiry)
     due = soonest(at for at in moments if at is not None and now < at)
-    return Tidying(tuple(actions), facts.status.message, due, done=done)
+    return Cleanup(tuple(actions), facts.status.message, due, done=done)
 
 
 def _ended_at(facts: Facts) -> float:
@@ -76,7 +76,7 @@ def _ended_at(facts: Facts) -> float:
 
 def _hears(facts: Facts, worker: WorkerSeen) -> bool:
     session = facts.sessions.get(worker_id(worker))
-    return session is not None and audible(facts, session)
+    return session is not None and is_responsive(facts, session)
 
 
 def _ends(facts: Facts, worker: WorkerSeen) -> bool:

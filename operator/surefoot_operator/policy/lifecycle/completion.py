@@ -10,7 +10,7 @@ from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import Facts, audible, member_sessions, worker_id
+from surefoot_operator.policy.facts import Facts, is_responsive, member_sessions, worker_id
 from surefoot_operator.policy.lifecycle.last_checkpoint import in_memory
 
 LAST_SAVE_SECONDS = 30.0
@@ -18,14 +18,14 @@ LAST_SAVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Completion:
     """The job is over, and why."""
 
     phase: Literal["Complete", "Failed"]
     reason: str
 
 
-def verdict(facts: Facts) -> Verdict | None:
+def completion_of(facts: Facts) -> Completion | None:
     """Whether the committed world has finished: every member said so, or its worker ended well."""
     world = facts.world
     steps: list[int] = []
@@ -40,10 +40,10 @@ def verdict(facts: Facts) -> Verdict | None:
         return None
     if steps and not any(steps) and world.parent is None:
         reason = "the program ended with exit code 0 but never called step: call checkpointer.step() once a step"
-        return Verdict("Failed", reason)
+        return Completion("Failed", reason)
     begun = world.parent.step if world.parent is not None else 0
     done = f" after step {max(*steps, begun)}" if steps and min(steps) >= 0 else ""
-    return Verdict("Complete", f"every trainer finished{done}")
+    return Completion("Complete", f"every trainer finished{done}")
 
 
 def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
@@ -53,7 +53,7 @@ def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
     complete checkpoint should be the one that people find. Nothing depends on it, so the wait is short.
     """
     known = newest(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
-    sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not sessions or len(sessions) < len(facts.world.members):
         return known, None
     saves = [newest(c for c in (*s.pending, s.saved) if c is not None) for s in sessions]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from surefoot_operator.names import PERSISTENT_DELETED, PERSISTENT_LEFT
 from surefoot_operator.observed import PurgeSeen
-from surefoot_operator.policy.actions import Action, Event, HoldJob, PurgePersistent
+from surefoot_operator.policy.actions import Action, Event, PurgePersistent, SetFinalizer
 from surefoot_operator.policy.facts import Facts
 
 PURGE_SECONDS = 600.0
@@ -21,46 +21,46 @@ AGAIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class PurgeStep:
     reason: str
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     until_seconds: float | None = None
 
 
-def holding(facts: Facts) -> tuple[Action, ...]:
+def finalizer_actions(facts: Facts) -> tuple[Action, ...]:
     """Keeps the finalizer as the spec has it, as long as the job is not being deleted."""
     job = facts.seen.job
     if job.deleted or job.held == _wanted(facts):
         return ()
-    return (HoldJob(not job.held),)
+    return (SetFinalizer(not job.held),)
 
 
-def purge(facts: Facts) -> Farewell | None:
+def next_purge_step(facts: Facts) -> PurgeStep | None:
     """The next thing that a deleted job's persistent data needs; None: nothing holds the job back."""
     if not facts.seen.job.held:
         return None
     if not _wanted(facts):
-        return Farewell("the job was deleted; its persistent data is kept", (HoldJob(False),))
+        return PurgeStep("the job was deleted; its persistent data is kept", (SetFinalizer(False),))
     if facts.seen.workers:
-        return Farewell("the job was deleted; its workers may still write, so its persistent data waits for their end")
+        return PurgeStep("the job was deleted; its workers may still write, so its persistent data waits for their end")
     place = f"{_uri(facts)}/{facts.seen.job.uid}"
     last = max(facts.seen.purges, key=lambda p: p.attempt, default=None)
     if last is None:
-        return Farewell(f"the job was deleted, and {place} with it", (PurgePersistent(1),))
+        return PurgeStep(f"the job was deleted, and {place} with it", (PurgePersistent(1),))
     if last.phase == "Succeeded":
         reason = f"{place} was deleted"
-        return Farewell(reason, (HoldJob(False),), (Event(PERSISTENT_DELETED, reason),))
+        return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_DELETED, reason),))
     due = last.created_seconds + PURGE_SECONDS
     if last.phase != "Failed" and facts.now < due:
-        return Farewell(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
+        return PurgeStep(f"waiting until {place} is deleted (attempt {last.attempt})", until_seconds=due)
     if last.attempt < PURGE_ATTEMPTS:
         again = last.created_seconds + AGAIN_SECONDS
         if facts.now < again:
-            return Farewell(f"{place} could not be deleted; trying again", until_seconds=again)
-        return Farewell(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
+            return PurgeStep(f"{place} could not be deleted; trying again", until_seconds=again)
+        return PurgeStep(f"{place} could not be deleted; trying again", (PurgePersistent(last.attempt + 1),))
     reason = f"{place} was not deleted in {last.attempt} attempts ({_why(last)}); delete it by hand"
-    return Farewell(reason, (HoldJob(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
+    return PurgeStep(reason, (SetFinalizer(False),), (Event(PERSISTENT_LEFT, reason, warning=True),))
 
 
 def _wanted(facts: Facts) -> bool:

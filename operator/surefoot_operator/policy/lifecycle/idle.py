@@ -9,7 +9,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import WorkerSeen
 
 
-def at_rest(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
+def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
     """Suspended, or over, with nobody at work: until somebody edits it nothing changes but the memory it left."""
     world = status.world
     empty = world is None or (world.state == "Committed" and not world.members)

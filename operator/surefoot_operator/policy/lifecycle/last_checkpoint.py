@@ -14,9 +14,9 @@ from surefoot.protocol.lineage import newest
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
     Facts,
-    audible,
     bad_of,
     final_checkpoint,
+    is_responsive,
     last_step_seconds,
     member_sessions,
     reading_at,
@@ -58,7 +58,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
         return None
     members = [s for _, s in member_sessions(facts) if s is not None]
-    heard = [s for s in members if audible(facts, s)]
+    heard = [s for s in members if is_responsive(facts, s)]
     saved = final == facts.world.parent or all(_saved(s) == final for s in members)
     there = in_memory(facts)
     wanted = final if saved or final in there else newest(there)
@@ -85,7 +85,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
 
 def rescue(facts: Facts, since_seconds: float) -> Pending | None:
     """Of a world that is about to fail: its newest checkpoint goes up first, while somebody is there to upload it."""
-    sessions = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if facts.spec.checkpoint.persistent is None or not sessions:
         return None
     since = min(since_seconds, facts.now) if since_seconds < facts.now else _since(facts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import listed
 from surefoot_operator.observed import HoldSeen
-from surefoot_operator.policy.facts import Facts, audible, held_checkpoint, member_sessions, sealed_holders
+from surefoot_operator.policy.facts import Facts, held_checkpoint, is_responsive, member_sessions, sealed_holders
 
 PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
@@ -26,7 +26,7 @@ def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
         return None
     if floor is not None and floor.step >= hold.step:
         return None
-    if not any(s is not None and audible(facts, s) for _, s in member_sessions(facts)):
+    if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
         return None
     due = hold.asked_seconds + PROMOTION_SECONDS
     return due if facts.now < due else None

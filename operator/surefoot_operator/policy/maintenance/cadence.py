@@ -20,7 +20,7 @@ HOLD = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class IntervalRequest:
     """What the job asks of a tier. `seconds` None: `auto`."""
 
     base_steps: int
@@ -54,14 +54,14 @@ def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
     return math.sqrt(2.0 * cost_seconds * incident_seconds)
 
 
-def wanted_seconds(wish: Wish, inputs: Inputs) -> float | None:
+def wanted_seconds(wish: IntervalRequest, inputs: Inputs) -> float | None:
     """Between two saves; None: not known yet."""
     if wish.seconds is not None:
         return wish.seconds
     return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
 
 
-def cadence(wish: Wish, inputs: Inputs, present: int | None) -> Cadence | None:
+def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Cadence | None:
     """The level, given the `present` one, which it leaves only for a reason; None while too little is known."""
     wanted, step = wanted_seconds(wish, inputs), inputs.step_seconds
     if wanted is None or step is None or step <= 0:
@@ -69,14 +69,14 @@ def cadence(wish: Wish, inputs: Inputs, present: int | None) -> Cadence | None:
     base = wish.base_steps * step
     # seconds are a promise, rounded down and never held above; the best interval is as flat above as it is below
     bias = -HOLD if wish.seconds is not None else 0.5
-    level = settled(_doublings(wanted / base) + bias, present)
+    level = level_with_hysteresis(_doublings(wanted / base) + bias, present)
     drain = inputs.drain_seconds or 0.0
-    least = -settled(-_doublings(drain * DRAIN_ROOM / base), None if present is None else -present)
+    least = -level_with_hysteresis(-_doublings(drain * DRAIN_ROOM / base), None if present is None else -present)
     chosen = min(HIGHEST_LEVEL, max(level, least, wish.least_level, 0))
     return Cadence(chosen, wanted, _reason(wish, inputs, wanted, (level, least, chosen)))
 
 
-def settled(wanted: float, present: int | None) -> int:
+def level_with_hysteresis(wanted: float, present: int | None) -> int:
     """`wanted` rounded down; the present level, while `wanted` is not further than `HOLD` outside of its range."""
     if present is not None and present - HOLD <= wanted < present + 1 + HOLD:
         return present
@@ -88,23 +88,23 @@ def _doublings(ratio: float) -> float:
     return math.log2(max(ratio, 2.0**-HIGHEST_LEVEL))
 
 
-def _reason(wish: Wish, inputs: Inputs, wanted: float, levels: tuple[int, int, int]) -> str:
+def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[int, int, int]) -> str:
     level, least, chosen = levels
     if wish.seconds is not None:
-        why = f"at most every {spoken(wish.seconds)} is asked for"
+        why = f"at most every {readable_seconds(wish.seconds)} is asked for"
     else:
         why = (
-            f"every {spoken(wanted)} costs least, where a save costs {spoken(inputs.cost_seconds or 0.0)}"
-            f" and an incident comes every {spoken(inputs.incident_seconds)}"
+            f"every {readable_seconds(wanted)} costs least, where a save costs {readable_seconds(inputs.cost_seconds or 0.0)}"
+            f" and an incident comes every {readable_seconds(inputs.incident_seconds)}"
         )
     if chosen <= max(level, 0):
         return why
     if chosen == wish.least_level and chosen > least:
         return f"{why}, but memory is not saved to oftener"
-    return f"{why}, but a save takes {spoken(inputs.drain_seconds or 0.0)} to arrive, and the next waits for that"
+    return f"{why}, but a save takes {readable_seconds(inputs.drain_seconds or 0.0)} to arrive, and the next waits for that"
 
 
-def spoken(seconds: float) -> str:
+def readable_seconds(seconds: float) -> str:
     """With two digits, in the unit that a person would use."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * size or unit == "s":

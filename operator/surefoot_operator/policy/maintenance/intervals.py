@@ -16,7 +16,7 @@ from surefoot_operator.names import INTERVAL_CHOSEN
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, step_of
 from surefoot_operator.policy.failure.risk import Risk, risk_of
-from surefoot_operator.policy.maintenance.cadence import Cadence, Inputs, Wish, cadence, spoken
+from surefoot_operator.policy.maintenance.cadence import Cadence, Inputs, IntervalRequest, cadence, readable_seconds
 
 BESIDE_SHARE = 0.05
 """What goes on beside the training (a save that drains, an upload) is taken to cost it a twentieth of its time."""
@@ -50,7 +50,7 @@ def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         if after is None or (before is not None and before.steps == after.steps):
             continue
         every = "step" if after.steps == 1 else f"{after.steps} steps"
-        took = f" ({spoken(after.steps * after.step_seconds)})" if after.step_seconds else ""
+        took = f" ({readable_seconds(after.steps * after.step_seconds)})" if after.step_seconds else ""
         was = f" instead of {before.steps}" if before is not None else ""
         text = f"the {tier} tier is saved to every {every}{took}{was}: {after.reason}"
         told.append(Event(INTERVAL_CHOSEN, text))
@@ -61,14 +61,18 @@ def _memory(facts: Facts, tier: MemoryTier, risk: Risk) -> Interval | None:
     step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
     cost = None if stall is None else stall + BESIDE_SHARE * (drain or 0.0)
     inputs = Inputs(step, cost, drain, risk.from_memory_seconds)
-    return _chosen(facts, Wish(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk)
+    return _chosen(
+        facts, IntervalRequest(tier.base_steps, tier.interval_seconds), inputs, facts.status.memory_interval, risk
+    )
 
 
 def _persistent(facts: Facts, tier: PersistentTier, memory: Interval | None, risk: Risk) -> Interval | None:
     upload = facts.seen.upload_seconds
     cost = None if upload is None else BESIDE_SHARE * upload
     inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
-    wish = Wish(facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.level if memory else 0)
+    wish = IntervalRequest(
+        facts.spec.checkpoint.memory.base_steps, tier.interval_seconds, memory.level if memory else 0
+    )
     return _chosen(facts, wish, inputs, facts.status.persistent_interval, risk)
 
 
@@ -78,7 +82,9 @@ def _slowest(facts: Facts, field: str) -> float | None:
     return max((value for value in found if value is not None), default=None)
 
 
-def _chosen(facts: Facts, wish: Wish, inputs: Inputs, present: Interval | None, risk: Risk) -> Interval | None:
+def _chosen(
+    facts: Facts, wish: IntervalRequest, inputs: Inputs, present: Interval | None, risk: Risk
+) -> Interval | None:
     if present is not None and present.steps != wish.base_steps << present.level:
         present = None  # of a spec that is not asked for any more
     found = cadence(wish, inputs, present.level if present is not None else None)
@@ -98,7 +104,7 @@ def _chosen(facts: Facts, wish: Wish, inputs: Inputs, present: Interval | None, 
     return replace(fresh, since_seconds=present.since_seconds, since_step=present.since_step)
 
 
-def _written(facts: Facts, wish: Wish, inputs: Inputs, found: Cadence, risk: Risk) -> Interval:
+def _written(facts: Facts, wish: IntervalRequest, inputs: Inputs, found: Cadence, risk: Risk) -> Interval:
     return Interval(
         steps=wish.base_steps << found.level,
         level=found.level,
@@ -115,7 +121,7 @@ def _written(facts: Facts, wish: Wish, inputs: Inputs, found: Cadence, risk: Ris
     )
 
 
-def _pressing(wish: Wish, inputs: Inputs, present: Interval) -> bool:
+def _pressing(wish: IntervalRequest, inputs: Inputs, present: Interval) -> bool:
     """Saves come faster than they arrive, or oftener than the tier below is saved to."""
     length = present.steps * (inputs.step_seconds or 0.0)
     return present.level < wish.least_level or length < (inputs.drain_seconds or 0.0)

@@ -1,4 +1,4 @@
-"""`upkeep`: what the memory and persistent tiers need while a world is committed. Pure; called by `reconcile`.
+"""`maintain`: what the memory and persistent tiers need while a world is committed. Pure; called by `reconcile`.
 
 It runs beside `plan`, on the same snapshot with the plan's status, and only when that plan leaves the world alone. Its
 status change tests the world like every other. Who was read decides: a holder that is silent, or not sealed at this
@@ -18,13 +18,13 @@ from surefoot.protocol.lineage import newest
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
-from surefoot_operator.policy.actions import Event, SealHolder
+from surefoot_operator.policy.actions import CopySave, DropSaves, Event, MaintenanceAction, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,
-    audible,
     bad_of,
     domains_of,
     gather,
+    is_responsive,
     member_sessions,
     reading_at,
     saving_steps,
@@ -34,8 +34,11 @@ from surefoot_operator.policy.facts import (
     worker_id,
 )
 from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion
-from surefoot_operator.policy.maintenance.actions import CopySave, DropSaves, Errand
-from surefoot_operator.policy.maintenance.unrecoverable import Hopeless, hopeless, speakers
+from surefoot_operator.policy.maintenance.unrecoverable import (
+    Unrecoverable,
+    reporting_sessions,
+    unrecoverable_checkpoints,
+)
 from surefoot_operator.policy.world import surviving_copies as staying
 
 DROP_SECONDS = 5.0
@@ -49,10 +52,10 @@ PATIENT_INTERVALS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class Maintenance:
     """`status`: the whole new status, its world unchanged. `holders`: whom agents shall know, once it is written."""
 
-    errands: tuple[Errand, ...]
+    actions: tuple[MaintenanceAction, ...]
     status: JobStatus
     reason: str
     holders: tuple[HolderEndpoint, ...] = ()
@@ -63,12 +66,12 @@ class Upkeep:
     watermark: Checkpoint | None = None
     pinned: Checkpoint | None = None
     """The checkpoint being promoted; to be handed to the next upkeep."""
-    hopeless: tuple[Hopeless, ...] = ()
+    unrecoverable: tuple[Unrecoverable, ...] = ()
     """Checkpoints in memory that can never become complete, and go."""
     settled: tuple[Settled, ...] = ()
     """What each worker of the epoch said of its saves."""
     events: tuple[Event, ...] = ()
-    shares: tuple[memory_budget.Share, ...] = ()
+    shares: tuple[memory_budget.HolderShare, ...] = ()
     """What each holder must take of this job, and may; none while that is not known."""
     wake_after_seconds: float | None = None
 
@@ -82,33 +85,33 @@ class _Memory:
     replicas: int
     complete: list[Checkpoint]
     full: Checkpoint | None
-    hopeless: tuple[Hopeless, ...]
+    unrecoverable: tuple[Unrecoverable, ...]
 
 
-def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
+def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
     """What to seal, name, drop, copy, upload and delete now. `pinned`: what the last upkeep had pinned."""
     facts = gather(seen)
     world = facts.status.world
     over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
     if world is None or world.state != "Committed" or over:
-        return Upkeep((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
+        return Maintenance((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
     memory = _read(facts)
     status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
     promoting = promotion.promote(facts, memory.complete, pinned)
     status = replace(status, floor=promoting.floor, recorded=status.recorded or promoting.floor is not None)
-    errands: tuple[Errand, ...] = (
+    actions: tuple[MaintenanceAction, ...] = (
         *_seals(facts),
         *_drops(facts, memory, status, promoting.pinned),
         *_repairs(facts, memory),
-        *promoting.errands,
-        *promotion.tidy(facts, status.floor, promoting.pinned),
+        *promoting.actions,
+        *promotion.persistent_drops(facts, status.floor, promoting.pinned),
     )
-    sentences = (*(h.reason for h in memory.hopeless), *map(str, errands))
+    sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions))
     reason = "; ".join(sentences) or "the tiers are as they should be"
     budget = memory_budget.judged(facts)
-    status = memory_budget.told_in(status, budget, facts.now)
-    return Upkeep(
-        errands=errands,
+    status = memory_budget.with_condition(status, budget, facts.now)
+    return Maintenance(
+        actions=actions,
         status=status,
         reason=reason,
         holders=_named(facts, status),
@@ -116,12 +119,12 @@ def upkeep(seen: Observed, pinned: Checkpoint | None = None) -> Upkeep:
         copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
-        hopeless=memory.hopeless,
-        settled=tuple(session.settled for session in speakers(facts)),
+        unrecoverable=memory.unrecoverable,
+        settled=tuple(session.settled for session in reporting_sessions(facts)),
         events=(
             *promoting.events,
             *intervals.changes(facts.status, status),
-            *memory_budget.news(facts.status, budget),
+            *memory_budget.budget_events(facts.status, budget),
         ),
         shares=budget.shares if budget is not None else (),
         wake_after_seconds=_wake(facts),
@@ -137,7 +140,7 @@ def _read(facts: Facts) -> _Memory:
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
-    return _Memory(reading, domains, replicas, found, full, hopeless(facts, reading, found))
+    return _Memory(reading, domains, replicas, found, full, unrecoverable_checkpoints(facts, reading, found))
 
 
 def _copies(memory: _Memory) -> int:
@@ -205,7 +208,7 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     entries_of_all = chain.from_iterable(memory.reading.holders.values())
     standing = replace(
         standing,
-        hopeless=frozenset(h.checkpoint for h in memory.hopeless),
+        hopeless=frozenset(h.checkpoint for h in memory.unrecoverable),
         good=retention.last_good(memory.complete, entries_of_all),
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
@@ -244,7 +247,7 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
 
 def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
     # members only: nobody else was told where the holders are
-    agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     return tuple(
         CopySave(_nearest(agents, repair, place), facts.world.epoch, repair.save, repair.source, repair.target)
         for place, repair in enumerate(planned)
@@ -258,7 +261,7 @@ def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
     safe = max(memory.full.step if memory.full else 0, facts.world.parent.step if facts.world.parent else 0)
     if step - safe > PATIENT_INTERVALS * interval:
         return False
-    if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if audible(facts, s)):
+    if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):
         return True
     pace = seconds_per_step(facts)
     left = interval - step % interval

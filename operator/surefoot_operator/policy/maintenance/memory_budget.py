@@ -32,7 +32,7 @@ _OVERHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class HolderShare:
     """What one node's holder must take of this job, and what it may."""
 
     node: str
@@ -64,14 +64,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     fits: bool
     reason: str
     message: str
-    shares: tuple[Share, ...] = ()
+    shares: tuple[HolderShare, ...] = ()
 
 
-def judged(facts: Facts) -> Budget | None:
+def judged(facts: Facts) -> MemoryBudget | None:
     """Whether it fits now; None while that is not known: a rank has not said yet what it needs."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
@@ -81,29 +81,31 @@ def judged(facts: Facts) -> Budget | None:
     shares = _shares(facts, saves) if known else ()
     if refused is not None:
         text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
-        return Budget(False, STAGING_TOO_SMALL, text, shares)
+        return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)
     return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
 
 
-def weighed(shares: Sequence[Share], policy: CheckpointPolicy, least_workers: int) -> Budget:
+def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_workers: int) -> MemoryBudget:
     """The verdict, by the node that has the least left. A holder whose limit is not known has room for anything."""
     bounded = [share for share in shares if share.available_bytes is not None]
     if not bounded:
-        return Budget(True, FITS, "every worker has memory to stage in, and no holder tells a limit", tuple(shares))
+        return MemoryBudget(
+            True, FITS, "every worker has memory to stage in, and no holder tells a limit", tuple(shares)
+        )
     worst = min(bounded, key=lambda share: (share.left_bytes, share.node))
     if worst.left_bytes < 0:
         text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
-        return Budget(False, TIER_TOO_SMALL, text, tuple(shares))
+        return MemoryBudget(False, TIER_TOO_SMALL, text, tuple(shares))
     text = f"{_holding(worst, 'holds')}; it may use {amount(worst.available_bytes or 0)}"
     later, room = _in_smallest_world(shares, policy, least_workers), min(s.available_bytes or 0 for s in bounded)
     if later > room:
         workers = f"{least_workers} worker{'s' * (least_workers != 1)}"
         text += f"; with {workers} a node would hold {amount(later)}, more than the {amount(room)} that one has"
-        return Budget(True, FITS_FOR_NOW, text, tuple(shares))
-    return Budget(True, FITS, text, tuple(shares))
+        return MemoryBudget(True, FITS_FOR_NOW, text, tuple(shares))
+    return MemoryBudget(True, FITS, text, tuple(shares))
 
 
-def _in_smallest_world(shares: Sequence[Share], policy: CheckpointPolicy, workers: int) -> int:
+def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, workers: int) -> int:
     """What a node would have to hold there: the same state, spread evenly over fewer."""
     copies = sum(share.save_bytes for share in shares)
     replicas = policy.memory.replicas
@@ -111,7 +113,7 @@ def _in_smallest_world(shares: Sequence[Share], policy: CheckpointPolicy, worker
     return checkpoints(policy) * -(-one * min(replicas, workers) // workers)
 
 
-def told_in(status: JobStatus, budget: Budget | None, now: float) -> JobStatus:
+def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -> JobStatus:
     """`status` with the verdict as its condition. While nothing is known the one of before stands."""
     old = _condition(status)
     if budget is None:
@@ -123,7 +125,7 @@ def told_in(status: JobStatus, budget: Budget | None, now: float) -> JobStatus:
     return replace(status, conditions=(*others, fresh))
 
 
-def news(old: JobStatus, budget: Budget | None) -> tuple[Event, ...]:
+def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, ...]:
     """Told when checkpoints stop fitting, for another reason too, and when they fit again."""
     was = _condition(old)
     if budget is None or (was is not None and was.reason == budget.reason):
@@ -138,7 +140,7 @@ def _condition(status: JobStatus) -> Condition | None:
     return next((c for c in status.conditions if c.type == names.CHECKPOINTS_FIT), None)
 
 
-def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[Share, ...]:
+def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
     """What every holder that agents know of has to take, as their saves are placed."""
     named = {endpoint.holder for endpoint in facts.status.named_holders}
     holders = {h.endpoint: h for h in sealed_holders(facts, facts.world.epoch) if h.endpoint.holder in named}
@@ -153,7 +155,7 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[Share, ...]:
             ranks[endpoint] = ranks.get(endpoint, 0) + local
             size[endpoint] = size.get(endpoint, 0) + saves[index] + saves[index] // _OVERHEAD
     return tuple(
-        Share(
+        HolderShare(
             node=endpoint.holder.node,
             ranks=ranks[endpoint],
             save_bytes=size[endpoint],
@@ -184,13 +186,13 @@ def _others(holder: HolderSeen, save_bytes: int) -> int:
     return max(0, (holder.used_bytes or 0) - own - save_bytes)
 
 
-def _holding(share: Share, verb: str) -> str:
+def _holding(share: HolderShare, verb: str) -> str:
     each = amount(share.save_bytes // max(1, share.ranks))
     ranks = f"{share.ranks} rank{'s' * (share.ranks != 1)} at {each}{' each' * (share.ranks != 1)}"
     return f"{share.node} {verb} {share.checkpoints} checkpoints of {ranks} = {amount(share.needed_bytes)}"
 
 
-def _remedy(share: Share, policy: CheckpointPolicy) -> str:
+def _remedy(share: HolderShare, policy: CheckpointPolicy) -> str:
     """What is too small, and what to do about it."""
     others = f", of which other jobs use {amount(share.others_bytes)}" if share.others_bytes else ""
     server = f"its memory tier has {amount(share.limit_bytes)}{others}" if share.limit_bytes is not None else ""

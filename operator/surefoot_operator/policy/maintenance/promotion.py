@@ -17,19 +17,18 @@ from surefoot.protocol.lineage import entry_of, newest, on_lineage
 from surefoot_operator.api.spec import PersistentTier
 from surefoot_operator.names import CHECKPOINT_PROMOTED, PROMOTION_ABANDONED
 from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy.actions import Event, ListPersistentTier
+from surefoot_operator.policy.actions import DropPersisted, Event, ListPersistentTier, MaintenanceAction, PromoteSaves
 from surefoot_operator.policy.facts import (
     Facts,
-    audible,
     bad_of,
     final_checkpoint,
     is_broken,
+    is_responsive,
     member_sessions,
     sealed_holders,
     worker_id,
 )
 from surefoot_operator.policy.lifecycle import suspension
-from surefoot_operator.policy.maintenance.actions import DropPersisted, Errand, UploadSaves
 from surefoot_operator.policy.world import surviving_copies as staying
 
 LIST_AGAIN_SECONDS = 60.0
@@ -45,7 +44,7 @@ MOST_STUMBLES = 5
 class Promotion:
     floor: Checkpoint | None
     pinned: Checkpoint | None = None
-    errands: tuple[Errand, ...] = ()
+    actions: tuple[MaintenanceAction, ...] = ()
     events: tuple[Event, ...] = ()
 
 
@@ -69,7 +68,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     ]
     if not due:
         return Promotion(floor, events=events)
-    chosen = due[-1] if over else _chosen(due, pinned, _hopeless(facts))
+    chosen = due[-1] if over else _chosen(due, pinned, _unpromotable(facts))
     if pinned is not None and pinned in due and chosen != pinned and not over:
         text = (
             f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
@@ -78,13 +77,13 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
     return Promotion(floor, chosen, _uploads(facts, chosen), events)
 
 
-def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, hopeless: set[Checkpoint]) -> Checkpoint:
-    """The pinned one until it is there, or hopeless; else the newest that is not."""
-    hopeful = [c for c in due if c not in hopeless] or due
+def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[Checkpoint]) -> Checkpoint:
+    """The pinned one until it is there, or unpromotable; else the newest that is not."""
+    hopeful = [c for c in due if c not in unpromotable] or due
     return pinned if pinned is not None and pinned in hopeful else hopeful[-1]
 
 
-def _hopeless(facts: Facts) -> set[Checkpoint]:
+def _unpromotable(facts: Facts) -> set[Checkpoint]:
     """One save of them failed too often: all its copies may be damaged, and newer ones must not wait for that."""
     return {save.checkpoint for save, count in facts.seen.stumbled.items() if count >= MOST_STUMBLES}
 
@@ -102,7 +101,9 @@ def interval_of(facts: Facts) -> int:
     return -(-wanted // base) * base
 
 
-def tidy(facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None) -> tuple[Errand, ...]:
+def persistent_drops(
+    facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None
+) -> tuple[MaintenanceAction, ...]:
     """Deletes below what must stay, by a listing that knows the floor; asks for one where there is none."""
     spec = facts.spec.checkpoint.persistent
     if spec is None or floor is None:
@@ -182,19 +183,19 @@ def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -
     return [save for save in saves if save not in there]
 
 
-def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[Errand, ...]:
+def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
     """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
     there = set(facts.seen.promoted.get(chosen, frozenset()))
     there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}
     # members only: nobody else was told where the holders are
-    agents = [s for _, s in member_sessions(facts) if s is not None and audible(facts, s)]
+    agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not agents:
         return ()
     nodes = _nodes_having(facts, chosen)
     shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
     for save in _missing(facts, chosen, frozenset(there)):
         shares[_uploader(facts, save, agents, nodes)].append(save)
-    return tuple(UploadSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
+    return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
 
 
 def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str]]:
@@ -219,5 +220,5 @@ def _uploader(facts: Facts, save: RankSave, agents: list[SessionSeen], nodes: Ma
 
 
 def _any_agent(facts: Facts) -> WorkerId | None:
-    heard = [worker_id(s) for s in facts.sessions.values() if audible(facts, s)]
+    heard = [worker_id(s) for s in facts.sessions.values() if is_responsive(facts, s)]
     return min(heard, default=None)

@@ -13,7 +13,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather, sealed_holders
 from surefoot_operator.policy.failure.incidents import open_incident
-from surefoot_operator.policy.maintenance.maintain import Upkeep
+from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 STALE_SECONDS = 15.0
 """What a job said so long ago says nothing about now."""
@@ -55,7 +55,7 @@ class Rollout:
     outdated: int
 
 
-def safety(seen: Observed, status: JobStatus, kept: Upkeep | None) -> JobSafety:
+def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSafety:
     """Whether this job keeps a complete checkpoint if one more failure domain of holders restarts empty.
 
     `status` and `kept` are what was decided from `seen`.

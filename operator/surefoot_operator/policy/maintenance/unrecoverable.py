@@ -18,7 +18,7 @@ from surefoot_operator.policy.facts import Facts, member_sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Hopeless:
+class Unrecoverable:
     """One checkpoint, and the sentence that says why."""
 
     checkpoint: Checkpoint
@@ -27,21 +27,23 @@ class Hopeless:
     reason: str
 
 
-def hopeless(facts: Facts, reading: TierReading, complete: Collection[Checkpoint]) -> tuple[Hopeless, ...]:
+def unrecoverable_checkpoints(
+    facts: Facts, reading: TierReading, complete: Collection[Checkpoint]
+) -> tuple[Unrecoverable, ...]:
     """Those of the committed epoch that have parts on holders, oldest first; none that was read to be complete."""
     epoch = facts.world.epoch
     there = {m.save.checkpoint for entries in reading.holders.values() for m in entries if m.save.epoch == epoch}
-    sessions = speakers(facts)
+    sessions = reporting_sessions(facts)
     found = []
     for checkpoint in sorted(there.difference(complete)):
         without = next((s for s in sessions if s.settled.misses(checkpoint.step)), None)
         if without is not None:
             who = f"worker {without.index} on {without.node} has not saved it, and never will"
-            found.append(Hopeless(checkpoint, without.index, f"{checkpoint} can never become complete: {who}"))
+            found.append(Unrecoverable(checkpoint, without.index, f"{checkpoint} can never become complete: {who}"))
     return tuple(found)
 
 
-def speakers(facts: Facts) -> list[SessionSeen]:
+def reporting_sessions(facts: Facts) -> list[SessionSeen]:
     """Members of the committed world that speak of its epoch: what they say of their saves holds, however old it is."""
     epoch = facts.world.epoch
     return [session for _, session in member_sessions(facts) if session is not None and session.epoch == epoch]

@@ -27,8 +27,8 @@ from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
 from surefoot_operator.policy.world.scheduling_deadline import told as released
+from surefoot_operator.policy.world.size_tie import tie_to_tell
 from surefoot_operator.policy.world.sizing import target_size
-from surefoot_operator.policy.world.ties import tie_to_tell
 
 PROGRESS_SECONDS = 5.0
 """Steps are written to status no more often than this, so that progress costs no stream of writes."""

@@ -17,20 +17,20 @@ from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
+    departure_reason,
     domains_of,
-    leaving,
     node_lost,
     reading_at,
     sealed_holders,
-    unwanted,
     usable,
+    vacate_reason,
     worker_id,
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.detect import RECONNECT_GRACE_SECONDS
 from surefoot_operator.policy.world.restore_choices import Chosen
+from surefoot_operator.policy.world.size_tie import Tie
 from surefoot_operator.policy.world.sizing import largest_size, target_size
-from surefoot_operator.policy.world.ties import Tie
 
 STOPPING_SECONDS = 3.0
 """How long agents that are there are waited for until their trainers are dead and they are warm again."""
@@ -48,7 +48,7 @@ LONGEST_LINEAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Muster:
+class Selection:
     """Who can be a member now; or why that has to wait, and until when."""
 
     members: tuple[Member, ...] = ()
@@ -105,7 +105,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
     )
 
 
-def muster(facts: Facts, tie: Tie | None = None) -> Muster:
+def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing.
 
     With a `tie` as many as it says, or nobody.
@@ -113,23 +113,25 @@ def muster(facts: Facts, tie: Tie | None = None) -> Muster:
     epoch, spec = facts.world.epoch, facts.spec
     tied = None if tie is None else tie.workers(spec)
     there = [s for s in _newest_attempts(facts) if usable(facts, s)]
-    wanted = [s for s in there if not unwanted(facts, s.node)]
+    wanted = [s for s in there if not vacate_reason(facts, s.node)]
     if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
     ready = [s for s in there if s.warm and s.stopped >= epoch]
     if len(ready) < target_size(spec):
         until = _worth_waiting(facts, there, ready)
         if until is not None and facts.now < until:
-            return Muster((), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until)
+            return Selection(
+                (), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until
+            )
     size = largest_size(spec, len(ready), tied)
     if size == 0 and tie is not None:
-        return Muster((), _short(spec, len(ready), tie))
+        return Selection((), _short(spec, len(ready), tie))
     if size == 0:
-        return Muster((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+        return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
     former = {worker_id(m) for m in facts.world.members}
     ready.sort(key=lambda s: (worker_id(s) not in former, s.index))
     chosen = sorted(ready[:size], key=lambda s: s.index)
-    return Muster(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
+    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
 
 
 def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
@@ -147,7 +149,7 @@ def spares(facts: Facts) -> list[SessionSeen]:
     """Warm agents that are no members of the committed world."""
     members = {worker_id(m) for m in facts.world.members}
     found = (s for s in _newest_attempts(facts) if s.warm and usable(facts, s) and worker_id(s) not in members)
-    return [s for s in found if not unwanted(facts, s.node)]
+    return [s for s in found if not vacate_reason(facts, s.node)]
 
 
 def _newest_attempts(facts: Facts) -> list[SessionSeen]:
@@ -159,7 +161,7 @@ def _newest_attempts(facts: Facts) -> list[SessionSeen]:
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
         if session.connected and session.index < target_size(facts.spec):
             known = newest_of.get(session.index)
-            if known is None or session.warm or not (known.warm and unwanted(facts, known.node)):
+            if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
                 newest_of[session.index] = session
     return list(newest_of.values())
 
@@ -185,7 +187,7 @@ def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSe
 def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
     """A member of the old world whose line is away for a moment, or which a new operator has not heard yet."""
     worker, session = facts.workers.get(identity), facts.sessions.get(identity)
-    if worker is None or worker.phase != "Running" or leaving(facts, worker) or node_lost(facts, worker.node):
+    if worker is None or worker.phase != "Running" or departure_reason(facts, worker) or node_lost(facts, worker.node):
         return 0.0
     if session is None:
         return facts.seen.term_seconds + RECONNECTING_SECONDS

@@ -34,7 +34,7 @@ def origin_of(status: JobStatus) -> Checkpoint | None:
     return None if status.origin in status.bad else status.origin
 
 
-def beginning(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
+def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
     """The parent of an epoch that has none of its own."""
     status = facts.status
     origin = origin_of(status)
@@ -49,7 +49,7 @@ def beginning(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Cho
         return listing(facts, seen, older)
     given = facts.spec.checkpoint.restore_from
     step = given.step if given is not None else "latest"
-    found = taken_up(facts)
+    found = older_job_checkpoints(facts)
     # epochs are negated here: of one step, the least is the newest epoch's
     chosen = max((c for c in found if step in ("latest", c.step)), key=lambda c: (c.step, -c.epoch), default=None)
     if chosen is None:
@@ -57,7 +57,7 @@ def beginning(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Cho
     return Chosen(chosen, silent, older_job=older)
 
 
-def taken_up(facts: Facts) -> list[Checkpoint]:
+def older_job_checkpoints(facts: Facts) -> list[Checkpoint]:
     """The older job's checkpoints that its listing shows to be complete, those that could not be read left out.
 
     Its lineage is not known here, and not needed: what was completed once is whole, and of two epochs that completed

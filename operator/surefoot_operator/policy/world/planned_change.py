@@ -17,19 +17,19 @@ from surefoot_operator.observed import HoldSeen
 from surefoot_operator.policy.actions import Action, ProposeHold
 from surefoot_operator.policy.facts import (
     Facts,
+    departure_reason,
     has_stepped,
     last_step_seconds,
-    leaving,
     member_sessions,
     seconds_per_step,
     step_of,
-    unwanted,
+    vacate_reason,
 )
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.world import surviving_copies as staying
 from surefoot_operator.policy.world.claim import spares
+from surefoot_operator.policy.world.size_tie import present_tie
 from surefoot_operator.policy.world.sizing import largest_size
-from surefoot_operator.policy.world.ties import present_tie
 
 AHEAD_SECONDS = 0.5
 """How far ahead a halt is named, so that word of it arrives before the first rank does."""
@@ -50,7 +50,7 @@ HELD_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredChange:
     """`urgent`: not worth a first step if none was made."""
 
     reason: str
@@ -58,7 +58,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class ChangeStep:
     """What the wish needs now: an action, or to wait, or (`claim`) the next epoch."""
 
     reason: str
@@ -67,16 +67,16 @@ class Halt:
     until_seconds: float | None = None
 
 
-def wish(facts: Facts) -> Wish | None:
+def desired_change(facts: Facts) -> DesiredChange | None:
     """Whether the committed world should be another one."""
     members = len(facts.world.members)
     if facts.spec.suspend:
-        return Wish("the job is suspended", urgent=True) if members else None
+        return DesiredChange("the job is suspended", urgent=True) if members else None
     if not members:
-        return Wish("the job is resumed", urgent=True)
-    ending = {m: why for m in facts.world.members if (why := leaving(facts, m))}
+        return DesiredChange("the job is resumed", urgent=True)
+    ending = {m: why for m in facts.world.members if (why := departure_reason(facts, m))}
     if ending:
-        return Wish(_told(ending), urgent=True)
+        return DesiredChange(_told(ending), urgent=True)
     staying = {m.index for m in facts.world.members}
     warm = {s.index for s in spares(facts)}
     tie = present_tie(facts)
@@ -86,9 +86,9 @@ def wish(facts: Facts) -> Wish | None:
     if move is not None:
         return move
     if tied is None and possible < members and largest_size(facts.spec, members) < members:
-        return Wish(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
+        return DesiredChange(f"scale from {members} to {largest_size(facts.spec, members)} workers", urgent=True)
     if possible > members:
-        return Wish(f"grow from {members} to {possible} workers", urgent=False)
+        return DesiredChange(f"grow from {members} to {possible} workers", urgent=False)
     return None
 
 
@@ -99,12 +99,12 @@ def _told(ending: Mapping[Member, str]) -> str:
     return "; ".join((*named, f"{more} more")) if more else "; ".join(named)
 
 
-def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> Wish | None:
+def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None) -> DesiredChange | None:
     """Away from nodes that others want left: at once where the world keeps its size, after a while with fewer.
 
     Such a node still trains, so nothing is done that leaves no world at all.
     """
-    moving = [m for m in staying if unwanted(facts, m.node)]
+    moving = [m for m in staying if vacate_reason(facts, m.node)]
     size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm), tied)
     if not moving or size == 0:
         return None
@@ -113,55 +113,57 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
         asked = max((w.created_seconds for w in beside), default=facts.now)
         if facts.now < asked + MOVE_SECONDS:
             return None
-    names = ", ".join(f"{m.index} leaves node {m.node} ({unwanted(facts, m.node)})" for m in moving)
-    return Wish(f"worker {names}", urgent=False)
+    names = ", ".join(f"{m.index} leaves node {m.node} ({vacate_reason(facts, m.node)})" for m in moving)
+    return DesiredChange(f"worker {names}", urgent=False)
 
 
-def pursue(facts: Facts) -> Halt | None:
+def advance(facts: Facts) -> ChangeStep | None:
     """The next thing to do for a wish, or to undo if there is none any more. None: nothing."""
     hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
-    wanted = wish(facts)
+    wanted = desired_change(facts)
     if hold is not None and hold.state == "Bound":
         return _bound(facts, hold, wanted)
     if hold is None and _all_wait(facts):
-        return Halt("every rank waits at a step that an earlier operator named", claim=True)
+        return ChangeStep("every rank waits at a step that an earlier operator named", claim=True)
     if wanted is None:
         if hold is not None and hold.state == "Proposed":
-            return Halt("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
+            return ChangeStep("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
         return None
     if not facts.world.members or (wanted.urgent and not has_stepped(facts, facts.world.epoch)):
-        return Halt(wanted.reason, claim=True)
+        return ChangeStep(wanted.reason, claim=True)
     if not wanted.urgent:
         due = _snoozing(facts)
         if due is not None:
-            return Halt(f"{wanted.reason}, later", until_seconds=due)
+            return ChangeStep(f"{wanted.reason}, later", until_seconds=due)
         if not has_stepped(facts, facts.world.epoch):
-            return Halt(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
+            return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
     return _propose(facts, hold, wanted)
 
 
-def _propose(facts: Facts, hold: HoldSeen | None, wanted: Wish) -> Halt:
+def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> ChangeStep:
     if hold is not None and hold.state == "Proposed":
         due = hold.asked_seconds + ANSWER_SECONDS
         if facts.now < due:
-            return Halt(f"{wanted.reason}: asking every worker to halt at step {hold.step}", until_seconds=due)
-        return Halt(
+            return ChangeStep(f"{wanted.reason}: asking every worker to halt at step {hold.step}", until_seconds=due)
+        return ChangeStep(
             f"not everybody answered to a halt at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
         )
     if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
-        return Halt(
+        return ChangeStep(
             f"{wanted.reason}: a halt at step {hold.step} was refused", until_seconds=hold.asked_seconds + AGAIN_SECONDS
         )
     standing = _standing_until(facts, hold)
     if standing is not None and facts.now < standing:
-        return Halt(f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing)
+        return ChangeStep(
+            f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing
+        )
     epoch = facts.world.epoch
     ahead = _ahead(facts)
     at, named = step_of(facts, epoch), hold.step if hold is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
-    return Halt(
+    return ChangeStep(
         f"{wanted.reason}: naming step {step} to halt at",
         (ProposeHold(epoch, step, "propose"),),
         until_seconds=facts.now + ANSWER_SECONDS,
@@ -190,7 +192,7 @@ def _standing_until(facts: Facts, hold: HoldSeen | None) -> float | None:
     return None if stood <= 0 else hold.asked_seconds + max(AGAIN_SECONDS, stood)
 
 
-def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
+def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> ChangeStep:
     """Nobody goes beyond a bound step: the next epoch follows, whatever became of the wish."""
     reason = wanted.reason if wanted is not None else "the world was halted for a change that is not needed any more"
     goal = Checkpoint(hold.epoch, hold.step)
@@ -203,22 +205,22 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: Wish | None) -> Halt:
         lacking = staying.lacking(facts, goal, goes_on=_goes_on(facts)) if staying.halted(facts) is not None else ""
         upload = suspension.upload_due(facts, hold)
         if upload is not None:
-            return Halt(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
+            return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
         if not lacking or not staying.can_be_brought(facts):
-            return Halt(f"{reason}; {lacking}" if lacking else reason, claim=True)
+            return ChangeStep(f"{reason}; {lacking}" if lacking else reason, claim=True)
         if facts.now < due:
-            return Halt(f"{reason}: {lacking}", until_seconds=due)
-        return Halt(f"{reason}; {lacking}", claim=True)
+            return ChangeStep(f"{reason}: {lacking}", until_seconds=due)
+        return ChangeStep(f"{reason}; {lacking}", claim=True)
     if len(held) == len(sessions) and facts.now >= due:
-        return Halt(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
+        return ChangeStep(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
     what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have their saves in safety"
-    return Halt(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
+    return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
 
 
 def _goes_on(facts: Facts) -> bool:
     """Whether a world is possible without those that leave."""
     tie = present_tie(facts)
-    there = {m.index for m in facts.world.members if not leaving(facts, m)} | {s.index for s in spares(facts)}
+    there = {m.index for m in facts.world.members if not departure_reason(facts, m)} | {s.index for s in spares(facts)}
     return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob
 from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy.actions import Action, ListPersistentTier
-from surefoot_operator.policy.facts import Facts, audible
+from surefoot_operator.policy.facts import Facts, is_responsive
 
 LISTING_SECONDS = 60.0
 """How long one agent may be at a listing before another one is asked too; the first may still answer."""
@@ -61,7 +61,7 @@ def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -
     if facts.now < again:
         trouble = f" (last answer: {seen.error})" if failed else ""
         return Waiting(f"waiting for the listing of {what}{trouble}", until_seconds=again)
-    there = {s.index for s in facts.sessions.values() if audible(facts, s)}
+    there = {s.index for s in facts.sessions.values() if is_responsive(facts, s)}
     asked_of = min(there - seen.asked_of or there, default=None)
     if asked_of is None:
         return Waiting(f"no agent is connected that could list {what}")

@@ -17,8 +17,8 @@ from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
 from surefoot_operator.policy.facts import (
     Facts,
-    audible,
     bad_of,
+    is_responsive,
     reading_at,
     seconds_per_step,
     step_of,
@@ -33,7 +33,7 @@ from surefoot_operator.policy.failure.holder_liveness import (
 )
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.world import total_loss
-from surefoot_operator.policy.world.initial_restore import beginning, origin_of
+from surefoot_operator.policy.world.initial_restore import initial_restore_point, origin_of
 from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
 
 LISTING_PATIENCE_SECONDS = 2.0
@@ -97,7 +97,7 @@ def _draining(facts: Facts) -> Waiting | None:
     epoch, world = facts.running_epoch, facts.world
     if not epoch:
         return None
-    live = [s for s in facts.sessions.values() if audible(facts, s)]
+    live = [s for s in facts.sessions.values() if is_responsive(facts, s)]
     running = [s for s in live if s.stopped < world.epoch and s.epoch == epoch]
     busy = [s for s in live if any(c.epoch == epoch for c in s.pending)]
     until = world.changed_seconds + facts.spec.checkpoint.drain_grace_seconds
@@ -241,7 +241,7 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
     nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
     policy = facts.spec.checkpoint.on_total_loss
     if nothing_to_lose or policy == "Restart" or total_loss.accepted(facts):
-        return beginning(facts, silent)
+        return initial_restore_point(facts, silent)
     if policy == "Wait":
         return _lost(facts, left_out)
     return TotalLoss(
@@ -256,7 +256,7 @@ def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     if facts.spec.checkpoint.persistent is None:
         return Waiting(text, lost=text)
     again = (seen.asked_seconds or facts.now) + total_loss.LIST_AGAIN_SECONDS
-    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
     return Waiting(text, actions, again, lost=text)
 
@@ -265,7 +265,7 @@ def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Some record was not given: what it says decides, so the tier is listed again until it is."""
     persistent, named = facts.seen.persistent, next(one for one in left_out if one.silent)
     again = (persistent.asked_seconds or facts.now) + UNANSWERED_AGAIN_SECONDS
-    there = min((s.index for s in facts.sessions.values() if audible(facts, s)), default=None)
+    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
     reason = f"nothing else is left, and the persistent tier does not give a record that decides: {named}"
     return Waiting(f"{reason}. It is asked again; make the tier answer, or remove that record", actions, again)

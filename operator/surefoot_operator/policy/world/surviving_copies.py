@@ -12,9 +12,9 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
+    departure_reason,
     domains_of,
     held_checkpoint,
-    leaving,
     member_sessions,
     reading_at,
     sealed_holders,
@@ -25,7 +25,7 @@ from surefoot_operator.policy.facts import (
 def halted(facts: Facts) -> Checkpoint | None:
     """The step at which every rank waits because a worker leaves; None: no world waits so."""
     held = held_checkpoint(facts)
-    return held if held is not None and any(leaving(facts, member) for member in facts.world.members) else None
+    return held if held is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
 
 
 def staying(facts: Facts) -> TierReading:

@@ -10,7 +10,7 @@ from support.builders import job, worker
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.controller.health.liveness import Limits, Vitals, complaints
 from surefoot_operator.controller.job_runners import looked_after
-from surefoot_operator.policy.lifecycle.idle import at_rest
+from surefoot_operator.policy.lifecycle.idle import is_idle
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ EMPTIED = JobStatus(phase="Suspended", world=World(4, "Committed"))
 )
 def test_who_asks_for_nothing_rests(suspend: bool, status: JobStatus, workers: int, rests: bool) -> None:
     there = [worker(index) for index in range(workers)]
-    assert at_rest(job(suspend=suspend), status, there) is rests
+    assert is_idle(job(suspend=suspend), status, there) is rests
 
 
 def stored(name: str, namespace: str = "team", **spec: Any) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier, RunPolicy
 from surefoot_operator.observed import ExitSeen, Observed
-from surefoot_operator.policy.actions import DeleteWorker
+from surefoot_operator.policy.actions import DeleteWorker, PromoteSaves
 from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
 from surefoot_operator.policy.lifecycle.completion import LAST_SAVE_SECONDS
 from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
-from surefoot_operator.policy.maintenance.actions import UploadSaves
-from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -42,13 +41,13 @@ def test_a_finished_job_waits_for_its_last_checkpoint_to_be_promoted() -> None:
     made = plan(seen)
     assert made.status.phase == "Running"
     assert "last checkpoint" in made.reason
-    assert upkeep(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+    assert maintain(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
 
 
 def test_it_is_complete_once_that_is_there() -> None:
     seen = finished(step=47, saved=47)
     there = {Checkpoint(1, 47): frozenset(RankSave(1, 47, r) for r in range(3))}
-    kept = upkeep(replace(seen, promoted=there))
+    kept = maintain(replace(seen, promoted=there))
     assert kept.status.floor == Checkpoint(1, 47)
     assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
 
@@ -67,7 +66,7 @@ def test_it_does_not_wait_for_ever_and_then_does_not_call_itself_complete() -> N
 
 def persisted(seen: Observed, checkpoint: Checkpoint) -> Observed:
     there = {checkpoint: frozenset(RankSave(checkpoint.epoch, checkpoint.step, r) for r in range(3))}
-    return replace(seen, status=upkeep(replace(seen, promoted=there)).status)
+    return replace(seen, status=maintain(replace(seen, promoted=there)).status)
 
 
 def test_it_does_not_wait_for_what_was_never_saved_and_says_so() -> None:
@@ -139,9 +138,9 @@ def test_a_job_that_restarted_behind_its_last_step_still_has_it_promoted(saved: 
     made = plan(seen)
     assert made.status.phase == "Starting"
     assert "on its way to the persistent tier" in made.reason
-    kept = upkeep(replace(seen, status=made.status))
+    kept = maintain(replace(seen, status=made.status))
     assert kept.pinned == Checkpoint(1, 47)
-    assert any(isinstance(e, UploadSaves) for e in kept.errands)
+    assert any(isinstance(e, PromoteSaves) for e in kept.actions)
     done = plan(persisted(seen, Checkpoint(1, 47)))
     assert (done.status.phase, done.status.message) == ("Complete", "every trainer finished after step 47")
 
@@ -186,7 +185,7 @@ def test_a_job_that_fails_has_its_newest_checkpoint_promoted_first() -> None:
     assert made.status.phase == "Running"
     assert "backoffLimit" in made.reason
     assert "goes to the persistent tier first" in made.reason
-    assert upkeep(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
+    assert maintain(replace(seen, status=made.status)).pinned == Checkpoint(1, 47)
     assert plan(persisted(seen, Checkpoint(1, 47))).status.phase == "Failed"
     assert plan(after(seen, 601)).status.phase == "Failed", "not for ever"
 
@@ -259,7 +258,7 @@ def test_a_pod_whose_sidecar_goes_on_is_ended_a_minute_after_the_job() -> None:
 def test_while_training_goes_on_only_due_steps_are_promoted() -> None:
     seen = finished(step=47, saved=47)
     training = replace(seen, sessions=tuple(replace(s, finished=None) for s in seen.sessions))
-    assert upkeep(training).pinned == Checkpoint(1, 40)
+    assert maintain(training).pinned == Checkpoint(1, 40)
 
 
 def failed(ago: float = 1.0, **session: Any) -> Observed:

@@ -14,13 +14,13 @@ from surefoot_operator.policy.actions import (
     CleanMemory,
     DeleteJob,
     DeleteWorker,
-    HoldJob,
     PurgePersistent,
     RetireWorkers,
+    SetFinalizer,
 )
 from surefoot_operator.policy.lifecycle.cleanup import KEPT_AFTER_FAILURE_SECONDS, UNHEARD_SECONDS
 from surefoot_operator.policy.lifecycle.finalizer import AGAIN_SECONDS, PURGE_ATTEMPTS, PURGE_SECONDS
-from surefoot_operator.policy.lifecycle.idle import at_rest
+from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -48,11 +48,11 @@ def test_an_ended_job_is_tidied_once_its_memory_is_clean_and_rests() -> None:
     made = plan(seen)
     assert [a for a in made.actions if isinstance(a, CleanMemory)]
     assert not made.status.tidied
-    assert not at_rest(seen.job, made.status, seen.workers)
+    assert not is_idle(seen.job, made.status, seen.workers)
     made = plan(over())
     assert made.status.tidied
     assert made.actions == ()  # its pods have ended and stay for their logs
-    assert at_rest(seen.job, made.status, seen.workers)
+    assert is_idle(seen.job, made.status, seen.workers)
 
 
 def test_a_tidied_job_is_cleaned_no_second_time_by_another_operator() -> None:
@@ -109,20 +109,20 @@ def deleted(*purges: PurgeSeen, workers: bool = False, held: bool = True, **spec
 
 def test_only_a_job_whose_persistent_data_shall_go_with_it_is_held_back() -> None:
     seen = running(checkpoint=DELETE)
-    assert kinds(seen, HoldJob) == [HoldJob(True)]
+    assert kinds(seen, SetFinalizer) == [SetFinalizer(True)]
     held = replace(seen, job=replace(seen.job, held=True))
-    assert kinds(held, HoldJob) == []
-    assert kinds(running(), HoldJob) == []
+    assert kinds(held, SetFinalizer) == []
+    assert kinds(running(), SetFinalizer) == []
     kept = replace(DELETE, persistent=replace(DELETE.persistent, on_job_deletion="Keep"))  # type: ignore[type-var]
     changed = replace(held, job=replace(held.job, spec=replace(held.job.spec, checkpoint=kept)))
-    assert kinds(changed, HoldJob) == [HoldJob(False)]
+    assert kinds(changed, SetFinalizer) == [SetFinalizer(False)]
 
 
 def test_a_deleted_job_that_nothing_holds_takes_pods_and_memory_along() -> None:
     made = plan(deleted(workers=True, held=False))
     assert len([a for a in made.actions if isinstance(a, DeleteWorker)]) == 3
     assert [a for a in made.actions if isinstance(a, CleanMemory)]
-    assert not any(isinstance(a, PurgePersistent | HoldJob) for a in made.actions)
+    assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
 
 
 def test_workers_of_a_deleted_job_hear_that_no_world_is_to_be_left_in_order() -> None:
@@ -133,21 +133,21 @@ def test_workers_of_a_deleted_job_hear_that_no_world_is_to_be_left_in_order() ->
 
 
 def test_its_persistent_data_waits_for_workers_that_may_still_write() -> None:
-    assert kinds(deleted(workers=True), PurgePersistent, HoldJob) == []
+    assert kinds(deleted(workers=True), PurgePersistent, SetFinalizer) == []
     assert kinds(deleted(), PurgePersistent) == [PurgePersistent(1)]
 
 
 def test_it_is_let_go_once_its_data_is_gone() -> None:
-    assert kinds(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), PurgePersistent, HoldJob) == []
+    assert kinds(deleted(PurgeSeen(1, "Running", created_seconds=NOW)), PurgePersistent, SetFinalizer) == []
     made = plan(deleted(PurgeSeen(1, "Succeeded", created_seconds=NOW)))
-    assert [a for a in made.actions if isinstance(a, HoldJob)] == [HoldJob(False)]
+    assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     assert [e.message for e in made.events] == ["s3://bucket/prefix/uid-1 was deleted"]
 
 
 def test_a_deletion_that_failed_is_tried_again_after_a_while() -> None:
     failed = PurgeSeen(1, "Failed", "AccessDenied", NOW - 1)
     made = plan(deleted(failed))
-    assert not any(isinstance(a, PurgePersistent | HoldJob) for a in made.actions)
+    assert not any(isinstance(a, PurgePersistent | SetFinalizer) for a in made.actions)
     assert made.wake_after_seconds == pytest.approx(AGAIN_SECONDS - 1)
     late = replace(failed, created_seconds=NOW - AGAIN_SECONDS)
     assert kinds(deleted(late), PurgePersistent) == [PurgePersistent(2)]
@@ -161,7 +161,7 @@ def test_one_that_never_ends_counts_as_failed(phase: Any) -> None:
 
 def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
     made = plan(deleted(PurgeSeen(PURGE_ATTEMPTS, "Failed", "AccessDenied", NOW - 1)))
-    assert [a for a in made.actions if isinstance(a, HoldJob)] == [HoldJob(False)]
+    assert [a for a in made.actions if isinstance(a, SetFinalizer)] == [SetFinalizer(False)]
     (event,) = made.events
     assert event.warning
     assert event.message == "s3://bucket/prefix/uid-1 was not deleted in 3 attempts (AccessDenied); delete it by hand"
@@ -169,4 +169,4 @@ def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
 
 def test_a_job_that_no_longer_wants_it_is_let_go_with_its_data_kept() -> None:
     seen = deleted(checkpoint=CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix")))
-    assert kinds(seen, PurgePersistent, HoldJob) == [HoldJob(False)]
+    assert kinds(seen, PurgePersistent, SetFinalizer) == [SetFinalizer(False)]

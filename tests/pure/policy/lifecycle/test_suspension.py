@@ -9,7 +9,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.observed import HoldSeen, Observed
 from surefoot_operator.policy.lifecycle.suspension import PROMOTION_SECONDS
-from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -45,7 +45,7 @@ def test_the_step_of_a_suspension_is_uploaded_before_the_workers_go() -> None:
     made = plan(seen)
     assert state(seen) == "Committed"
     assert "goes to the persistent tier first" in made.reason
-    assert upkeep(replace(seen, status=made.status)).pinned == GOAL
+    assert maintain(replace(seen, status=made.status)).pinned == GOAL
     assert state(halting(floor=44)) == "Claimed"
 
 

@@ -19,7 +19,7 @@ from surefoot_operator.observed import FEWEST_STEPS, Observed
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.failure.risk import Risk, risk_of
 from surefoot_operator.policy.maintenance.intervals import DWELL_SECONDS, REFRESH_SECONDS
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.promotion import interval_of
 from surefoot_operator.policy.reporting.conditions import protection
 
@@ -35,7 +35,7 @@ def timed(seen: Observed, **figures: float) -> Observed:
     return replace(seen, sessions=tuple(replace(s, timings=replace(s.timings, **given)) for s in seen.sessions))
 
 
-def later(seen: Observed, kept: Upkeep, seconds: float) -> Observed:
+def later(seen: Observed, kept: Maintenance, seconds: float) -> Observed:
     """The same, `seconds` on, with that status; every agent was just heard."""
     now = seen.now + seconds
     sessions = tuple(replace(s, heard_seconds=now) for s in seen.sessions)
@@ -93,13 +93,13 @@ def test_risk_grows_with_incidents_and_workers(workers: int, replicas: int, coun
 
 
 def test_a_job_that_says_steps_has_no_choice() -> None:
-    kept = upkeep(timed(running(), steps=0.1))
+    kept = maintain(timed(running(), steps=0.1))
     assert (kept.status.memory_interval, kept.status.persistent_interval) == (None, None)
 
 
 def test_seconds_become_steps_once_steps_were_timed() -> None:
-    assert upkeep(running(checkpoint=SECONDS)).status.memory_interval is None
-    kept = upkeep(timed(running(checkpoint=SECONDS), steps=0.1))
+    assert maintain(running(checkpoint=SECONDS)).status.memory_interval is None
+    kept = maintain(timed(running(checkpoint=SECONDS), steps=0.1))
     found = kept.status.memory_interval
     assert found is not None
     assert (found.steps, found.level, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
@@ -111,19 +111,19 @@ def test_seconds_become_steps_once_steps_were_timed() -> None:
 def test_the_slowest_member_decides() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
     slow = replace(seen, sessions=(*timed(seen, steps=0.4).sessions[:1], *seen.sessions[1:]))
-    found = upkeep(slow).status.memory_interval
+    found = maintain(slow).status.memory_interval
     assert found is not None
     assert found.steps == 4
 
 
 def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
-    first = upkeep(seen)
+    first = maintain(seen)
     slower = timed(seen, steps=0.8)
-    again = upkeep(later(slower, first, DWELL_SECONDS / 2))
+    again = maintain(later(slower, first, DWELL_SECONDS / 2))
     assert again.status == first.status
     assert again.events == ()
-    changed = upkeep(later(slower, first, DWELL_SECONDS))
+    changed = maintain(later(slower, first, DWELL_SECONDS))
     assert changed.status.memory_interval is not None
     assert changed.status.memory_interval.steps == 2
     assert "every 2 steps (1.6 s) instead of 16:" in changed.events[0].message
@@ -131,7 +131,7 @@ def test_a_choice_stands_for_a_while_and_is_told_when_it_changes() -> None:
 
 def test_a_drain_that_became_slow_is_followed_at_once() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
-    kept = upkeep(later(timed(seen, drains=5.0), upkeep(seen), 1.0))
+    kept = maintain(later(timed(seen, drains=5.0), maintain(seen), 1.0))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 64
     assert "a save takes 5 s to arrive" in kept.status.memory_interval.reason
@@ -139,10 +139,10 @@ def test_a_drain_that_became_slow_is_followed_at_once() -> None:
 
 def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> None:
     seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    first = upkeep(seen)
+    first = maintain(seen)
     moved = timed(seen, drains=0.7)
-    assert upkeep(later(moved, first, REFRESH_SECONDS / 2)).status == first.status
-    again = upkeep(later(moved, first, REFRESH_SECONDS))
+    assert maintain(later(moved, first, REFRESH_SECONDS / 2)).status == first.status
+    again = maintain(later(moved, first, REFRESH_SECONDS))
     before, after = first.status.memory_interval, again.status.memory_interval
     assert before is not None
     assert after is not None
@@ -153,9 +153,9 @@ def test_inputs_are_written_anew_when_they_moved_and_not_with_every_round() -> N
 
 def test_auto_weighs_what_a_save_costs_against_what_a_failure_costs() -> None:
     seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    calm = upkeep(seen).status.memory_interval
+    calm = maintain(seen).status.memory_interval
     often = replace(seen.status, incidents=tuple(incident(NOW - 90 + n) for n in range(4)))
-    rough = upkeep(replace(seen, status=often)).status.memory_interval
+    rough = maintain(replace(seen, status=often)).status.memory_interval
     assert calm is not None
     assert rough is not None
     assert calm.steps == 512
@@ -166,10 +166,10 @@ def test_auto_weighs_what_a_save_costs_against_what_a_failure_costs() -> None:
 
 def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memory() -> None:
     seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
-    first = upkeep(seen)
+    first = maintain(seen)
     assert first.status.persistent_interval is None
     assert first.pinned == Checkpoint(1, 40)
-    kept = upkeep(replace(later(seen, first, 1.0), upload_seconds=20.0))
+    kept = maintain(replace(later(seen, first, 1.0), upload_seconds=20.0))
     memory, persistent = kept.status.memory_interval, kept.status.persistent_interval
     assert memory is not None
     assert persistent is not None
@@ -182,7 +182,7 @@ def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memor
 def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured() -> None:
     seen = timed(running(checkpoint=AUTO), steps=1.0, stalls=0.02, drains=0.5)
     old = Interval(8, 3, "as it was", BEGAN, 0, BEGAN)
-    kept = upkeep(replace(seen, status=replace(seen.status, persistent_interval=old)))
+    kept = maintain(replace(seen, status=replace(seen.status, persistent_interval=old)))
     assert kept.status.memory_interval is not None
     assert kept.status.persistent_interval is not None
     assert kept.status.persistent_interval.steps == kept.status.memory_interval.steps
@@ -190,7 +190,7 @@ def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured()
 
 def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None:
     policy = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_seconds=30.0))
-    kept = upkeep(timed(running(checkpoint=policy), steps=0.1))
+    kept = maintain(timed(running(checkpoint=policy), steps=0.1))
     assert kept.status.memory_interval is None
     assert kept.status.persistent_interval is not None
     assert kept.status.persistent_interval.steps == 160
@@ -199,7 +199,7 @@ def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None
 def test_a_choice_of_another_spec_counts_no_more() -> None:
     seen = timed(running(checkpoint=SECONDS), steps=0.1)
     stale = replace(seen.status, memory_interval=Interval(40, 2, "of ten", NOW, 42, NOW))
-    kept = upkeep(replace(seen, status=stale))
+    kept = maintain(replace(seen, status=stale))
     assert kept.status.memory_interval is not None
     assert kept.status.memory_interval.steps == 16
 

@@ -13,9 +13,15 @@ from surefoot.protocol.settled import Settled
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
-from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
-from surefoot_operator.policy.maintenance.actions import CopySave, DropPersisted, DropSaves, UploadSaves
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
+from surefoot_operator.policy.actions import (
+    CopySave,
+    DropPersisted,
+    DropSaves,
+    ListPersistentTier,
+    PromoteSaves,
+    SealHolder,
+)
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.promotion import MOST_STUMBLES
 
 NOW = BEGAN + 100
@@ -24,8 +30,8 @@ PERSISTENT = CheckpointPolicy(
 )
 
 
-def of(kind: type, kept: Upkeep) -> list[object]:
-    return [errand for errand in kept.errands if isinstance(errand, kind)]
+def of(kind: type, kept: Maintenance) -> list[object]:
+    return [errand for errand in kept.actions if isinstance(errand, kind)]
 
 
 def thinned(seen: Observed, step: int) -> Observed:
@@ -52,8 +58,8 @@ def promoted(*steps: int) -> dict[Checkpoint, frozenset[RankSave]]:
 
 
 def test_tiers_that_are_well_need_nothing() -> None:
-    kept = upkeep(running())
-    assert kept.errands == ()
+    kept = maintain(running())
+    assert kept.actions == ()
     assert kept.watermark == Checkpoint(1, 40)
     assert kept.status == running().status
     assert [e.holder.node for e in kept.holders] == ["n0", "n1", "n2"]
@@ -62,11 +68,11 @@ def test_tiers_that_are_well_need_nothing() -> None:
 def test_nothing_is_done_while_the_world_is_claimed() -> None:
     seen = with_saves(running(), 10, 20)
     claim = World(2, "Claimed", None, 3, seen.status.world.members if seen.status.world else ())
-    assert upkeep(replace(seen, status=replace(seen.status, world=claim))).errands == ()
+    assert maintain(replace(seen, status=replace(seen.status, world=claim))).actions == ()
 
 
 def test_older_checkpoints_go_once_a_newer_one_is_full_beyond_those_kept() -> None:
-    drops = of(DropSaves, upkeep(with_saves(running(), 10, 20)))
+    drops = of(DropSaves, maintain(with_saves(running(), 10, 20)))
     assert len(drops) == 3
     assert {s.step for d in drops if isinstance(d, DropSaves) for s in d.saves} == {10, 20}
     assert all(isinstance(d, DropSaves) and NOW < d.expires_seconds <= NOW + 5 for d in drops)
@@ -76,12 +82,12 @@ def test_nothing_goes_while_no_checkpoint_has_its_copies() -> None:
     seen = with_saves(running(), 10, 20)
     for step in (10, 20, 30, 40):
         seen = thinned(seen, step)
-    assert not of(DropSaves, upkeep(seen))
+    assert not of(DropSaves, maintain(seen))
 
 
 def test_a_holder_that_was_not_read_keeps_everything() -> None:
     seen = with_holder(with_saves(running(), 10, 20), "n1", state="Silent")
-    drops = of(DropSaves, upkeep(seen))
+    drops = of(DropSaves, maintain(seen))
     assert "n1" not in {d.holder.node for d in drops if isinstance(d, DropSaves)}
 
 
@@ -94,7 +100,7 @@ def without(seen: Observed, step: int, rank: int) -> Observed:
     return replace(seen, holders=tuple(map(cut, seen.holders)))
 
 
-def steps_dropped(kept: Upkeep) -> set[int]:
+def steps_dropped(kept: Maintenance) -> set[int]:
     return {s.step for d in of(DropSaves, kept) if isinstance(d, DropSaves) for s in d.saves}
 
 
@@ -111,10 +117,10 @@ def steps_dropped(kept: Upkeep) -> set[int]:
 )
 def test_what_a_rank_never_saved_goes_though_nothing_newer_is_safe(said: Settled, dropped: set[int]) -> None:
     seen = without(with_saves(running(), 50), 50, rank=1)
-    kept = upkeep(with_session(seen, 1, settled=said))
+    kept = maintain(with_session(seen, 1, settled=said))
     assert steps_dropped(kept) == dropped
     assert kept.watermark == Checkpoint(1, 40)
-    assert [h.checkpoint.step for h in kept.hopeless] == sorted(dropped)
+    assert [h.checkpoint.step for h in kept.unrecoverable] == sorted(dropped)
     if dropped:
         told = "step 50 of epoch 1 can never become complete: worker 1 on n1 has not saved it, and never will"
         assert kept.reason.startswith(told)
@@ -125,7 +131,7 @@ def test_what_a_rank_never_saved_goes_whoever_is_silent_and_while_nothing_was_ev
     for step in (30, 40):
         seen = without(seen, step, rank=1)
     seen = with_session(with_holder(seen, "n2", state="Silent"), 1, settled=Settled(upto=41))
-    kept = upkeep(seen)
+    kept = maintain(seen)
     assert (kept.watermark, steps_dropped(kept)) == (None, {30, 40})
     assert "n2" not in {d.holder.node for d in of(DropSaves, kept) if isinstance(d, DropSaves)}
 
@@ -133,46 +139,46 @@ def test_what_a_rank_never_saved_goes_whoever_is_silent_and_while_nothing_was_ev
 def test_only_a_member_of_the_epoch_can_say_that_it_saved_nothing() -> None:
     seen = without(with_saves(running(), 50), 50, rank=1)
     said = Settled(upto=60)
-    assert steps_dropped(upkeep(with_session(seen, 1, settled=said, epoch=2))) == set()
-    assert steps_dropped(upkeep(with_session(seen, 1, settled=said, incarnation="another"))) == set()
+    assert steps_dropped(maintain(with_session(seen, 1, settled=said, epoch=2))) == set()
+    assert steps_dropped(maintain(with_session(seen, 1, settled=said, incarnation="another"))) == set()
 
 
 def test_what_was_read_to_be_complete_is_never_taken_for_hopeless() -> None:
     seen = with_session(with_saves(running(), 50), 1, settled=Settled(upto=60))
-    assert upkeep(seen).hopeless == ()
+    assert maintain(seen).unrecoverable == ()
 
 
 def test_a_checkpoint_that_cannot_become_complete_takes_nobodys_place_among_those_kept() -> None:
     policy = CheckpointPolicy(MemoryTier(interval_steps=10, keep=2))
     seen = with_saves(running(step=62, checkpoint=policy), 20, 50, 60)
     seen = without(seen, 50, rank=1)
-    assert steps_dropped(upkeep(seen)) == {20, 30, 40}
+    assert steps_dropped(maintain(seen)) == {20, 30, 40}
     known = with_session(seen, 1, settled=Settled(upto=61, steps=(20, 30, 40, 60)))
-    assert steps_dropped(upkeep(known)) == {20, 30, 50}
+    assert steps_dropped(maintain(known)) == {20, 30, 50}
 
 
 def test_saves_of_an_overtaken_world_go() -> None:
     seen = running()
     stray = manifest(0, 35, 0, 3)
     seen = with_holder(seen, "n0", entries=(*seen.holders[0].entries, stray))
-    assert [d.saves for d in of(DropSaves, upkeep(seen)) if isinstance(d, DropSaves)] == [(stray.save,)]
+    assert [d.saves for d in of(DropSaves, maintain(seen)) if isinstance(d, DropSaves)] == [(stray.save,)]
 
 
 def test_a_new_holder_is_sealed_and_read_before_it_is_named() -> None:
     fresh = HolderSeen(endpoint("n3"), "Ready", NOW)
     seen = replace(running(), holders=(*running().holders, fresh))
-    kept = upkeep(seen)
-    assert kept.errands == (SealHolder(fresh.endpoint.holder, 1),)
+    kept = maintain(seen)
+    assert kept.actions == (SealHolder(fresh.endpoint.holder, 1),)
     assert fresh.endpoint not in kept.holders
-    kept = upkeep(with_holder(seen, "n3", fence=1, read_epoch=1))
+    kept = maintain(with_holder(seen, "n3", fence=1, read_epoch=1))
     assert fresh.endpoint in kept.status.named_holders
     assert fresh.endpoint in kept.holders
 
 
 def test_a_holder_that_is_gone_is_forgotten_and_a_silent_one_is_not() -> None:
-    gone = upkeep(with_holder(running(), "n1", state="Gone"))
+    gone = maintain(with_holder(running(), "n1", state="Gone"))
     assert [e.holder.node for e in gone.status.named_holders] == ["n0", "n2"]
-    silent = upkeep(with_holder(running(), "n1", state="Silent"))
+    silent = maintain(with_holder(running(), "n1", state="Silent"))
     assert [e.holder.node for e in silent.status.named_holders] == ["n0", "n1", "n2"]
     assert [e.holder.node for e in silent.holders] == ["n0", "n2"]
 
@@ -180,73 +186,73 @@ def test_a_holder_that_is_gone_is_forgotten_and_a_silent_one_is_not() -> None:
 def test_a_holder_that_returned_is_no_longer_given_up() -> None:
     seen = running()
     seen = replace(seen, status=replace(seen.status, given_up=("n1-i0", "elsewhere")))
-    assert upkeep(seen).status.given_up == ("elsewhere",)
+    assert maintain(seen).status.given_up == ("elsewhere",)
 
 
 def test_too_few_copies_are_repaired_unless_a_newer_save_is_due_soon() -> None:
     seen = thinned(running(), 40)
-    assert not of(CopySave, upkeep(seen))
+    assert not of(CopySave, maintain(seen))
     slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
-    copies = of(CopySave, upkeep(slow))
+    copies = of(CopySave, maintain(slow))
     assert len(copies) == 3
     assert all(isinstance(c, CopySave) and c.source != c.target and c.save.step == 40 for c in copies)
 
 
 def test_repairs_do_not_wait_for_ever_for_newer_saves() -> None:
     seen = thinned(thinned(running(step=62), 40), 30)
-    assert of(CopySave, upkeep(seen))
+    assert of(CopySave, maintain(seen))
 
 
 def test_a_save_on_its_way_is_not_repaired() -> None:
     seen = thinned(running(), 40)
     slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
-    assert not of(CopySave, upkeep(with_session(slow, 1, pending=(Checkpoint(1, 40),))))
+    assert not of(CopySave, maintain(with_session(slow, 1, pending=(Checkpoint(1, 40),))))
 
 
 def test_the_newest_due_checkpoint_is_pinned_and_each_rank_uploads_its_own() -> None:
-    kept = upkeep(running(step=62, checkpoint=PERSISTENT))
+    kept = maintain(running(step=62, checkpoint=PERSISTENT))
     assert kept.pinned == Checkpoint(1, 40)  # 15 steps are rounded up to 20
-    uploads = of(UploadSaves, kept)
-    assert [u.worker for u in uploads if isinstance(u, UploadSaves)] == [WorkerId(i, 1) for i in range(3)]
+    uploads = of(PromoteSaves, kept)
+    assert [u.worker for u in uploads if isinstance(u, PromoteSaves)] == [WorkerId(i, 1) for i in range(3)]
 
 
 def test_a_pin_stays_until_it_is_promoted() -> None:
     seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
-    assert upkeep(seen).pinned == Checkpoint(1, 60)
-    assert upkeep(seen, pinned=Checkpoint(1, 40)).pinned == Checkpoint(1, 40)
+    assert maintain(seen).pinned == Checkpoint(1, 60)
+    assert maintain(seen, pinned=Checkpoint(1, 40)).pinned == Checkpoint(1, 40)
 
 
 def test_a_checkpoint_that_cannot_be_uploaded_blocks_no_newer_one() -> None:
     seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
     damaged, good = Checkpoint(1, 40), Checkpoint(1, 60)
     almost = replace(seen, stumbled={RankSave(1, 40, 2): MOST_STUMBLES - 1})
-    assert upkeep(almost, pinned=damaged).pinned == damaged
+    assert maintain(almost, pinned=damaged).pinned == damaged
     hopeless = replace(seen, stumbled={RankSave(1, 40, 2): MOST_STUMBLES})
-    kept = upkeep(hopeless, pinned=damaged)
+    kept = maintain(hopeless, pinned=damaged)
     assert kept.pinned == good
     assert [e.reason for e in kept.events] == ["PromotionAbandoned"]
-    after = upkeep(hopeless, pinned=good)
+    after = maintain(hopeless, pinned=good)
     assert (after.pinned, after.events) == (good, ()), "it is told once"
 
 
 def test_where_every_upload_fails_the_newest_is_tried_on() -> None:
     seen = with_saves(running(step=62, checkpoint=PERSISTENT), 60)
     away = replace(seen, stumbled={RankSave(1, step, 0): MOST_STUMBLES for step in (40, 60)})
-    kept = upkeep(away, pinned=Checkpoint(1, 60))
+    kept = maintain(away, pinned=Checkpoint(1, 60))
     assert (kept.pinned, kept.events) == (Checkpoint(1, 60), ())
 
 
 def test_a_pinned_checkpoint_is_never_dropped() -> None:
     seen = with_saves(running(step=92, checkpoint=PERSISTENT), 50, 60, 70, 80, 90)
-    kept = upkeep(seen, pinned=Checkpoint(1, 40))
+    kept = maintain(seen, pinned=Checkpoint(1, 40))
     assert {s.step for d in of(DropSaves, kept) if isinstance(d, DropSaves) for s in d.saves} == {30, 50, 60, 70}
 
 
 def test_the_floor_moves_when_every_rank_is_there_and_only_then() -> None:
     seen = running(step=62, checkpoint=PERSISTENT)
     two = {Checkpoint(1, 40): frozenset(RankSave(1, 40, r) for r in range(2))}
-    assert upkeep(replace(seen, promoted=two)).status.floor is None
-    kept = upkeep(replace(seen, promoted=promoted(40)))
+    assert maintain(replace(seen, promoted=two)).status.floor is None
+    kept = maintain(replace(seen, promoted=promoted(40)))
     assert kept.status.floor == Checkpoint(1, 40)
     assert kept.pinned is None
     assert [e.reason for e in kept.events] == ["CheckpointPromoted"]
@@ -255,19 +261,19 @@ def test_the_floor_moves_when_every_rank_is_there_and_only_then() -> None:
 def test_the_floor_never_leaves_the_lineage_nor_falls() -> None:
     seen = running(step=62, checkpoint=PERSISTENT)
     stray = {Checkpoint(0, 60): frozenset({RankSave(0, 60, 0)})}
-    assert upkeep(replace(seen, promoted=stray)).status.floor is None
+    assert maintain(replace(seen, promoted=stray)).status.floor is None
     high = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 60)), promoted=promoted(40))
-    assert upkeep(high).status.floor == Checkpoint(1, 60)
+    assert maintain(high).status.floor == Checkpoint(1, 60)
 
 
 def test_the_persistent_tier_is_listed_before_anything_of_it_is_deleted() -> None:
     seen = running(step=62, checkpoint=PERSISTENT)
     seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
-    assert upkeep(seen).errands[-1:] == (ListPersistentTier(1, 0),)
+    assert maintain(seen).actions[-1:] == (ListPersistentTier(1, 0),)
     entries = tuple(manifest(1, s, r, 3) for s in (20, 40) for r in range(3))
-    kept = upkeep(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1)))
+    kept = maintain(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1)))
     assert of(DropPersisted, kept) == [DropPersisted(WorkerId(0, 1), 1, (Checkpoint(1, 20),))]
-    assert not upkeep(replace(seen, persistent=PersistentSeen(1, entries[3:], NOW - 1))).errands
+    assert not maintain(replace(seen, persistent=PersistentSeen(1, entries[3:], NOW - 1))).actions
 
 
 @pytest.mark.parametrize(
@@ -280,7 +286,7 @@ def test_the_persistent_tier_keeps_milestones_and_what_is_young(longer: dict[str
     seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
     # saved ten seconds apart, the newest just now
     entries = tuple(replace(manifest(1, s, r, 3), saved_at=NOW - (40 - s)) for s in (10, 20, 30, 40) for r in range(3))
-    dropped = of(DropPersisted, upkeep(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1))))
+    dropped = of(DropPersisted, maintain(replace(seen, persistent=PersistentSeen(1, entries, NOW - 1))))
     assert {c.step for d in dropped if isinstance(d, DropPersisted) for c in d.checkpoints} == gone
 
 
@@ -288,8 +294,8 @@ def test_a_listing_that_cannot_be_had_is_not_asked_for_in_a_loop() -> None:
     seen = running(step=62, checkpoint=PERSISTENT)
     seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
     failed = PersistentSeen(None, None, NOW - 1, "refused")
-    kept = upkeep(replace(seen, persistent=failed))
-    assert kept.errands == ()
+    kept = maintain(replace(seen, persistent=failed))
+    assert kept.actions == ()
     assert kept.wake_after_seconds == 59.0
 
 
@@ -302,4 +308,4 @@ def test_the_parent_stays_until_something_newer_is_safe() -> None:
     saves = [manifest(1, 30, r, 3) for r in range(3)] + [manifest(2, 40, r, 3) for r in range(3)]
     single = tuple(holder(f"n{i}", 2, saves[i], saves[3 + i]) for i in range(3))
     status = replace(seen.status, world=second, lineage=(*lineage, replace(lineage[0], epoch=2, parent=parent)))
-    assert not of(DropSaves, upkeep(replace(seen, status=status, holders=single)))
+    assert not of(DropSaves, maintain(replace(seen, status=status, holders=single)))

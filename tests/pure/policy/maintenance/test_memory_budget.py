@@ -11,17 +11,17 @@ from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentT
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.maintenance.maintain import Upkeep, upkeep
-from surefoot_operator.policy.maintenance.memory_budget import Share, checkpoints, judged, weighed
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
+from surefoot_operator.policy.maintenance.memory_budget import HolderShare, checkpoints, judged, weighed
 from surefoot_operator.policy.plan import plan
 
 GIB = 1 << 30
 POLICY = CheckpointPolicy(MemoryTier(interval_steps=10))
 
 
-def share(node: str = "node-b", **other: int | None) -> Share:
+def share(node: str = "node-b", **other: int | None) -> HolderShare:
     """Four ranks at 1.2 GB, kept twice and written once, on a server of 8 GiB."""
-    body = Share(node, 4, 4_800_000_000, 3, 8 * GIB, 0, None)
+    body = HolderShare(node, 4, 4_800_000_000, 3, 8 * GIB, 0, None)
     return replace(body, **other)  # type: ignore[arg-type]  # tests name real fields
 
 
@@ -32,7 +32,7 @@ def saying(seen: Observed, save_bytes: int, limit: int | None, used: int = 0) ->
     return replace(seen, sessions=sessions, holders=holders)
 
 
-def condition(kept: Upkeep) -> Condition | None:
+def condition(kept: Maintenance) -> Condition | None:
     return next((c for c in kept.status.conditions if c.type == "CheckpointsFit"), None)
 
 
@@ -61,7 +61,9 @@ def condition(kept: Upkeep) -> Condition | None:
         ),
     ],
 )
-def test_what_does_not_fit_is_said_with_the_numbers(shares: list[Share], policy: CheckpointPolicy, text: str) -> None:
+def test_what_does_not_fit_is_said_with_the_numbers(
+    shares: list[HolderShare], policy: CheckpointPolicy, text: str
+) -> None:
     budget = weighed(shares, policy, 1)
     assert (budget.fits, budget.reason, budget.message) == (False, "TierTooSmall", text)
 
@@ -107,7 +109,7 @@ def test_what_agents_say_is_placed_as_their_saves_are() -> None:
 def test_nothing_is_judged_before_every_member_has_said_what_it_needs() -> None:
     seen = saying(running(), 1000, 10)
     assert judged(gather(with_session(seen, 1, save_bytes=0))) is None
-    kept = upkeep(with_session(seen, 1, save_bytes=0))
+    kept = maintain(with_session(seen, 1, save_bytes=0))
     assert condition(kept) is None
 
 
@@ -122,24 +124,24 @@ def test_only_what_cannot_be_this_job_s_is_taken_for_others() -> None:
 
 def test_it_is_told_once_when_it_stops_fitting_and_once_when_it_fits_again() -> None:
     seen = saying(running(), 25_600, 100_000)
-    kept = upkeep(seen)
+    kept = maintain(seen)
     first = condition(kept)
     assert first is not None
     assert (first.status, first.reason) == ("False", "TierTooSmall")
     assert [(e.reason, e.warning) for e in kept.events] == [("CheckpointsTooLarge", True)]
-    assert kept.errands == upkeep(running()).errands
+    assert kept.actions == maintain(running()).actions
 
-    again = upkeep(replace(seen, status=kept.status, now=seen.now + 1))
+    again = maintain(replace(seen, status=kept.status, now=seen.now + 1))
     assert again.events == ()
     assert condition(again) == first
 
     room = saying(replace(seen, status=kept.status), 25_600, 300_000)
-    fits = upkeep(room)
+    fits = maintain(room)
     second = condition(fits)
     assert second is not None
     assert (second.status, second.reason) == ("True", "Fits")
     assert [(e.reason, e.warning) for e in fits.events] == [("CheckpointsFit", False)]
-    assert upkeep(saying(running(), 25_600, 300_000)).events == ()
+    assert maintain(saying(running(), 25_600, 300_000)).events == ()
 
 
 def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() -> None:
@@ -147,22 +149,22 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
         "2 slots of 3.00 GB for 1 rank, 6.00 GB of staging memory, do not fit: the container's memory limit is 4.00 GB"
     )
     seen = with_session(saying(running(), 25_600, 10**9), 1, unstaged=why)
-    kept = upkeep(seen)
+    kept = maintain(seen)
     found = condition(kept)
     assert found is not None
     assert (found.status, found.reason) == ("False", "StagingTooSmall")
     assert found.message == f"worker 1 on n1 saves nothing, training goes on: {why}"
     assert len(kept.shares) == 3
-    back = upkeep(replace(with_session(seen, 1, unstaged=""), status=kept.status))
+    back = maintain(replace(with_session(seen, 1, unstaged=""), status=kept.status))
     assert [e.reason for e in back.events] == ["CheckpointsFit"]
-    unlimited = upkeep(replace(saying(running(), 25_600, None), status=kept.status))
+    unlimited = maintain(replace(saying(running(), 25_600, None), status=kept.status))
     assert [e.reason for e in unlimited.events] == ["CheckpointsFit"]
 
 
 def test_a_job_that_is_not_protected_says_why_it_cannot_be() -> None:
     seen = saying(running(step=5), 25_600, 100_000)
     seen = replace(seen, holders=tuple(replace(h, entries=()) for h in seen.holders))
-    seen = replace(seen, status=upkeep(seen).status)
+    seen = replace(seen, status=maintain(seen).status)
     for _ in range(2):
         seen = replace(seen, status=plan(seen).status, now=seen.now + 1)
     found = {c.type: c for c in seen.status.conditions}

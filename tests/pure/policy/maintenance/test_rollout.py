@@ -13,7 +13,7 @@ from support.builders import running, with_holder
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.maintenance.rollout import (
     STALE_SECONDS,
     HolderPod,
@@ -189,7 +189,7 @@ def test_no_order_of_events_takes_two_domains_or_the_last_copy(domains: int, eac
 
 
 def said(seen: Observed) -> JobSafety:
-    return safety(seen, seen.status, upkeep(seen))
+    return safety(seen, seen.status, maintain(seen))
 
 
 def test_a_job_with_all_its_copies_can_spare_a_holder() -> None:
@@ -243,7 +243,7 @@ def test_who_could_lose_its_newest_checkpoint_is_not(change: dict[str, Any], why
 
 def test_one_copy_alone_is_never_restarted_away() -> None:
     seen = running()
-    kept = replace(upkeep(seen), replicas=1)
+    kept = replace(maintain(seen), replicas=1)
     assert not safety(seen, seen.status, kept).safe
     status = replace(seen.status, floor=Checkpoint(1, 30))
     assert safety(seen, status, kept).safe, "its persistent tier has one"
@@ -252,7 +252,7 @@ def test_one_copy_alone_is_never_restarted_away() -> None:
 
 def test_without_a_checkpoint_at_full_replication_nothing_is_spared() -> None:
     seen = running()
-    answer = safety(seen, seen.status, replace(upkeep(seen), watermark=None))
+    answer = safety(seen, seen.status, replace(maintain(seen), watermark=None))
     assert (answer.safe, answer.reason) == (False, "none of its complete checkpoints has all its copies")
 
 
@@ -260,4 +260,4 @@ def test_a_recovering_job_spares_nothing() -> None:
     seen = running()
     incident = Incident("trainer-failed", "x", 0, "a", 1, detected_seconds=1.0)
     status = replace(seen.status, incidents=(incident,))
-    assert safety(seen, status, upkeep(seen)).reason == "it is recovering"
+    assert safety(seen, status, maintain(seen)).reason == "it is recovering"

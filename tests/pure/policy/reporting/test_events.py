@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus, World
-from surefoot_operator.policy.reporting.events import told
+from surefoot_operator.policy.reporting.status_events import status_change_events
 
 
 def protection(truth: str, reason: str, message: str) -> JobStatus:
@@ -21,7 +21,7 @@ STALLED = protection("False", "Stalled", "no checkpoint became complete for 3 in
 
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str, bool]]:
-    return [(event.reason, event.message, event.warning) for event in told(old, new)]
+    return [(event.reason, event.message, event.warning) for event in status_change_events(old, new)]
 
 
 def test_a_claim_is_told_with_its_epoch_and_why_and_a_commit_is_not_told_twice() -> None:

@@ -21,7 +21,7 @@ from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
-from surefoot_operator.policy.maintenance.maintain import standing_of, upkeep
+from surefoot_operator.policy.maintenance.maintain import maintain, standing_of
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -240,7 +240,7 @@ def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
         [m for h in seen.holders for m in h.entries], standing_of(facts, Checkpoint(1, 90), None, None), 2
     )
     assert {s.checkpoint for s in saves} == {Checkpoint(1, 70)}
-    assert not any("epoch=-3" in repr(errand) or "ckpt" in repr(errand) for errand in upkeep(seen).errands)
+    assert not any("epoch=-3" in repr(errand) or "ckpt" in repr(errand) for errand in maintain(seen).actions)
 
 
 def test_members_are_told_where_the_parent_lies_as_long_as_it_is_the_older_jobs() -> None:

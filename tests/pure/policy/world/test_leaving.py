@@ -24,9 +24,8 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTier, PersistentTier
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
-from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
-from surefoot_operator.policy.maintenance.actions import CopySave, UploadSaves
-from surefoot_operator.policy.maintenance.maintain import upkeep
+from surefoot_operator.policy.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
+from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -246,7 +245,7 @@ def test_a_fixed_world_waits_until_as_many_copies_stay_as_there_can_be() -> None
     seen = drained("n1")
     assert not claims(seen)
     assert "step 40 of epoch 1 has 1 of 2 copies on nodes that stay" in plan(seen).reason
-    copied = {(e.save.rank, e.target.node) for e in upkeep(seen).errands if isinstance(e, CopySave)}
+    copied = {(e.save.rank, e.target.node) for e in maintain(seen).actions if isinstance(e, CopySave)}
     assert copied == {(0, "n2"), (1, "n0")}, "ranks 0 and 1 have a copy on n1 that goes"
     entries = [h.entries for h in seen.holders]
     whole = tuple(dict.fromkeys(m for e in entries for m in e))
@@ -278,7 +277,7 @@ def test_where_no_node_stays_the_step_goes_to_the_persistent_tier_first() -> Non
     assert "step 40 of epoch 1 has no copy on a node that stays" in plan(alone).reason
     seen = drained("n0", "n1", "n2", persistent=True)
     assert not claims(seen)
-    assert {s for e in upkeep(seen).errands if isinstance(e, UploadSaves) for s in e.saves} == {
+    assert {s for e in maintain(seen).actions if isinstance(e, PromoteSaves) for s in e.saves} == {
         m.save for h in seen.holders for m in h.entries if m.save.step == 40
     }
     assert claims(replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40))))

@@ -15,7 +15,7 @@ _LONGEST_STACKS = 800
 """Characters of an event; the incident has more of them."""
 
 
-def told(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec that
     is refused, what keeps workers from running, a total loss."""
     parts = (_claimed, _protected, _tied, _refused, _hindered, _stood, _lost)
