@@ -171,6 +171,10 @@ bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minut
 bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms, median of five (build/bench/listing.json, three minutes)
 	$(BIN)/python -m bench.listing --out build/bench/listing.json
 
+.PHONY: bench-heartbeat
+bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, decoded and applied (build/bench/heartbeats.json, seconds)
+	$(BIN)/python -m bench.heartbeats --out build/bench/heartbeats.json
+
 SEEDS ?= 2000
 SEED ?=
 .PHONY: simulate

@@ -24,7 +24,7 @@ import pytest
 from support import expressions, local_run
 from support.servers.prometheus import Prometheus, program, scraping
 from surefoot_operator.fabric.processes.folder import read_json
-from surefoot_operator.fabric.processes.records import node_from_json
+from surefoot_operator.fabric.processes.records import NodeRecord, from_json
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SECONDS = 60.0
@@ -80,7 +80,7 @@ def _process(script: str, folder: Path, told: Path) -> Iterator[None]:
 def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[None]:
     """The memory tier's own, beside the first node's Redis; on a cluster its scrape is labelled with the node."""
     body = read_json(run.run_folder.node("node-0"))
-    holder = node_from_json(body or {}).holder
+    holder = from_json(NodeRecord, body or {}).holder
     assert holder is not None
     password = folder / "password"
     password.write_text(holder.admin_password)

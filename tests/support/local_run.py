@@ -30,7 +30,7 @@ from surefoot_operator.cli.progress import Happened, Progress
 from surefoot_operator.fabric.processes.folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.life import Life, is_alive, life_of, send, with_environment
 from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.records import node_from_json
+from surefoot_operator.fabric.processes.records import NodeRecord, from_json
 from surefoot_operator.fabric.processes.store import Store
 
 SECONDS = 240
@@ -211,7 +211,7 @@ class LocalRun:
         found = []
         for path in sorted(self.run_folder.nodes.glob("node-*.json")):
             body = read_json(path)
-            record = None if body is None else node_from_json(body)
+            record = None if body is None else from_json(NodeRecord, body)
             if record is not None and record.holder is not None and _answers(Life.parse(record.holder.life)):
                 holder = record.holder
                 found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))

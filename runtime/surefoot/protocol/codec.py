@@ -6,20 +6,24 @@ by name, because a guessed field is how an old world's word ends up believed.
 How a version grows: a field that version N adds has `field(default=…, metadata={"since": N})` (`since(N, default)`),
 a whole message type has `SINCE: ClassVar[int] = N`. Towards an older peer such fields are left out and such messages
 are refused; from an older peer the fields take their defaults.
+
+msgspec reads what our own peers write, in microseconds. What it cannot take (a loss of NaN, as Python writes it), or what
+is foreign, is read again by Python's parser, which says what is wrong with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any, Union
+
+import msgspec
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.plain import shown
+from surefoot.protocol.plain import is_plain_json, plain, shown
+from surefoot.protocol.strict import Misfit, Shape, check, hints_of, mirror, restored, since_of
 
 
 def since(version: int, default: Any) -> Any:
@@ -31,13 +35,14 @@ class Codec:
     """Encodes and decodes a closed set of message types, speaking versions `oldest` to `version`."""
 
     def __init__(
-        self, message_types: Sequence[type[Any]], version: int, oldest: int, text: Callable[[str], str] = str
+        self, message_types: Sequence[type[Any]], version: int, oldest: int, plain_texts: bool = False
     ) -> None:
-        """`text`: what becomes of each text that is read."""
-        self._text = text
+        """`plain_texts`: control characters of every text that is read are written out."""
         self._types = {cls.__name__: cls for cls in message_types}
         self._version = version
         self._oldest = oldest
+        self._plain_texts = plain_texts
+        self._decoders = {f'{{"v":{n},': (n, _decoder(message_types, n)) for n in range(oldest, version + 1)}
 
     def encode(self, message: Any, version: int | None = None) -> str:
         """JSON text of one message as `version` of the protocol writes it (None: the newest).
@@ -49,7 +54,10 @@ class Codec:
         self._check_version(version, cls.__name__)
         if _since(cls) > version:
             raise ProtocolError(f"{cls.__name__} came with version {_since(cls)}, this peer speaks {version}")
-        return json.dumps({"v": version, "type": cls.__name__, **_fields(message, version)}, separators=(",", ":"))
+        body = msgspec.to_builtins(message)
+        if version < self._version:
+            _leave_out(cls, body, version)
+        return json.dumps({"v": version, "type": cls.__name__, **body}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
         """The message in `text`; raises ProtocolError that names what is foreign about it."""
@@ -58,19 +66,38 @@ class Codec:
     def decode_versioned(self, text: str | bytes) -> tuple[Any, int]:
         """The message in `text` and the version it speaks; raises ProtocolError as `decode` does."""
         try:
+            text = text if isinstance(text, str) else text.decode()
+            version, decoder = self._decoders[text[: text.find(",") + 1]]
+            if not self._plain_texts or is_plain_json(text):
+                made = decoder.decode(text)
+                return restored(self._types[type(made).__name__], made), version
+        except (KeyError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+            pass  # not as our peers write it: right all the same, or refused by name
+        return self._read(text)
+
+    def _read(self, text: str | bytes) -> tuple[Any, int]:
+        try:
             body = json.loads(text)
-        except (ValueError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a message is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise ProtocolError(f"a message is a JSON {type(body).__name__}, not an object")
-        version, name = body.pop("v", None), body.pop("type", None)
+        version, name = body.get("v"), body.get("type")
         if type(version) is not int:
             raise ProtocolError(f"message {shown(name)} has version {shown(version)}, which is not a whole number")
         self._check_version(version, name)
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None or _since(cls) > version:
             raise ProtocolError(f"no message of version {version} is called {shown(name)}")
-        return _build(cls, body, str(name), _Reading(version, self._text)), version
+        wanted = mirror(cls, Shape(version), cls.__name__)
+        try:
+            made = check(wanted, body)
+            if self._plain_texts:  # behind the check, which knows how deep a message can be
+                made = check(wanted, _written_out(msgspec.to_builtins(made)))
+        except Misfit as misfit:
+            of_version = f" in version {version}" if misfit.foreign is not None else ""
+            raise ProtocolError(f"{cls.__name__}{misfit.path} {misfit.why}{of_version}") from misfit
+        return restored(cls, made), version
 
     def _check_version(self, version: int, name: object) -> None:
         if not self._oldest <= version <= self._version:
@@ -80,84 +107,42 @@ class Codec:
             )
 
 
+def _decoder(message_types: Sequence[type[Any]], version: int) -> msgspec.json.Decoder[Any]:
+    spoken = tuple(mirror(cls, Shape(version), cls.__name__) for cls in message_types if _since(cls) <= version)
+    return msgspec.json.Decoder(Union[spoken])  # noqa: UP007  made of a list
+
+
 def _since(cls: type[Any]) -> int:
     return int(getattr(cls, "SINCE", 1))
 
 
-def _fields(value: Any, version: int) -> dict[str, Any]:
-    return {
-        f.name: _plain(getattr(value, f.name), version)
-        for f in dataclasses.fields(value)
-        if f.metadata.get("since", 1) <= version
-    }
+def _leave_out(cls: type[Any], body: dict[str, Any], version: int) -> None:
+    """Takes out of `body` what came after `version`."""
+    for field in dataclasses.fields(cls):
+        if since_of(field) > version:
+            del body[field.name]
+        else:
+            for inner in _dataclasses_in(hints_of(cls)[field.name]):
+                for one in _mappings_in(body[field.name]):
+                    _leave_out(inner, one, version)
 
 
-def _plain(value: Any, version: int) -> Any:
-    if dataclasses.is_dataclass(value):
-        return _fields(value, version)
-    if isinstance(value, (tuple, list)):
-        return [_plain(item, version) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item, version) for key, item in value.items()}
-    return value
+def _dataclasses_in(hint: Any) -> list[type[Any]]:
+    if dataclasses.is_dataclass(hint):
+        return [typing.cast(type[Any], hint)]
+    return [cls for argument in typing.get_args(hint) for cls in _dataclasses_in(argument)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How a message is read."""
-
-    version: int
-    text: Callable[[str], str]
+def _mappings_in(body: Any) -> list[dict[str, Any]]:
+    if isinstance(body, dict):
+        return [body]
+    return [one for item in body for one in _mappings_in(item)] if isinstance(body, (list, tuple)) else []
 
 
-_HINTS: dict[type[Any], dict[str, Any]] = {}
-
-
-def _build(cls: type[Any], body: dict[str, Any], path: str, how: _Reading) -> Any:
-    hints = _HINTS.get(cls)
-    if hints is None:
-        hints = _HINTS[cls] = typing.get_type_hints(cls)
-    spoken = {f.name for f in dataclasses.fields(cls) if f.metadata.get("since", 1) <= how.version}
-    foreign = sorted(set(body) - spoken)
-    if foreign:
-        raise ProtocolError(f"{path} has no field {shown(foreign[0])} in version {how.version}")
-    try:
-        return cls(**{name: _value(hints[name], value, f"{path}.{name}", how) for name, value in body.items()})
-    except TypeError as error:
-        raise ProtocolError(f"{path} is incomplete: {error}") from error
-
-
-def _value(hint: Any, value: Any, path: str, how: _Reading) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _value(next(a for a in arguments if a is not type(None)), value, path, how)
-    if origin is Literal:
-        if value not in arguments:
-            raise ProtocolError(f"{path} is {shown(value)}, not one of {', '.join(map(repr, arguments))}")
-        return value
-    if origin is tuple:
-        return _tuple(arguments, value, path, how)
-    if origin is dict and isinstance(value, dict):
-        return {how.text(str(k)): _value(arguments[1], v, f"{path}[{shown(k)}]", how) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _build(typing.cast(type[Any], hint), value, path, how)
-    if hint is float and type(value) in (int, float):
-        return float(value)
-    if hint is str and type(value) is str:
-        return how.text(value)
-    if hint in (int, bool) and type(value) is hint:
-        return value
-    raise ProtocolError(f"{path} is {shown(value)}, which is not of type {getattr(hint, '__name__', hint)}")
-
-
-def _tuple(arguments: tuple[Any, ...], value: Any, path: str, how: _Reading) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise ProtocolError(f"{path} is {shown(value)}, not a list")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_value(arguments[0], item, f"{path}[{i}]", how) for i, item in enumerate(value))
-    if len(value) != len(arguments):
-        raise ProtocolError(f"{path} has {len(value)} entries, not {len(arguments)}")
-    pairs = enumerate(zip(arguments, value, strict=True))
-    return tuple(_value(a, item, f"{path}[{i}]", how) for i, (a, item) in pairs)
+def _written_out(value: Any) -> Any:
+    """`value` with each of its texts made harmless, names of fields included: ours stay as they are."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_written_out(item) for item in value]
+    return {plain(key): _written_out(item) for key, item in value.items()} if isinstance(value, dict) else value

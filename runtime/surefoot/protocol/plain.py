@@ -22,6 +22,13 @@ def plain(text: str) -> str:
     return _UNSEEN.sub(_written_out, text)
 
 
+def is_plain_json(text: str) -> bool:
+    """Whether no text in this JSON can hold what `plain` writes out. Quick, and in doubt false."""
+    if "\\u" in text or "\\b" in text or "\\f" in text:
+        return False
+    return "\x7f" not in text if text.isascii() else _UNSEEN.search(text) is None
+
+
 def _written_out(match: re.Match[str]) -> str:
     number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

@@ -15,13 +15,12 @@ from typing import get_args
 
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.messages import FromAgent, Message, ToAgent
-from surefoot.protocol.plain import plain
 
 VERSION = 2
 OLDEST = max(1, VERSION - 1)
 """Oldest version still understood, so that an upgraded operator does not lose running agents."""
 
-_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST, plain)
+_CODEC = Codec((*get_args(FromAgent), *get_args(ToAgent)), VERSION, OLDEST, plain_texts=True)
 
 SUBPROTOCOLS = tuple(f"surefoot.v{n}" for n in range(VERSION, OLDEST - 1, -1))
 """What is offered and picked when the WebSocket opens, the newest first."""

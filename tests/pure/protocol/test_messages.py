@@ -71,6 +71,45 @@ def test_what_is_foreign_is_refused_and_named(text: str, named: str) -> None:
         decode(text)
 
 
+_BEAT = '{"v":2,"type":"Heartbeat","epoch":1,"stopped":1,"warm":true,"step":1,'
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (_BEAT + f'"loss":{10**400}}}', "Heartbeat.loss is 1000"),
+        (_BEAT + '"loss":"2.5"}', "Heartbeat.loss is '2.5', which is not of type float"),
+        (_BEAT + '"saved":5}', "Heartbeat.saved is 5, which is not of type mapping"),
+        (_BEAT + '"saved":' + "[" * 900 + "]" * 900 + "}", "Heartbeat.saved is [[[[[[[...]]]]]]]"),
+        (_BEAT + '"saved":{"epoch":1,"step":1,"x":2}}', "Heartbeat.saved has no field 'x' in version 2"),
+        (_BEAT + '"pending":7}', "Heartbeat.pending is 7, not a list"),
+        (
+            _BEAT + '"settled":{"upto":1,"steps":[1,"a"]}}',
+            "Heartbeat.settled.steps[1] is 'a', which is not of type int",
+        ),
+        (_BEAT + '"a` - at `$.epoch":5}', "Heartbeat"),
+        ('{"v":2,"type":"Listing","request":1,"layouts":{"a":"b","c":5}}', "Listing.layouts['c'] is 5"),
+        ('{"v":2,"type":"Assign","epoch":1,"lineage":[[1,null]]}', "Assign.lineage[0] has 2 entries, not 3"),
+        ('{"v":2,"type":"Assign","epoch":1,"lineage":[[1,{"epoch":1},2]]}', "Assign.lineage[0][1] is incomplete: step"),
+        ('{"v":2,"type":"Exited","epoch":1,"kind":7}', "Exited.kind is 7, not one of 'failed', 'hang'"),
+        ('{"v":2,"type":"Notice","reason":"' + "\udcff" + '","text":1}', "Notice.text is 1"),
+        ('{"v":2,"type":"Stopped","epoch":' + "9" * 5000 + "}", "not JSON"),
+        (b"\xff\xfe{", "not JSON"),
+    ],
+    ids=lambda given: ascii(given)[:60],
+)
+def test_a_refusal_says_where_what_stands_and_what_may_stand(text: str | bytes, sentence: str) -> None:
+    with pytest.raises(ProtocolError) as refusal:
+        decode(text)
+    assert sentence in str(refusal.value)
+
+
+def test_whole_numbers_of_any_size_and_repeated_fields_are_read_as_before() -> None:
+    assert decode(_BEAT + f'"level":{10**30}}}').level == 10**30  # type: ignore[union-attr]
+    assert decode('{"v":2,"type":"Stopped","epoch":1,"epoch":2}') == Stopped(2)
+    assert decode('{"type":"Stopped","epoch":3,"v":2}') == Stopped(3)
+
+
 def test_a_member_of_a_list_is_named_by_its_place() -> None:
     body = json.loads(encode(Heartbeat(epoch=1, stopped=1, warm=True, step=1, pending=(Checkpoint(1, 1),))))
     body["pending"][0]["step"] = "one"

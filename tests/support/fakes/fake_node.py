@@ -51,8 +51,8 @@ from surefoot_operator.fabric.processes.records import (
     NodeRecord,
     WorkerRecord,
     WorkerState,
+    from_json,
     to_json,
-    worker_from_json,
 )
 from surefoot_operator.fabric.processes.store import Store
 
@@ -311,7 +311,7 @@ class Town:
         while True:
             for path in self.folder.workers.glob("*.json"):
                 body = read_json(path)
-                record = worker_from_json(body) if body is not None else None
+                record = from_json(WorkerRecord, body) if body is not None else None
                 node = self.nodes.get(record.node or "") if record is not None else None
                 if record is not None and node is not None and record.node_life == _life(node.leader.pid):
                     await self._tend_worker(node, record)

@@ -27,9 +27,8 @@ from surefoot_operator.fabric.processes.records import (
     NodeRecord,
     WorkerRecord,
     WorkerState,
-    node_from_json,
+    from_json,
     to_json,
-    worker_from_json,
 )
 from surefoot_operator.fabric.processes.store import Store
 from surefoot_operator.fabric.processes.template import grace_seconds
@@ -164,7 +163,7 @@ class ProcessesFabric:
 
     def _nodes(self) -> dict[str, NodeRecord]:
         bodies = [read_json(path) for path in sorted(self.folder.nodes.glob("*.json"))]
-        records = [node_from_json(body) for body in bodies if body is not None]
+        records = [from_json(NodeRecord, body) for body in bodies if body is not None]
         return {
             record.name: dataclasses.replace(record, cordoned=self.folder.cordon(record.name).exists())
             for record in records
@@ -180,11 +179,11 @@ class ProcessesFabric:
         body = read_json(self.folder.worker(name))
         if body is None:
             return None
-        record = worker_from_json(body)
+        record = from_json(WorkerRecord, body)
         return placing.WorkerFiles(
             record,
-            WorkerState(**state) if state is not None and state["uid"] == record.uid else None,
-            Deletion(**deletion) if deletion is not None and deletion["uid"] == record.uid else None,
+            from_json(WorkerState, state) if state is not None and state["uid"] == record.uid else None,
+            from_json(Deletion, deletion) if deletion is not None and deletion["uid"] == record.uid else None,
         )
 
     def _place(self, live: Mapping[str, NodeRecord]) -> list[placing.WorkerFiles]:

@@ -29,7 +29,7 @@ from surefoot_operator.fabric.processes.life import (
     send_group,
     with_environment,
 )
-from surefoot_operator.fabric.processes.records import Deletion, NodeRecord, node_from_json, to_json
+from surefoot_operator.fabric.processes.records import Deletion, NodeRecord, from_json, to_json
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
 _END_SECONDS = 3.0
@@ -191,7 +191,7 @@ class Machine:
     def node_record(self, name: str) -> NodeRecord | None:
         """What the node says of itself in its present life; None before it has spoken."""
         body = read_json(self.folder.node(name))
-        record = None if body is None else node_from_json(body)
+        record = None if body is None else from_json(NodeRecord, body)
         if record is None or Life.parse(record.life).pid != self._nodes[name].pid:
             return None
         return record if is_alive(Life.parse(record.life)) else None

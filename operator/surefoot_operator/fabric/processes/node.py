@@ -30,8 +30,8 @@ from surefoot_operator.fabric.processes.records import (
     NodeRecord,
     WorkerRecord,
     WorkerState,
+    from_json,
     to_json,
-    worker_from_json,
 )
 from surefoot_operator.fabric.processes.watch import FolderWatch
 
@@ -116,7 +116,7 @@ class Node:
             body = read_json(path)
             if body is None:
                 continue  # deleted meanwhile
-            record = worker_from_json(body)
+            record = from_json(WorkerRecord, body)
             if record.node == self._name and record.node_life == self._life:
                 self._tend(record)
         if self._leaving_until is not None:
@@ -131,7 +131,7 @@ class Node:
     def _tend(self, record: WorkerRecord) -> None:
         running = self._workers.get(record.uid)
         body = read_json(self._folder.worker_deletion(record.name))
-        deletion = Deletion(**body) if body is not None and body["uid"] == record.uid else None
+        deletion = from_json(Deletion, body) if body is not None and body["uid"] == record.uid else None
         if deletion is not None:
             if running is None:
                 self._forget(record)

@@ -1,14 +1,19 @@
-"""What stands in the files of a run folder about nodes and workers. Pure values; standard library only.
+"""What stands in the files of a run folder about nodes and workers. Pure values.
 
 `NodeRecord` and `WorkerState` are written by the node, `WorkerRecord` and `Deletion` by the fabric.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from surefoot.protocol.strict import Misfit, read
+from surefoot_operator.errors import InvariantBroken
 
 T = TypeVar("T")
 
@@ -84,14 +89,15 @@ class Deletion:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    return dataclasses.asdict(record)
+    """What stands in the record's file."""
+    return typing.cast(dict[str, Any], msgspec.to_builtins(record))
 
 
-def node_from_json(body: Mapping[str, Any]) -> NodeRecord:
-    holder = body.get("holder")
-    return NodeRecord(**{**body, "holder": None if holder is None else HolderRecord(**holder)})
-
-
-def worker_from_json(body: Mapping[str, Any]) -> WorkerRecord:
-    lists = {name: tuple(body[name]) for name in ("command", "avoid_nodes")}
-    return WorkerRecord(**{**body, **lists})
+def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
+    """The inverse of `to_json`. Raises InvariantBroken that names the field and what stands there."""
+    try:
+        return read(cls, dict(body))
+    except Misfit as misfit:
+        raise InvariantBroken(
+            f"{cls.__name__}{misfit.path} {misfit.why}: a file of the run folder is damaged"
+        ) from misfit
