@@ -37,4 +37,4 @@ def _interval(level: int, turn: int) -> Interval:
     return Interval(1 << level, level, f"turn {turn}", at, 0, at)
 
 
-RESTLESS = Decisions(upkeep=restless)
+RESTLESS = Decisions(maintain=restless)

@@ -171,7 +171,7 @@ class Simulation:
         return made
 
     def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Maintenance:
-        kept = self.decisions.upkeep(observed, pinned)
+        kept = self.decisions.maintain(observed, pinned)
         self.oracle.certify(observed, kept.watermark)
         self.oracle.eyes.keeping(observed, kept)
         self.oracle.despair(h.checkpoint for h in kept.unrecoverable)

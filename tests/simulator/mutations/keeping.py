@@ -118,7 +118,7 @@ KEEPING = (
     Mutation("the pinned checkpoint is not spared in memory", patches=((upkeep, "standing_of", _unpinned),), settings=PROMOTING),
     Mutation("drops go on while a holder is being sealed", patches=((upkeep, "_seals", constant(())),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
-    Mutation("house is kept while an epoch is claimed", decisions=Decisions(upkeep=_during_a_claim),
+    Mutation("house is kept while an epoch is claimed", decisions=Decisions(maintain=_during_a_claim),
              patches=((Operator, "due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
