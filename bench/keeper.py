@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from surefoot.agent.memory.arenas import Staging, StagingWatcher
+from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.ipc import messages as line
@@ -34,7 +34,7 @@ IN_PLACE = 3
 class Keeper:
     def __init__(self, endpoints: tuple[HolderEndpoint, ...], job: JobSettings, diary: TextIO) -> None:
         self._endpoints, self._job, self._diary = endpoints, job, diary
-        self._staging = Staging(INCARNATION, job, StagingWatcher(self._freed, lambda: None, self._note))
+        self._staging = StagingMemory(INCARNATION, job, StagingWatcher(self._freed, lambda: None, self._note))
         self._whole: list[RankSave] = []
         self._trainer: Trainer | None = None
         self._line = TrainerLine(Path(os.environ["SUREFOOT_AGENT_SOCKET"]), self._admit, self._hear)
@@ -88,12 +88,12 @@ class Keeper:
         trainer.tell(line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        copies = max((n for s, n in self._staging.book.committed.items() if s.step == step), default=0)
+        copies = max((n for s, n in self._staging.tracker.committed.items() if s.step == step), default=0)
         self._write({"step": step, "copies": copies, "at": time.monotonic()})
         if self._trainer is not None:
             self._trainer.tell(line.SlotFreed(slot, step, ok))
         if copies == len(self._endpoints):
-            self._whole.append(next(s for s in self._staging.book.committed if s.step == step))
+            self._whole.append(next(s for s in self._staging.tracker.committed if s.step == step))
             old, self._whole = self._whole[:-KEPT], self._whole[-KEPT:]
             if old:
                 threading.Thread(target=self._drop, args=(old,), daemon=True).start()

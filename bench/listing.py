@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.coordinator.client import CoordinatorLine
-from surefoot.agent.coordinator.requests import Chores, Places
+from surefoot.agent.coordinator.client import CoordinatorClient
+from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
@@ -121,19 +121,19 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
     server.serve(JOB, conversation)
     world = World(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
     conversation.rule(rule(JobStatus(world=world), (), 2))
-    chores: Chores | None = None
+    chores: CoordinatorRequests | None = None
 
     def hear(message: ToAgent) -> None:
         if isinstance(message, ListPersistent) and chores is not None:
             chores.ask(message)
 
-    line = CoordinatorLine(
+    line = CoordinatorClient(
         server.url,
         lambda: Hello(JOB, 0, 1, "agent", "node", "token", 0, 2, True),
         lambda: Heartbeat(0, 2, True, 0),
         hear,
     )
-    chores = Chores(job, Places(lambda _: None, tuple), line.send)  # type: ignore[arg-type,return-value]  # no memory tier is asked
+    chores = CoordinatorRequests(job, SaveLocations(lambda _: None, tuple), line.send)  # type: ignore[arg-type,return-value]  # no memory tier is asked
     tasks = [asyncio.create_task(line.run()), asyncio.create_task(chores.run())]
     seconds = []
     try:

@@ -51,7 +51,7 @@ async def test_a_chore_that_fails_in_any_way_is_answered_and_the_next_is_done(
     monkeypatch.setattr(chores, "open_persistent", fails)
     answers: asyncio.Queue[FromAgent] = asyncio.Queue()
     settings = JobSettings("job", 10, 1, 2, "", "", persistent=PersistentSettings("/nowhere"))
-    work = chores.Chores(settings, chores.Places(fails, lambda: [A]), answers.put_nowait)
+    work = chores.CoordinatorRequests(settings, chores.SaveLocations(fails, lambda: [A]), answers.put_nowait)
     before = counted("chore_failed")
     task = asyncio.create_task(work.run())
     try:

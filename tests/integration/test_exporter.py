@@ -11,19 +11,21 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
-from surefoot.agent.state_machine import Life, Rank
-from surefoot.ipc.metric_deltas import Sums
+from surefoot.agent.state_machine import AgentState, LocalRank
+from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.settings import AgentSettings, JobSettings
 
 
 @dataclass
 class Shown:
-    life: Life = field(
-        default_factory=lambda: Life(started=3, claimed=3, ranks=(Rank(0, 0, step=7), Rank(1, 1, step=6)))
+    state: AgentState = field(
+        default_factory=lambda: AgentState(
+            started=3, claimed=3, ranks=(LocalRank(0, 0, step=7), LocalRank(1, 1, step=6))
+        )
     )
-    book: SaveBook = field(default_factory=SaveBook)
+    tracker: SaveTracker = field(default_factory=SaveTracker)
 
 
 def settings(folder: Path, port: int | None) -> AgentSettings:
@@ -55,7 +57,7 @@ async def scraped(folder: Path) -> dict[str, dict[str, str]]:
 
 
 async def test_every_figure_names_its_worker_and_the_address_is_told_and_taken_back(tmp_path: Path) -> None:
-    sums = Sums()
+    sums = MetricSums()
     sums.add((("surefoot_checkpoint_skipped_total", {}, 2.0),))
     exporter = Exporter(settings(tmp_path, 0), sums, Shown())
     await exporter.start()
@@ -74,14 +76,14 @@ async def test_a_port_that_is_taken_is_said_and_the_worker_goes_on(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        exporter = Exporter(settings(tmp_path, taken.getsockname()[1]), Sums(), Shown())
+        exporter = Exporter(settings(tmp_path, taken.getsockname()[1]), MetricSums(), Shown())
         await exporter.start()
         await exporter.close()
     assert "metrics cannot be served at 127.0.0.1" in caplog.text
 
 
 async def test_without_a_port_nothing_is_served(tmp_path: Path) -> None:
-    exporter = Exporter(replace(settings(tmp_path, 0), metrics_port=None), Sums(), Shown())
+    exporter = Exporter(replace(settings(tmp_path, 0), metrics_port=None), MetricSums(), Shown())
     await exporter.start()
     await exporter.close()
     assert not (tmp_path / "metrics").exists()

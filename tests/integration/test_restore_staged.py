@@ -14,7 +14,7 @@ import torch
 
 from support.servers import redis_server
 from surefoot import Checkpointer
-from surefoot.agent.memory.arenas import Staging, StagingWatcher
+from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.holder.server import HolderServer
 from surefoot.ipc import messages as line
 from surefoot.ipc.memfd import SLOTS
@@ -45,7 +45,7 @@ class Agent:
 
     async def _start(self, socket: Path) -> None:
         watcher = StagingWatcher(self._freed, lambda: None, lambda *_: None)
-        self.staging = Staging("me", self.job, watcher)
+        self.staging = StagingMemory("me", self.job, watcher)
         self.staging.retarget(Holders(1, self._endpoints, tuple(e.holder for e in self._endpoints), 2))
         self._line = TrainerLine(socket, self._admit, self._hear)
         self._line.start()

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import messages as line
-from surefoot.ipc.metric_deltas import MOST_SERIES, Growth, Sums
+from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.policy.maintenance.maintain import maintain
@@ -39,7 +39,7 @@ def samples(families: list[Metric]) -> dict[str, float]:
 def test_what_grew_is_said_once_and_gauges_are_not_added() -> None:
     trainer = Process()
     trainer.saves.labels("memory").inc(5)
-    growth = Growth(trainer.families)
+    growth = MetricGrowth(trainer.families)
     assert growth.taken() == ()
     trainer.saves.labels("memory").inc(2)
     trainer.step.set(9)
@@ -48,12 +48,12 @@ def test_what_grew_is_said_once_and_gauges_are_not_added() -> None:
 
 
 def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() -> None:
-    agent, sums = Process(), Sums()
+    agent, sums = Process(), MetricSums()
     agent.saves.labels("memory").inc(1)
     agent.step.set(3)
     for seconds in (0.05, 0.5, 50.0):
         trainer = Process()
-        growth = Growth(trainer.families)
+        growth = MetricGrowth(trainer.families)
         trainer.times.labels("stage").observe(seconds)
         trainer.saves.labels("staging").inc()
         said = line.decode(line.encode(line.Counted(growth.taken())))
@@ -70,8 +70,8 @@ def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() ->
 
 
 def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
-    agent, sums, trainer = Process(), Sums(), Process()
-    growth = Growth(trainer.families)
+    agent, sums, trainer = Process(), MetricSums(), Process()
+    growth = MetricGrowth(trainer.families)
     trainer.times.labels("stage").observe(0.5)
     sums.add(growth.taken())
 
@@ -86,7 +86,7 @@ def test_the_exposition_is_what_a_scraper_reads_with_buckets_in_order() -> None:
 
 
 def test_a_trainer_that_names_ever_new_series_does_not_fill_the_agent() -> None:
-    sums = Sums()
+    sums = MetricSums()
     for number in range(2 * MOST_SERIES):
         sums.add((("saves_total", {"tier": str(number)}, 1.0),))
     (saves, *_) = sums.with_own(Process().families)

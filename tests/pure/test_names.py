@@ -16,19 +16,13 @@ PACKAGES = ("runtime/surefoot", "operator/surefoot_operator")
 # within the runtime
 _RUNTIME_CLASSES: set[str] = {
     "Arena",
-    "Attached",
-    "Closed",
     "Counted",
     "Holding",
     "Outcome",
     "Part",
-    "Place",
-    "Places",
     "Program",
     "Reading",
     "Refused",
-    "Restored",
-    "Room",
     "Sealed",
     "Source",
     "Staged",
@@ -54,7 +48,6 @@ _SHARED_CLASSES: set[str] = {
     "Held",
     "Hold",
     "Keeper",
-    "Life",
     "Limits",
     "Member",
     "Order",
@@ -69,8 +62,6 @@ _SHARED_CLASSES: set[str] = {
     "Share",
     "World",
     "_Asked",
-    "_Running",
-    "_Tail",
 }
 ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
 

@@ -33,7 +33,7 @@ class Agent:
         self.engine, self.network = simulation.engine, simulation.network
         self.incarnation = f"i{simulation.next_number()}"
         self.process = Process(f"agent {pod.name} {self.incarnation}", node)
-        self.life = agent_life.Life(step_timeout_seconds=simulation.settings.step_timeout_seconds)
+        self.life = agent_life.AgentState(step_timeout_seconds=simulation.settings.step_timeout_seconds)
         self.trainers: list[Trainer] = []
         self.drains: dict[int, DrainRunner] = {}
         self.line: Line | None = None
@@ -41,7 +41,7 @@ class Agent:
         self._targets: on.Retarget | None = None
         self._done: dict[Checkpoint, dict[int, int]] = {}
         self.saved: tuple[Checkpoint, int] | None = None
-        self.book = saves.SaveBook()
+        self.book = saves.SaveTracker()
         self.promoting: set[RankSave] = set()
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
@@ -146,7 +146,7 @@ class Agent:
         self.engine.after(0.0004, self.process, self.tell, event)
 
     def tell(self, event: on.Event) -> None:
-        self.life, commands = agent_life.advance(self.life, event)
+        self.life, commands = agent_life.transition(self.life, event)
         for command in commands:
             self._carry_out(command)
 

@@ -14,7 +14,7 @@ from simulator.agents import Agent
 from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import events as on
-from surefoot.agent.state import Parting
+from surefoot.agent.state import Departure
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
@@ -185,7 +185,7 @@ class Fabric:
             self.engine.rng.uniform(0.0, 0.2),
             pod.agent.process,
             pod.agent.tell,
-            on.PartAsked(143, Parting(now + 5.0, now + 10.0)),
+            on.DepartureAsked(143, Departure(now + 5.0, now + 10.0)),
         )
         self.engine.after(30.0, self.engine.environment, self._end, pod)
 

@@ -92,7 +92,7 @@ class Trainer:
     # ---- restore ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.agent.tell_trainer(on.Attached(self.assign.epoch, self.local))
+        self.agent.tell_trainer(on.TrainerAttached(self.assign.epoch, self.local))
         parent = self.assign.parent
         if parent is None:
             self._restored(0, "none")
@@ -127,7 +127,9 @@ class Trainer:
         else:
             self.engine.say("rank {} of epoch {} cannot read {}: {}", self.rank, self.assign.epoch, save, content)
             absent = content == "absent"
-            self.agent.tell_trainer(on.RestoreImpossible(self.assign.epoch, self.local, parent, absent, str(content)))
+            self.agent.tell_trainer(
+                on.TrainerRestoreFailed(self.assign.epoch, self.local, parent, absent, str(content))
+            )
 
     def _try(self, save: RankSave, sources: list[Any], seen: dict[str, int], done: Callable[[Any], None]) -> None:
         if not sources:
@@ -171,7 +173,7 @@ class Trainer:
         self.step = step
         self.state = self.simulation.oracle.state_at(parent) if parent else 0
         self.restored = True
-        self.agent.tell_trainer(on.Restored(self.assign.epoch, self.local, source, self.engine.now))
+        self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now))
         self._next()
 
     # ---- stepping ---------------------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class Trainer:
 
     def _finish_program(self) -> None:
         self.done = True
-        self.agent.tell_trainer(on.Closed(self.assign.epoch, self.local))
+        self.agent.tell_trainer(on.TrainerClosed(self.assign.epoch, self.local))
         self.engine.after(0.01, self.process, self.exit, 0, "", False)
 
     # ---- what the agent asks ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.fakes.fake_coordinator import assignment
 from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
-from surefoot.agent.state_machine import Life, advance
+from surefoot.agent.state_machine import AgentState, transition
 from surefoot.protocol.messages import Assign
 
 
@@ -15,12 +15,12 @@ def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int 
     return replace(assignment(epoch, 0, 1, local_ranks=ranks), hosts_store=hosts, store=store)
 
 
-def live(*events: Event, life: Life | None = None) -> tuple[Life, list[Command]]:
+def live(*events: Event, life: AgentState | None = None) -> tuple[AgentState, list[Command]]:
     """The life after these events, and everything it decided."""
-    life = life or Life()
+    life = life or AgentState()
     said: list[Command] = []
     for event in events:
-        life, commands = advance(life, event)
+        life, commands = transition(life, event)
         said += commands
     return life, said
 
@@ -29,9 +29,9 @@ def sent(commands: list[Command]) -> list[object]:
     return [c.message for c in commands if isinstance(c, on.Send)]
 
 
-def running(epoch: int = 1, ranks: int = 2) -> Life:
+def running(epoch: int = 1, ranks: int = 2) -> AgentState:
     life, _ = live(on.WarmChanged(True), on.Assigned(assign(epoch, ranks=ranks)), on.StoreUp(epoch, "h:1"))
-    life, _ = live(*(on.Attached(epoch, i) for i in range(ranks)), life=life)
+    life, _ = live(*(on.TrainerAttached(epoch, i) for i in range(ranks)), life=life)
     assert life.alive
     return life
 

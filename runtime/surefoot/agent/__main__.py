@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from surefoot.agent.coordinator import credentials as identity
-from surefoot.agent.process import Shell
+from surefoot.agent.process import AgentProcess
 from surefoot.agent.scratch_dirs import own_scratch
 from surefoot.errors import SurefootError
 from surefoot.logs import begin_logs
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _live(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    return await Shell(settings, command, environment).run()
+    return await AgentProcess(settings, command, environment).run()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.agent.state import Parting
+from surefoot.agent.state import Departure
 from surefoot.ipc.messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
@@ -62,14 +62,14 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class PartAsked:
+class DepartureAsked:
     """SIGTERM: as LeaveAsked, but the world may be left in order: trainers go on to the halt that is named now.
 
     Asking again changes nothing: a container's runtime may repeat the signal.
     """
 
     exit_code: int
-    parting: Parting
+    departure: Departure
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TrainerExited:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class TrainerAttached:
     epoch: int
     local: int
 
@@ -132,7 +132,7 @@ class HoldReached:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class TrainerRestored:
     epoch: int
     local: int
     source: str
@@ -140,7 +140,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreImpossible:
+class TrainerRestoreFailed:
     epoch: int
     local: int
     checkpoint: Checkpoint
@@ -149,7 +149,7 @@ class RestoreImpossible:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class TrainerClosed:
     """The trainer said that it is done with the agent; it may take its time to exit."""
 
     epoch: int
@@ -185,17 +185,17 @@ Event = (
     | HoldAsked
     | LevelAsked
     | LeaveAsked
-    | PartAsked
+    | DepartureAsked
     | StoreUp
     | StoreLost
     | TrainerExited
-    | Attached
+    | TrainerAttached
     | StepDone
     | HoldAnswered
     | HoldReached
-    | Restored
-    | RestoreImpossible
-    | Closed
+    | TrainerRestored
+    | TrainerRestoreFailed
+    | TrainerClosed
     | Flushed
     | StacksTaken
     | Ticked

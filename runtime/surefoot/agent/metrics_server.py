@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from surefoot import metrics
-from surefoot.agent.memory.save_progress import SaveBook
-from surefoot.agent.state_machine import Life
-from surefoot.ipc.metric_deltas import Sums
+from surefoot.agent.memory.save_progress import SaveTracker
+from surefoot.agent.state_machine import AgentState
+from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.settings import AgentSettings
 
 _log = logging.getLogger(__name__)
@@ -31,19 +31,19 @@ FOLDER = "metrics"
 """Of the run folder: where exporters on ports that nobody chose say them, in the form of Prometheus' file_sd."""
 
 
-class Shown(Protocol):
+class AgentView(Protocol):
     """What of the agent is shown beside what it counted."""
 
     @property
-    def life(self) -> Life: ...
+    def state(self) -> AgentState: ...
     @property
-    def book(self) -> SaveBook: ...
+    def tracker(self) -> SaveTracker: ...
 
 
-class PodFigures(Collector):
+class PodMetrics(Collector):
     """Everything of one worker, as one exposition."""
 
-    def __init__(self, labels: Mapping[str, str], sums: Sums, shown: Shown) -> None:
+    def __init__(self, labels: Mapping[str, str], sums: MetricSums, shown: AgentView) -> None:
         self._labels, self._sums, self._shown = labels, sums, shown
 
     def collect(self) -> Iterable[Metric]:
@@ -52,21 +52,21 @@ class PodFigures(Collector):
         yield from (_labelled(family, self._labels) for family in PROCESS_COLLECTOR.collect())
 
     def _look(self) -> None:
-        life = self._shown.life
-        metrics.epoch.set(life.running)
-        metrics.step.set(life.step)
-        metrics.loss.set(math.nan if life.loss is None else life.loss)
-        metrics.pending.set(len(self._shown.book.pending()))
-        metrics.level.set(life.reported_level)
+        state = self._shown.state
+        metrics.epoch.set(state.running)
+        metrics.step.set(state.step)
+        metrics.loss.set(math.nan if state.loss is None else state.loss)
+        metrics.pending.set(len(self._shown.tracker.pending()))
+        metrics.level.set(state.reported_level)
 
 
 class Exporter:
     """`start`, then `close`. Nothing is served where the settings name no port."""
 
-    def __init__(self, settings: AgentSettings, sums: Sums, shown: Shown) -> None:
+    def __init__(self, settings: AgentSettings, sums: MetricSums, shown: AgentView) -> None:
         self._settings = settings
         worker = {"namespace": settings.job_namespace, "job": settings.job_name, "worker": str(settings.index)}
-        self._figures = PodFigures(worker, sums, shown)
+        self._figures = PodMetrics(worker, sums, shown)
         self._runner: web.AppRunner | None = None
         self._told: Path | None = None
 
@@ -97,13 +97,13 @@ class Exporter:
         _log.info("metrics at http://%s:%d/metrics", settings.host, port)
         if settings.metrics_port == 0:
             worker = f"worker-{settings.index}-{settings.attempt}.json"
-            self._told = tell(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
+            self._told = write_scrape_target(Path(settings.run_folder) / FOLDER / worker, settings.host, port)
 
     async def _answer(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def tell(path: Path, host: str, port: int) -> Path:
+def write_scrape_target(path: Path, host: str, port: int) -> Path:
     """Writes where an exporter answers, for `file_sd_configs`: whole, so that nobody reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")

@@ -17,22 +17,22 @@ from pathlib import Path
 from surefoot.agent import events as on
 from surefoot.agent.coordinator import credentials as identity
 from surefoot.agent.coordinator import leaderless as keeping
-from surefoot.agent.coordinator.client import CoordinatorLine, TurnedAway
-from surefoot.agent.coordinator.requests import Chores, Places
-from surefoot.agent.memory.arenas import Staging, StagingWatcher
-from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.coordinator.client import AgentRefused, CoordinatorClient
+from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
+from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
-from surefoot.agent.state import Parting
-from surefoot.agent.state_machine import Life, advance
-from surefoot.agent.step_ledger import Ledger
-from surefoot.agent.trainer_handler import Reception
+from surefoot.agent.state import Departure
+from surefoot.agent.state_machine import AgentState, transition
+from surefoot.agent.step_ledger import StepLedger
+from surefoot.agent.trainer_handler import TrainerSessionHandler
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans, adopt_orphans
-from surefoot.agent.trainers.supervisor import Trainers
-from surefoot.agent.unexpected_errors import Mishaps
+from surefoot.agent.trainers.supervisor import TrainerSupervisor
+from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.errors import SurefootError
 from surefoot.ipc import messages as line
-from surefoot.ipc.metric_deltas import Sums
+from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.server import TrainerLine
 from surefoot.launcher.command import with_own_interpreter
 from surefoot.launcher.start import Hosted, Starter
@@ -53,13 +53,13 @@ def _later(call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(_AGAIN_SECONDS, call)
 
 
-class Shell:
+class AgentProcess:
     """One agent, from its start to its exit code."""
 
     def __init__(self, settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._settings = settings
         self.incarnation = secrets.token_hex(8)
-        self.life = Life(step_timeout_seconds=settings.step_timeout_seconds)
+        self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._store: tuple[int, Hosted] | None = None
@@ -69,26 +69,28 @@ class Shell:
         logs = scratch / "logs" / worker
         logs.mkdir(parents=True, exist_ok=True)
         path = folder / f"{worker}.sock"
-        self.figures = Sums()
-        self._exporter = Exporter(settings, self.figures, self)
+        self.sums = MetricSums()
+        self._exporter = Exporter(settings, self.sums, self)
         self._forwarder = LogForwarder()
-        self._line = CoordinatorLine(
+        self._line = CoordinatorClient(
             settings.coordinator_url, self._hello, self._heartbeat, self._from_coordinator, identity.trust(settings)
         )
-        self._reception = Reception(self, settings.job, Ledger(scratch / "ledger" / f"{worker}.jsonl", _later))
-        watcher = StagingWatcher(self._reception.slot_freed, self._line.beat, self.notice)
-        self.staging = Staging(self.incarnation, settings.job, watcher)
+        self._trainer_handler = TrainerSessionHandler(
+            self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
+        )
+        watcher = StagingWatcher(self._trainer_handler.slot_freed, self._line.beat, self.notice)
+        self.staging = StagingMemory(self.incarnation, settings.job, watcher)
         self._starter = Starter(
             command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
         )
         self._orphans = Orphans(self._starter.own)
-        self._trainers = Trainers(
+        self._trainers = TrainerSupervisor(
             self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
         )
-        self.trainer_line = TrainerLine(path, self._reception.admit, self._reception.hear)
-        places = Places(self.staging.open_tier, self.staging.holders)
-        self._mishaps = Mishaps()
-        self._chores = Chores(settings.job, places, self._line.send)
+        self.trainer_line = TrainerLine(path, self._trainer_handler.admit, self._trainer_handler.hear)
+        places = SaveLocations(self.staging.open_tier, self.staging.holders)
+        self._unexpected = UnexpectedErrors()
+        self._requests = CoordinatorRequests(settings.job, places, self._line.send)
 
     async def run(self) -> int:
         """The agent's life; returns its exit code."""
@@ -103,20 +105,20 @@ class Shell:
         self.spawn(self._talk())
         self.spawn(self._tick())
         self.spawn(self._keep())
-        self.spawn(self._chores.run())
-        self.spawn(self._chores.run_looks())
+        self.spawn(self._requests.run())
+        self.spawn(self._requests.run_looks())
         try:
             return await self._ended
         finally:
             await self._close()
 
     @property
-    def book(self) -> SaveBook:
-        return self.staging.book
+    def tracker(self) -> SaveTracker:
+        return self.staging.tracker
 
     def dispatch(self, event: on.Event) -> None:
         """The one way in: an event, its decision, its commands."""
-        self.life, commands = advance(self.life, event)
+        self.state, commands = transition(self.state, event)
         for command in commands:
             self._do(command)
 
@@ -140,9 +142,9 @@ class Shell:
             case on.TakeStacks(epoch):
                 self.spawn(self._take_stacks(epoch))
             case on.TellHold(hold):
-                self.trainer_line.tell(self.life.started, None, hold)
+                self.trainer_line.tell(self.state.started, None, hold)
             case on.TellLevel(level):
-                self.trainer_line.tell(self.life.started, None, line.LevelIs(level))
+                self.trainer_line.tell(self.state.started, None, line.LevelIs(level))
             case on.Retarget(holders):
                 self.staging.retarget(holders)
             case on.Flush(epoch):
@@ -158,7 +160,7 @@ class Shell:
         except (SurefootError, OSError) as error:
             self.dispatch(on.StoreLost(epoch, str(error)))
             return
-        if self.life.claimed > epoch:
+        if self.state.claimed > epoch:
             hosted.child.kill()
             return
         self._store = (epoch, hosted)
@@ -172,7 +174,7 @@ class Shell:
         try:
             found = await self._trainers.stacks()
         except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
-            found = self._mishaps.happened("taking stacks", error)
+            found = self._unexpected.record("taking stacks", error)
         self.dispatch(on.StacksTaken(epoch, found))
 
     def _stop_store(self, epoch: int) -> None:
@@ -191,12 +193,12 @@ class Shell:
     async def _talk(self) -> None:
         try:
             await self._line.run()
-        except TurnedAway as error:
+        except AgentRefused as error:
             _log.error("%s", error)
             self.dispatch(on.LeaveAsked(_TURNED_AWAY))
 
     def _hello(self) -> messages.Hello:
-        settings, life = self._settings, self.life
+        settings, state = self._settings, self.state
         return messages.Hello(
             job=settings.job.job,
             index=settings.index,
@@ -204,34 +206,34 @@ class Shell:
             incarnation=self.incarnation,
             node=settings.node,
             token=identity.token(settings),
-            epoch=life.running,
-            stopped=life.stopped,
-            warm=life.warm,
-            store=life.store,
+            epoch=state.running,
+            stopped=state.stopped,
+            warm=state.warm,
+            store=state.store,
         )
 
     def _heartbeat(self) -> messages.Heartbeat:
-        life, book, needs = self.life, self.staging.book, self.staging.needs
-        saved, copies = book.saved(life.started, len(life.ranks))
+        state, tracker, needs = self.state, self.staging.tracker, self.staging.needs
+        saved, copies = tracker.saved(state.started, len(state.ranks))
         return messages.Heartbeat(
-            epoch=life.started,
-            stopped=life.stopped,
-            warm=life.warm,
-            step=life.step,
-            loss=life.loss,
-            step_seconds=life.step_seconds,
-            restored=life.restored,
-            pending=book.pending(),
+            epoch=state.started,
+            stopped=state.stopped,
+            warm=state.warm,
+            step=state.step,
+            loss=state.loss,
+            step_seconds=state.step_seconds,
+            restored=state.restored,
+            pending=tracker.pending(),
             saved=saved,
             copies=copies,
-            level=life.reported_level,
-            stall_seconds=life.stall_seconds,
-            restored_from=life.restored_from,
+            level=state.reported_level,
+            stall_seconds=state.stall_seconds,
+            restored_from=state.restored_from,
             save_bytes=needs.save_bytes,
             unstaged=needs.unstaged,
-            settled=book.settled(life.started, len(life.ranks), life.settled),
-            ended=life.ended,
-            leaving=life.leaving is not None,
+            settled=tracker.settled(state.started, len(state.ranks), state.settled),
+            ended=state.ended,
+            leaving=state.leaving is not None,
         )
 
     def _from_coordinator(self, message: messages.ToAgent) -> None:
@@ -241,7 +243,7 @@ class Shell:
             case messages.Assign():
                 self.dispatch(on.Assigned(message))
             case messages.Stop(epoch=epoch, reason=reason):
-                if epoch > self.life.claimed:
+                if epoch > self.state.claimed:
                     _log.info("epoch %d is claimed: %s", epoch, reason)
                 self.dispatch(on.StopAsked(epoch))
             case messages.Holders():
@@ -254,11 +256,11 @@ class Shell:
                 _log.info("retiring: %s", reason)
                 self.dispatch(on.LeaveAsked(code))
             case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
-                self._chores.ask(message)
+                self._requests.ask(message)
             case messages.LookAtHolders():
-                self._chores.look(message)
+                self._requests.look(message)
             case messages.PromoteSave():
-                self._chores.promote(message)
+                self._requests.promote(message)
             case messages.Refused():
                 pass  # the line itself acts on it
 
@@ -275,7 +277,7 @@ class Shell:
             self.dispatch(on.LeaveAsked(128 + number))
             return
         share = self._settings.termination_grace_seconds * _PART_SHARE
-        self.dispatch(on.PartAsked(128 + number, Parting(now + min(_WORD_SECONDS, share), now + share)))
+        self.dispatch(on.DepartureAsked(128 + number, Departure(now + min(_WORD_SECONDS, share), now + share)))
 
     async def _tick(self) -> None:
         pause = min(_TICK_SECONDS, self._settings.step_timeout_seconds / 4)
@@ -288,12 +290,12 @@ class Shell:
         """Looks after the memory tier while no coordinator does."""
         while True:
             await asyncio.sleep(keeping.ROUND_SECONDS)
-            assign = keeping.in_charge(self.life, self._line.away_seconds())
+            assign = keeping.in_charge(self.state, self._line.away_seconds())
             if assign is not None:
                 try:
                     kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
                 except Exception as error:  # noqa: BLE001  the next round may do better
-                    self._mishaps.happened("looking after the memory tier", error)
+                    self._unexpected.record("looking after the memory tier", error)
                     continue
                 _log.info("no coordinator: watermark %s, %d saves dropped", kept.watermark, kept.dropped)
                 for problem in kept.problems:
@@ -322,7 +324,7 @@ class Shell:
         await self._starter.close()
         await self._exporter.close()
         await self.trainer_line.close()
-        await self._chores.close()
+        await self._requests.close()
         await self.staging.close()
-        self._reception.close()
+        self._trainer_handler.close()
         await asyncio.to_thread(self._forwarder.close)

@@ -15,7 +15,7 @@ _START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class LocalRank:
     """One local trainer of the started epoch."""
 
     local: int
@@ -34,7 +34,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Departure:
     """How long trainers of a worker that is to end go on: until `word_by`, and from the first word of a halt until `part_by`."""
 
     word_by: float
@@ -42,7 +42,7 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class AgentState:
     """Everything an agent knows that its decisions depend on."""
 
     step_timeout_seconds: float = 600.0
@@ -54,7 +54,7 @@ class Life:
     assign: Assign | None = None
     started: int = 0
     """Newest epoch whose trainers were started: once each."""
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[LocalRank, ...] = ()
     killing: bool = False
     store: str | None = None
     store_epoch: int = 0
@@ -70,14 +70,14 @@ class Life:
     ticked_at: float = 0.0
     begun_at: float | None = None
     """First tick of the started epoch's trainers."""
-    last_word: Exited | None = None
+    exit_report: Exited | None = None
     """What is said of the trainers once their stacks are taken, and before they are killed."""
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False
     leaving: int | None = None
     """Exit code, once this worker is to end."""
-    parting: Parting | None = None
+    departure: Departure | None = None
     """While it is to end and its trainers go on, for the world to be left in order."""
     gone: bool = False
 
@@ -106,7 +106,7 @@ class Life:
         return tuple(r.rank for r in self.ranks if r.code == 0)
 
     @property
-    def stands(self) -> bool:
+    def stalled(self) -> bool:
         """Whether the trainers stand still for no reason that is known here, so that where they stand is worth asking."""
         if not self.alive or any(r.held is not None or r.closed for r in self.ranks):
             return False

@@ -24,7 +24,7 @@ MOST_WAITING = 20_000
 """Lines: some megabytes, and hours of a full disk where steps take a second."""
 
 
-class Ledger:
+class StepLedger:
     """Appends to `{scratch_folder}/ledger/worker-INDEX-ATTEMPT.jsonl`, a line at a time.
 
     `later` calls what it is given some seconds later: lines that wait must not wait for the next step, which may wait

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from surefoot import metrics
 from surefoot.agent import events as on
-from surefoot.agent.memory.arenas import Staging
-from surefoot.agent.state_machine import Life
-from surefoot.agent.step_ledger import Ledger
+from surefoot.agent.memory.arenas import StagingMemory
+from surefoot.agent.state_machine import AgentState
+from surefoot.agent.step_ledger import StepLedger
 from surefoot.ipc import messages as line
 from surefoot.ipc.memfd import SLOTS
-from surefoot.ipc.metric_deltas import Sums
+from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.server import Trainer, TrainerLine
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import JobSettings
@@ -31,10 +31,10 @@ class Agent(Protocol):
     """The shell, as far as it is needed here."""
 
     incarnation: str
-    life: Life
-    staging: Staging
+    state: AgentState
+    staging: StagingMemory
     trainer_line: TrainerLine
-    figures: Sums
+    sums: MetricSums
 
     def dispatch(self, event: on.Event) -> None: ...
 
@@ -43,10 +43,10 @@ class Agent(Protocol):
     def notice(self, reason: str, text: str) -> None: ...
 
 
-class Reception:
+class TrainerSessionHandler:
     """`admit` and `hear` are called by the trainer line, `slot_freed` by staging."""
 
-    def __init__(self, agent: Agent, job: JobSettings, ledger: Ledger) -> None:
+    def __init__(self, agent: Agent, job: JobSettings, ledger: StepLedger) -> None:
         self._agent = agent
         self._job = job
         self._ledger = ledger
@@ -55,11 +55,11 @@ class Reception:
 
     def admit(self, attach: line.Attach) -> line.Attached | str:
         """The epoch, for a trainer of it; why not, for any other."""
-        life, assign = self._agent.life, self._agent.life.assign
+        state, assign = self._agent.state, self._agent.state.assign
         who = f"rank {attach.rank} of epoch {attach.epoch} (pid {attach.pid})"
-        if assign is None or attach.epoch != life.started or assign.epoch != life.started or life.killing:
-            return f"{who} does not belong to epoch {life.claimed}"
-        rank = next((r for r in life.ranks if r.rank == attach.rank and r.alive), None)
+        if assign is None or attach.epoch != state.started or assign.epoch != state.started or state.killing:
+            return f"{who} does not belong to epoch {state.claimed}"
+        rank = next((r for r in state.ranks if r.rank == attach.rank and r.alive), None)
         if rank is None:
             return f"{who} is none of this worker's"
         speaker = self._attached.get((attach.epoch, attach.rank), attach.pid)
@@ -70,7 +70,7 @@ class Reception:
             )
         self._attached = {key: pid for key, pid in self._attached.items() if key[0] == attach.epoch}
         self._attached[attach.epoch, attach.rank] = attach.pid
-        self._agent.dispatch(on.Attached(life.started, rank.local))
+        self._agent.dispatch(on.TrainerAttached(state.started, rank.local))
         job = self._job
         return line.Attached(
             job=job.job,
@@ -85,15 +85,15 @@ class Reception:
             replicas=assign.replicas,
             interval_steps=job.interval_steps,
             persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
-            level=life.level,
+            level=state.level,
             older_job=assign.older_job,
         )
 
     def hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
         """A word of an attached trainer; one of an older epoch says nothing any more."""
-        life, dispatch, epoch = self._agent.life, self._agent.dispatch, trainer.epoch
-        local = next((r.local for r in life.ranks if r.rank == trainer.rank), None)
-        if local is None or epoch != life.started:
+        state, dispatch, epoch = self._agent.state, self._agent.dispatch, trainer.epoch
+        local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
+        if local is None or epoch != state.started:
             return
         match message:
             case line.Stepped():
@@ -104,7 +104,7 @@ class Reception:
                 dispatch(on.StepDone(epoch, local, *done, at=time.monotonic(), settled=message.settled))
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
-                self._agent.staging.stage(local, save, life.assign.world if life.assign is not None else 0, message)
+                self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
             case line.WantLeft(checkpoint=checkpoint):
@@ -115,31 +115,31 @@ class Reception:
             case line.Holding(step=step):
                 dispatch(on.HoldReached(epoch, local, step))
             case line.RestoreDone(source=source):
-                dispatch(on.Restored(epoch, local, source, time.monotonic()))
+                dispatch(on.TrainerRestored(epoch, local, source, time.monotonic()))
             case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
-                dispatch(on.RestoreImpossible(epoch, local, checkpoint, absent, detail))
+                dispatch(on.TrainerRestoreFailed(epoch, local, checkpoint, absent, detail))
             case line.Say(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
             case line.Counted(grown=grown):
-                self._agent.figures.add(grown)
+                self._agent.sums.add(grown)
             case line.Closing():
-                dispatch(on.Closed(epoch, local))
+                dispatch(on.TrainerClosed(epoch, local))
             case line.Attach():
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
 
     def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
         """A drain ended: the trainer that has this memory now may write there again."""
-        life = self._agent.life
-        rank = next((r.rank for r in life.ranks if r.local == local), None)
+        state = self._agent.state
+        rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:
-            self._agent.trainer_line.tell(life.started, rank, line.SlotFreed(slot, step, ok))
+            self._agent.trainer_line.tell(state.started, rank, line.SlotFreed(slot, step, ok))
 
     def close(self) -> None:
         self._ledger.close()
 
     async def _give_memory(self, trainer: Trainer, local: int, slot_bytes: int) -> None:
         try:
-            given = await self._agent.staging.give(local, slot_bytes, len(self._agent.life.ranks))
+            given = await self._agent.staging.give(local, slot_bytes, len(self._agent.state.ranks))
         except OSError as error:
             trainer.tell(line.ArenaRefused(error.strerror or str(error)))
             return

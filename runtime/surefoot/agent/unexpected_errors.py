@@ -13,13 +13,13 @@ from surefoot import metrics
 _log = logging.getLogger(__name__)
 
 
-class Mishaps:
+class UnexpectedErrors:
     """What happened so far, by the work that it cost."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, type[Exception]]] = set()
 
-    def happened(self, work: str, error: Exception) -> str:
+    def record(self, work: str, error: Exception) -> str:
         """Counts it, logs it if it is the first of its kind; returns one sentence. Called where it was caught."""
         metrics.fallbacks.labels(what="chore_failed").inc()
         if (work, type(error)) not in self._told:

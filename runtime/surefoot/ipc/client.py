@@ -26,7 +26,7 @@ from surefoot.ipc.backend import Left
 from surefoot.ipc.framing import Unframer, framed
 from surefoot.ipc.memfd import map_whole
 from surefoot.ipc.messages import Attached, Staged, Stepped
-from surefoot.ipc.metric_deltas import Growth
+from surefoot.ipc.metric_deltas import MetricGrowth
 from surefoot.ipc.stacks import install
 from surefoot.ipc.staged_replies import LeftAnswers
 from surefoot.protocol.identities import Checkpoint
@@ -47,7 +47,7 @@ class AgentLink:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = threading.Lock()
-        self._growth = Growth(metrics.FAMILIES)
+        self._growth = MetricGrowth(metrics.FAMILIES)
         self._uncounted, self._count_at = False, 0.0
         self._counting = threading.Lock()
         """What one thread has taken is sent before another takes the rest, and says goodbye."""

@@ -1,6 +1,6 @@
 """How a trainer's counts reach its agent: what grew since it last said, and the agent's sums of that.
 
-A trainer calls `Growth.taken` within a second or so of saves, and after a restore; the agent adds it to `Sums` and shows both
+A trainer calls `MetricGrowth.taken` within a second or so of saves, and after a restore; the agent adds it to `MetricSums` and shows both
 as one. Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed
 trainer had not said yet is lost with it.
 """
@@ -23,7 +23,7 @@ MOST_SERIES = 1000
 """A trainer that names more than so many is not believed: the agent's memory is bounded."""
 
 
-class Growth:
+class MetricGrowth:
     """Of this process' counts, since it was made or last taken. Safe for several threads."""
 
     def __init__(self, families: Sequence[Collector]) -> None:
@@ -41,7 +41,7 @@ class Growth:
         return tuple((name, dict(labels), by) for (name, labels), by in grown)
 
 
-class Sums:
+class MetricSums:
     """What all trainers of this agent, past and present, have said. Used on the agent's loop."""
 
     def __init__(self) -> None:

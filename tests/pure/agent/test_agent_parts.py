@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support.fakes.fake_coordinator import assignment
 from surefoot.agent.memory import save_progress as saves
-from surefoot.agent.memory.save_progress import SaveBook
-from surefoot.agent.trainers.environment import Place, trainer_environment
+from surefoot.agent.memory.save_progress import SaveTracker
+from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.errors import ProtocolError
 from surefoot.ipc.framing import LARGEST, Unframer, framed
 from surefoot.launcher.command import Program, forkable, with_own_interpreter
@@ -62,7 +62,7 @@ ASSIGN = replace(assignment(7, 2, 3, local_ranks=2), restarts=1, lineage=(), sto
 
 def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:
     base = {"SUREFOOT_TOKEN": "secret", "SUREFOOT_COORDINATOR_URL": "ws://x", "SUREFOOT_JOB_UID": "u", "MINE": "1"}
-    found = trainer_environment(base, Place(ASSIGN, 1, "[::1]:99", "/run/a.sock", "/run/e.json"))
+    found = trainer_environment(base, TrainerPlace(ASSIGN, 1, "[::1]:99", "/run/a.sock", "/run/e.json"))
     wanted = {
         "RANK": "5",
         "LOCAL_RANK": "1",
@@ -83,7 +83,9 @@ def test_a_trainer_finds_what_it_finds_under_torchrun() -> None:
     assert wanted.items() <= found.items()
     assert "secret" not in found.values(), "a trainer has no business with the coordinator"
     assert "SUREFOOT_COORDINATOR_URL" not in found
-    assert trainer_environment({"OMP_NUM_THREADS": "4"}, Place(ASSIGN, 0, "h:1", "", ""))["OMP_NUM_THREADS"] == "4"
+    assert (
+        trainer_environment({"OMP_NUM_THREADS": "4"}, TrainerPlace(ASSIGN, 0, "h:1", "", ""))["OMP_NUM_THREADS"] == "4"
+    )
 
 
 @given(st.lists(st.binary(max_size=50), max_size=10), st.integers(1, 7))
@@ -115,7 +117,7 @@ def run():
 
 def test_a_save_is_pending_until_every_rank_is_done_and_saved_once_all_are_written() -> None:
     first, second = RankSave(3, 10, 0), RankSave(3, 10, 1)
-    book = saves.staged(saves.staged(SaveBook(), first), second)
+    book = saves.staged(saves.staged(SaveTracker(), first), second)
     assert book.pending() == (Checkpoint(3, 10),)
     book = saves.freed(saves.written(saves.written(book, first, 1), first, 2), first)
     assert book.pending() == (Checkpoint(3, 10),)
@@ -128,12 +130,12 @@ def test_a_save_is_pending_until_every_rank_is_done_and_saved_once_all_are_writt
 
 def test_a_save_that_was_given_up_is_neither_pending_nor_saved() -> None:
     save = RankSave(3, 10, 0)
-    book = saves.freed(saves.staged(SaveBook(), save), save)
+    book = saves.freed(saves.staged(SaveTracker(), save), save)
     assert (book.pending(), book.saved(3, 1)) == ((), (None, 0))
 
 
 def test_the_book_forgets_what_is_long_overtaken() -> None:
-    book = SaveBook()
+    book = SaveTracker()
     for step in range(1000):
         save = RankSave(1, step, 0)
         book = saves.freed(saves.written(saves.staged(book, save), save, 2), save)
@@ -149,7 +151,7 @@ def test_what_is_said_to_be_missed_is_on_no_holder_and_everything_recent_that_is
     saves_of: list[tuple[int, str]], two_ranks: bool
 ) -> None:
     ranks = (0, 1) if two_ranks else (0,)
-    book, missed = SaveBook(), set()
+    book, missed = SaveTracker(), set()
     for step, (rank, fate) in enumerate(saves_of, 1):
         for one in ranks:
             save = RankSave(4, step, one)
@@ -168,6 +170,6 @@ def test_what_is_said_to_be_missed_is_on_no_holder_and_everything_recent_that_is
 
 
 def test_a_worker_that_never_staged_anything_misses_every_step_behind_it() -> None:
-    told = SaveBook().settled(1, 1, 500)
+    told = SaveTracker().settled(1, 1, 500)
     assert all(map(told.misses, (1, 10, 500)))
     assert not told.misses(501)

@@ -8,7 +8,7 @@ import pytest
 
 from support.servers.certificates import authority
 from surefoot.agent.coordinator import credentials as identity
-from surefoot.agent.memory.limits import Demand, Room, require, returning, room
+from surefoot.agent.memory.limits import MemoryHeadroom, StagingDemand, read_headroom, require, with_released
 from surefoot.agent.scratch_dirs import placed
 from surefoot.errors import ConfigurationError
 from surefoot.settings import agent_settings
@@ -62,36 +62,38 @@ def machine(folder: Path, kilobytes: int) -> Path:
 
 
 def test_room_is_what_the_limit_leaves_without_what_can_be_given_back(tmp_path: Path) -> None:
-    found = room(groups(tmp_path, "1000", 700, 200), machine(tmp_path, 10))
-    assert found == Room(free=500, limit=1000, used=500)
+    found = read_headroom(groups(tmp_path, "1000", 700, 200), machine(tmp_path, 10))
+    assert found == MemoryHeadroom(free=500, limit=1000, used=500)
 
 
 def test_without_a_limit_the_machine_s_room_counts(tmp_path: Path) -> None:
-    assert room(groups(tmp_path, "max", 700, 0), machine(tmp_path, 2)) == Room(free=2048, limit=None, used=0)
-    assert room(tmp_path / "none", tmp_path / "none") is None
+    assert read_headroom(groups(tmp_path, "max", 700, 0), machine(tmp_path, 2)) == MemoryHeadroom(
+        free=2048, limit=None, used=0
+    )
+    assert read_headroom(tmp_path / "none", tmp_path / "none") is None
 
 
 def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    require(Demand(2, (250,)), Room(500, 1000, 500))
-    require(Demand(2, (10**15,)), None)
+    require(StagingDemand(2, (250,)), MemoryHeadroom(500, 1000, 500))
+    require(StagingDemand(2, (10**15,)), None)
     refused = (
         r"2 slots of 1\.20 GB for 4 ranks, 9\.60 GB of staging memory, do not fit: the container's memory limit is"
     )
     refused += r" 8\.00 GB and 3\.10 GB are in use; raise resources\.limits\.memory of the trainer by 4\.70 GB or more"
     with pytest.raises(OSError, match=refused):
-        require(Demand(2, (1_200_000_000,) * 4), Room(4_900_000_000, 8_000_000_000, 3_100_000_000))
+        require(StagingDemand(2, (1_200_000_000,) * 4), MemoryHeadroom(4_900_000_000, 8_000_000_000, 3_100_000_000))
     with pytest.raises(OSError, match=r"2 slots of up to 6 bytes for 2 ranks, 18 bytes.*the machine has 10 bytes left"):
-        require(Demand(2, (6, 3)), Room(10, None, 0))
+        require(StagingDemand(2, (6, 3)), MemoryHeadroom(10, None, 0))
     with pytest.raises(OSError, match="the machine has 10 bytes left"):
-        require(Demand(2, (6,)), Room(10, 1000, 0))
+        require(StagingDemand(2, (6,)), MemoryHeadroom(10, 1000, 0))
 
 
 def test_memory_that_is_given_back_first_counts_as_free() -> None:
-    found = Room(100, 1000, 900)
+    found = MemoryHeadroom(100, 1000, 900)
     with pytest.raises(OSError, match="do not fit"):
-        require(Demand(2, (150,)), found)
-    require(Demand(2, (150,)), returning(found, 200))
-    assert returning(None, 200) is None
+        require(StagingDemand(2, (150,)), found)
+    require(StagingDemand(2, (150,)), with_released(found, 200))
+    assert with_released(None, 200) is None
 
 
 def test_a_token_s_file_is_read_each_time(tmp_path: Path) -> None:

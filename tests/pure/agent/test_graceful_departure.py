@@ -7,10 +7,10 @@ import pytest
 from support.lives import live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.events import Event
-from surefoot.agent.state import Parting
+from surefoot.agent.state import Departure
 from surefoot.protocol.messages import Finished, Held, Hold, HoldAnswer, Stopped
 
-PART = on.PartAsked(143, Parting(word_by=105.0, part_by=110.0))
+PART = on.DepartureAsked(143, Departure(word_by=105.0, part_by=110.0))
 
 
 def test_a_worker_that_is_to_end_trains_until_its_world_is_left_in_order() -> None:
@@ -51,7 +51,7 @@ def test_a_worker_that_is_to_end_waits_no_longer_than_somebody_sees_to_it(word: 
 
 def test_a_signal_that_is_repeated_changes_nothing() -> None:
     life, _ = live(PART, on.HoldAsked(Hold(1, 8, "propose")), life=running(ranks=1))
-    again = on.PartAsked(143, Parting(word_by=105.5, part_by=110.5))
+    again = on.DepartureAsked(143, Departure(word_by=105.5, part_by=110.5))
     assert live(again, life=life) == (life, [])
 
 

@@ -12,8 +12,8 @@ from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.coordinator.leaderless import in_charge
 from surefoot.agent.events import Event
-from surefoot.agent.state import Parting
-from surefoot.agent.state_machine import Life, advance
+from surefoot.agent.state import Departure
+from surefoot.agent.state_machine import AgentState, transition
 from surefoot.ipc.messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
@@ -216,7 +216,9 @@ def test_a_rank_that_ended_well_is_told_of_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [on.HoldReached(1, 0, 2), on.Closed(1, 0), on.TrainerExited(1, 0, 0)], ids=["held", "closed", "done"]
+    "event",
+    [on.HoldReached(1, 0, 2), on.TrainerClosed(1, 0), on.TrainerExited(1, 0, 0)],
+    ids=["held", "closed", "done"],
 )
 def test_whoever_waits_or_is_done_does_not_hang(event: Event) -> None:
     life = replace(running(), step_timeout_seconds=10.0)
@@ -264,18 +266,18 @@ def test_changed_holders_are_kept_for_trainers_that_attach_later() -> None:
 
 
 def test_restoring_is_done_when_every_rank_is() -> None:
-    life, _ = live(on.Restored(1, 0, "memory", 0.0), life=running())
+    life, _ = live(on.TrainerRestored(1, 0, "memory", 0.0), life=running())
     assert (life.restored, life.restored_from) == (False, None)
-    one, _ = live(on.Restored(1, 1, "memory", 0.0), life=life)
+    one, _ = live(on.TrainerRestored(1, 1, "memory", 0.0), life=life)
     assert (one.restored, one.restored_from) == (True, "memory")
-    two, _ = live(on.Restored(1, 1, "persistent", 0.0), life=life)
+    two, _ = live(on.TrainerRestored(1, 1, "persistent", 0.0), life=life)
     assert two.restored_from == "mixed"
-    none, _ = live(on.Restored(1, 0, "none", 0.0), on.Restored(1, 1, "none", 0.0), life=running())
+    none, _ = live(on.TrainerRestored(1, 0, "none", 0.0), on.TrainerRestored(1, 1, "none", 0.0), life=running())
     assert (none.restored, none.restored_from) == (True, None)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_reported_with_its_rank() -> None:
-    _, said = live(on.RestoreImpossible(1, 1, Checkpoint(0, 4), False, "bad"), life=running())
+    _, said = live(on.TrainerRestoreFailed(1, 1, Checkpoint(0, 4), False, "bad"), life=running())
     assert sent(said) == [UnreadableSave(1, Checkpoint(0, 4), 1, False, "bad")]
 
 
@@ -303,7 +305,7 @@ def test_a_step_is_settled_once_no_local_rank_can_save_it_any_more() -> None:
     assert life.settled == 29, "a copy of step 30 is still under way"
     life, _ = live(replace(step(1, 1, 42), settled=41), life=life)
     assert life.settled == 40
-    assert Life().settled == 0
+    assert AgentState().settled == 0
 
 
 def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only_while_nobody_leads() -> None:
@@ -313,7 +315,7 @@ def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only
     assert in_charge(replace(life, assign=replace(assign(1), group_rank=1)), 31.0) is None
     stopping, _ = live(on.StopAsked(2), life=life)
     assert in_charge(stopping, 31.0) is None
-    assert in_charge(Life(), 31.0) is None
+    assert in_charge(AgentState(), 31.0) is None
 
 
 epochs = st.integers(0, 4)
@@ -326,21 +328,21 @@ EVENTS = st.one_of(
     st.builds(on.StoreUp, epochs, st.just("h:1")),
     st.builds(on.StoreLost, epochs, st.just("gone")),
     st.builds(on.TrainerExited, epochs, locals_, st.sampled_from([0, 1, -9])),
-    st.builds(on.Attached, epochs, locals_),
+    st.builds(on.TrainerAttached, epochs, locals_),
     st.builds(step, epochs, locals_, st.integers(1, 9), st.floats(0, 100)),
     st.builds(on.HoldAsked, st.builds(Hold, epochs, st.integers(0, 9), st.sampled_from(["propose", "bind", "cancel"]))),
     st.builds(on.HoldAnswered, epochs, locals_, st.integers(0, 9), st.booleans()),
     st.builds(on.HoldReached, epochs, locals_, st.integers(0, 9)),
     st.builds(on.Flushed, epochs),
     st.builds(on.LeaveAsked, st.just(3)),
-    st.builds(on.PartAsked, st.just(4), st.builds(Parting, st.floats(0, 1000), st.floats(0, 2000))),
+    st.builds(on.DepartureAsked, st.just(4), st.builds(Departure, st.floats(0, 1000), st.floats(0, 2000))),
     st.builds(on.Ticked, st.floats(0, 2000)),
 )
 
 
 @given(st.lists(EVENTS, max_size=60))
 def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(events: list[Event]) -> None:
-    life, started, alive, exits = Life(), [], set(), 0
+    life, started, alive, exits = AgentState(), [], set(), 0
     stopped = 0
     for event in events:
         if isinstance(event, on.TrainerExited):
@@ -348,7 +350,7 @@ def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(
                 continue  # only what lives can die
             alive.discard((event.epoch, event.local))
         claimed = life.claimed
-        life, commands = advance(life, event)
+        life, commands = transition(life, event)
         assert life.claimed >= claimed
         for command in commands:
             match command:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.agent import step_ledger as ledger
-from surefoot.agent.step_ledger import Ledger
+from surefoot.agent.step_ledger import StepLedger
 from surefoot.ipc.messages import Stepped
 from surefoot_operator.cli.ledger import parse_line
 
@@ -43,7 +43,7 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> 
     timers: list[Callable[[], None]] = []
     later = timers.append
     disk = Disk(room=250)  # ends in the middle of a line
-    found = Ledger(tmp_path / "ledger" / "worker-0-1.jsonl", later, disk.write)
+    found = StepLedger(tmp_path / "ledger" / "worker-0-1.jsonl", later, disk.write)
     path = tmp_path / "ledger" / "worker-0-1.jsonl"
     for step in range(1, 11):
         found.write(1, 0, stepped(step))
@@ -68,7 +68,7 @@ def test_what_waits_is_bounded_and_said_once(
     monkeypatch.setattr(ledger, "MOST_WAITING", 3)
     later: Callable[[Callable[[], None]], None] = [].append
     disk = Disk(room=0)
-    found = Ledger(tmp_path / "worker-0-1.jsonl", later, disk.write)
+    found = StepLedger(tmp_path / "worker-0-1.jsonl", later, disk.write)
     for step in range(1, 9):
         found.write(1, 0, stepped(step))
     assert [record.message.count("cannot be written") for record in caplog.records] == [1, 0]

@@ -8,7 +8,7 @@ from typing import Any
 from simulator.mutations.mutation import LEFT, PAIRS, PARTED, RIVALS, ROUGH, Mutation, constant
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
-from surefoot.agent.state import Life
+from surefoot.agent.state import AgentState
 from surefoot.protocol import messages as said
 from surefoot_operator.coordinator import orders, sessions, speech
 from surefoot_operator.policy import plan, workers
@@ -16,7 +16,7 @@ from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import restart_budget as budget
 from surefoot_operator.policy.world import planned_change as planned
 
-_hold_answered, _advance, _assigned = orders._hold_answered, agent_life.advance, agent_life._assigned
+_hold_answered, _advance, _assigned = orders._hold_answered, agent_life.transition, agent_life._assigned
 _bound, _unsaid, _place = planned._bound, speech.unsaid, speech._place
 _rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
 
@@ -30,7 +30,7 @@ def _one_will_do(order: orders.Orders, worker: Any, answer: said.HoldAnswer) -> 
     return replace(after, hold=orders.Hold(replace(hold.seen, state="Bound"), frozenset()))
 
 
-def _one_rank_will_do(life: Life, mine: Any, event: on.HoldAnswered) -> Any:
+def _one_rank_will_do(life: AgentState, mine: Any, event: on.HoldAnswered) -> Any:
     """An agent accepts a halt once one of its ranks has."""
     after, said_now = _rank_answered(life, mine, event)
     if event.accepted and life.hold is not None and life.hold.step == event.step:
@@ -38,25 +38,25 @@ def _one_rank_will_do(life: Life, mine: Any, event: on.HoldAnswered) -> Any:
     return after, said_now
 
 
-def _any_epoch(life: Life, assign: said.Assign) -> Any:
+def _any_epoch(life: AgentState, assign: said.Assign) -> Any:
     """An agent follows whatever assignment it hears last, also one of an older epoch."""
     if assign.epoch < life.claimed:
         life = replace(life, claimed=assign.epoch, started=min(life.started, assign.epoch - 1))
     return _assigned(life, assign)
 
 
-def _goes_on(life: Life, epoch: int) -> Life:
+def _goes_on(life: AgentState, epoch: int) -> AgentState:
     """A claim does not take back what an agent was told before."""
     return replace(_claim(life, epoch), assign=life.assign)
 
 
-def _tells_once(life: Life, event: on.Event) -> Any:
+def _tells_once(life: AgentState, event: on.Event) -> Any:
     """What an agent had to say is not said again to whoever answers next."""
     after, commands = _advance(life, event)
     return after, tuple(c for c in commands if not (isinstance(event, on.Welcomed) and isinstance(c, on.Send)))
 
 
-def _twice(life: Life) -> Any:
+def _twice(life: AgentState) -> Any:
     """Trainers that ended are started again in the same epoch."""
     if life.started and life.started == life.claimed and not life.alive and any(r.code for r in life.ranks):
         life = replace(life, started=life.started - 1)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from surefoot.agent.coordinator.requests import Chores, Places
+from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.protocol.messages import FromAgent, Listing, ListPersistent
 from surefoot.settings import JobSettings
 
@@ -16,7 +16,7 @@ def answers(job: JobSettings, *requests: ListPersistent) -> list[FromAgent]:
 
     async def ask() -> list[FromAgent]:
         told: asyncio.Queue[FromAgent] = asyncio.Queue()
-        work = Chores(job, Places(lambda holder: pytest.fail(str(holder)), tuple), told.put_nowait)
+        work = CoordinatorRequests(job, SaveLocations(lambda holder: pytest.fail(str(holder)), tuple), told.put_nowait)
         task = asyncio.create_task(work.run())
         found = []
         for request in requests:

@@ -39,8 +39,8 @@ async def promoted(given: dict[str, Any]) -> list[str | None]:
     endpoint = HolderEndpoint(HolderId(given["node"], given["instance"]), given["host"], given["port"], given["node"])
     account = Credentials(given["user"], given["password"])
     answers: asyncio.Queue[FromAgent] = asyncio.Queue()
-    places = chores.Places(lambda _: open_holder(endpoint, given["job"], account), lambda: [endpoint.holder])
-    work = chores.Chores(settings, places, answers.put_nowait)
+    places = chores.SaveLocations(lambda _: open_holder(endpoint, given["job"], account), lambda: [endpoint.holder])
+    work = chores.CoordinatorRequests(settings, places, answers.put_nowait)
     saves = tuple(RankSave(1, 10, rank) for rank in range(given["ranks"]))
     work.promote(PromoteSave(1, saves))
     try:

@@ -43,11 +43,11 @@ _REASONS = 10
 _log = logging.getLogger(__name__)
 
 
-class TurnedAway(SurefootError):
+class AgentRefused(SurefootError):
     """The coordinator refused this agent for good."""
 
 
-class CoordinatorLine:
+class CoordinatorClient:
     """`hello` and `heartbeat` are asked for the words of the moment; `hear` gets every message, Welcome included."""
 
     def __init__(
@@ -90,7 +90,7 @@ class CoordinatorLine:
         """A heartbeat now."""
         self._changed.set()
 
-    async def emptied(self, seconds: float) -> None:
+    async def wait_sent(self, seconds: float) -> None:
         """Waits until what was queued is sent, a little while."""
         if self._outbox is not None:
             with contextlib.suppress(TimeoutError):
@@ -106,7 +106,7 @@ class CoordinatorLine:
                 welcomed, answered, self._after = False, True, 0.0
                 try:
                     welcomed = await self._converse(session)
-                except TurnedAway:
+                except AgentRefused:
                     raise
                 except (aiohttp.ClientConnectorError, TimeoutError) as error:
                     answered = False
@@ -150,7 +150,7 @@ class CoordinatorLine:
             if first is None:
                 return False
             if isinstance(first, Refused):
-                return self._turned_away(first)
+                return self._refused(first)
             if not isinstance(first, Welcome):
                 raise ProtocolError(f"the coordinator began with {type(first).__name__}, not Welcome")
             self._heartbeat_seconds = first.heartbeat_seconds
@@ -183,7 +183,7 @@ class CoordinatorLine:
     async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
         while (message := await self._next(websocket)) is not None:
             if isinstance(message, Refused):
-                self._turned_away(message)
+                self._refused(message)
                 return
             self._hear(message)
 
@@ -215,9 +215,9 @@ class CoordinatorLine:
             raise ProtocolError("a binary frame: this is no surefoot coordinator")
         return None
 
-    def _turned_away(self, refusal: Refused) -> bool:
+    def _refused(self, refusal: Refused) -> bool:
         if not refusal.retry:
-            raise TurnedAway(f"the coordinator refused this agent for good: {refusal.reason}")
+            raise AgentRefused(f"the coordinator refused this agent for good: {refusal.reason}")
         self._after = refusal.after_seconds
         self._say_away(f"it asks to try again: {refusal.reason}")
         return False

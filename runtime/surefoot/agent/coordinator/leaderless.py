@@ -5,7 +5,7 @@ One agent of the epoch is enough, and every agent knows which: the one with the 
 
 from __future__ import annotations
 
-from surefoot.agent.state_machine import Life
+from surefoot.agent.state_machine import AgentState
 from surefoot.drain.upkeep import Charge, Kept, upkeep
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
@@ -18,12 +18,12 @@ AWAY_SECONDS = 30.0
 ROUND_SECONDS = 10.0
 
 
-def in_charge(life: Life, away_seconds: float) -> Assign | None:
+def in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     """The epoch that this agent must look after now, if it must."""
-    assign = life.assign
+    assign = state.assign
     if assign is None or assign.group_rank != 0 or away_seconds < AWAY_SECONDS:
         return None
-    runs = life.alive and not life.killing and life.started == life.claimed == assign.epoch
+    runs = state.alive and not state.killing and state.started == state.claimed == assign.epoch
     return assign if runs else None
 
 

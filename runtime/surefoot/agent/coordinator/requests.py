@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot import metrics
-from surefoot.agent.unexpected_errors import Mishaps
+from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.survey import Survey, layout_texts, survey
@@ -50,17 +50,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SaveLocations:
     """Where rank saves may be: `memory(holder)` opens one, `holders` names those of the moment, the local one first."""
 
     memory: Callable[[HolderId], Tier]
     holders: Callable[[], Sequence[HolderId]]
 
 
-class Chores:
+class CoordinatorRequests:
     """`run` until cancelled, then `close`. Answers go to `answer`, on the loop."""
 
-    def __init__(self, job: JobSettings, places: Places, answer: Callable[[FromAgent], None]) -> None:
+    def __init__(self, job: JobSettings, places: SaveLocations, answer: Callable[[FromAgent], None]) -> None:
         self._job = job
         self._places = places
         self._answer = answer
@@ -69,7 +69,7 @@ class Chores:
         self._promoter: Promoter | None = None
         self._remembered: dict[OlderJob | None, Mapping[RankSave, RankManifest]] = {}
         """Manifests of the last listing of each folder: one that is still there is not read again."""
-        self._mishaps = Mishaps()
+        self._unexpected = UnexpectedErrors()
         self._loop = asyncio.get_running_loop()
 
     def ask(self, request: Request) -> None:
@@ -135,7 +135,7 @@ class Chores:
         except SurefootError as error:
             return (_failed(request, str(error)),)
         except Exception as error:  # noqa: BLE001  whatever it was, whoever asked is answered and the training goes on
-            return (_failed(request, self._mishaps.happened(type(request).__name__, error)),)
+            return (_failed(request, self._unexpected.record(type(request).__name__, error)),)
 
     def _trouble_with(self, endpoint: HolderEndpoint) -> str:
         """Why this very instance does not give its index to this worker; empty: it does."""

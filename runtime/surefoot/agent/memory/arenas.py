@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from surefoot.agent.memory import demand as occupancy
 from surefoot.agent.memory import save_progress as saves
-from surefoot.agent.memory.demand import Occupancy
-from surefoot.agent.memory.limits import Demand, require, returning, room
-from surefoot.agent.memory.save_progress import SaveBook
+from surefoot.agent.memory.demand import StagingNeeds
+from surefoot.agent.memory.limits import StagingDemand, read_headroom, require, with_released
+from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.drain.engine import Arena, Drain, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
@@ -47,7 +47,7 @@ class StagingWatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ArenaGrant:
     """Staging memory for one trainer; `busy` slots still drain an earlier epoch's save."""
 
     file: MemoryFile
@@ -56,7 +56,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _RankArena:
     """One local rank's memory."""
 
     file: MemoryFile
@@ -67,19 +67,19 @@ class _Seat:
     """What was last sealed in each slot; it lies there until the slot is written again."""
 
 
-class Staging:
+class StagingMemory:
     """Owns arenas and drains, and knows where the holders answer."""
 
     def __init__(self, incarnation: str, job: JobSettings, watcher: StagingWatcher) -> None:
         self._incarnation = incarnation
         self._job = job
         self._watcher = watcher
-        self._seats: dict[int, _Seat] = {}
-        self._giving = asyncio.Lock()
+        self._arenas: dict[int, _RankArena] = {}
+        self._allocating = asyncio.Lock()
         self._holders: Holders | None = None
         self._loop = asyncio.get_running_loop()
-        self._books = Occupancy()
-        self.book = SaveBook()
+        self._needs = StagingNeeds()
+        self.tracker = SaveTracker()
 
     def holders(self) -> tuple[HolderId, ...]:
         """Every holder of this epoch, where this worker's own saves go first."""
@@ -97,99 +97,99 @@ class Staging:
                 return open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
-    async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> Given:
+    async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
         """The memory of local rank `local`: what it has if that is large enough, else new, touched memory.
 
         OSError, and a notice, if it and what the other ones of `ranks` local ranks still need do not fit together.
         """
-        async with self._giving:
-            self._books = occupancy.asked(self._books, local, slot_bytes, ranks)
+        async with self._allocating:
+            self._needs = occupancy.asked(self._needs, local, slot_bytes, ranks)
             try:
-                given = await self._given(local, slot_bytes)
+                given = await self._allocate(local, slot_bytes)
             except OSError as error:
                 self._refuse(local, error.strerror or str(error))
                 raise
-            self._books = occupancy.given(self._books, local)
+            self._needs = occupancy.given(self._needs, local)
             self._watcher.on_progress()
             return given
 
     @property
-    def needs(self) -> Occupancy:
+    def needs(self) -> StagingNeeds:
         """What the ranks here need, and why one of them has no memory."""
-        return self._books
+        return self._needs
 
     def left(self, local: int, checkpoint: Checkpoint) -> list[tuple[LeftHere, int | None]]:
         """Saves of `checkpoint` in this local rank's memory, and in that of each other that has any; its descriptor
         where there are any."""
-        others = [_left(seat, checkpoint) for number, seat in sorted(self._seats.items()) if number != local]
+        others = [_reusable(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local]
         further = [(here, fd) for here, fd in others if fd is not None]
-        own, fd = _left(self._seats[local], checkpoint) if local in self._seats else (LeftHere(0), None)
+        own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (LeftHere(0), None)
         return [(replace(own, further=len(further)), fd), *further]
 
-    async def _given(self, local: int, slot_bytes: int) -> Given:
-        seat = self._seats.get(local)
-        if seat is not None and seat.file.slot_bytes >= slot_bytes:
-            return Given(seat.file, tuple(sorted(seat.inside)), 0.0)
+    async def _allocate(self, local: int, slot_bytes: int) -> ArenaGrant:
+        arena = self._arenas.get(local)
+        if arena is not None and arena.file.slot_bytes >= slot_bytes:
+            return ArenaGrant(arena.file, tuple(sorted(arena.inside)), 0.0)
         began = time.monotonic()
-        has = {number: taken.file.slot_bytes for number, taken in self._seats.items()}
-        missing = occupancy.missing(self._books, has)
-        back = sum(len(taken.file.memory) for number, taken in self._seats.items() if number in missing)
-        require(Demand(SLOTS, tuple(missing.values())), returning(room(), back))
-        if seat is not None:
-            del self._seats[local]  # the larger one may not be had
-            await asyncio.to_thread(self._end, seat)
+        has = {number: taken.file.slot_bytes for number, taken in self._arenas.items()}
+        missing = occupancy.missing(self._needs, has)
+        back = sum(len(taken.file.memory) for number, taken in self._arenas.items() if number in missing)
+        require(StagingDemand(SLOTS, tuple(missing.values())), with_released(read_headroom(), back))
+        if arena is not None:
+            del self._arenas[local]  # the larger one may not be had
+            await asyncio.to_thread(self._end, arena)
         file = MemoryFile(f"rank-{local}", slot_bytes)
         await asyncio.to_thread(file.touch)
-        self._seats[local] = self._seat(local, file)
-        return Given(file, (), time.monotonic() - began)
+        self._arenas[local] = self._new_arena(local, file)
+        return ArenaGrant(file, (), time.monotonic() - began)
 
     def _refuse(self, local: int, why: str) -> None:
         """People are told when it begins; the heartbeat says it for as long as it lasts."""
-        news = not self._books.refused
-        self._books = occupancy.refused(self._books, local, why)
+        news = not self._needs.refused
+        self._needs = occupancy.refused(self._needs, local, why)
         if news:
             self._watcher.on_notice("NoStagingMemory", why)
         self._watcher.on_progress()
 
     def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
         """A trainer sealed a slot: its bytes are the drain's until it is freed."""
-        seat = self._seats.get(local)
-        if seat is None:
+        arena = self._arenas.get(local)
+        if arena is None:
             _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
             return
-        seat.inside[message.slot] = save
-        seat.sealed[message.slot] = (save, message)
-        self.book = saves.staged(self.book, save)
-        self._books = occupancy.staged(self._books, local, message.stream_bytes + message.values_bytes)
+        arena.inside[message.slot] = save
+        arena.sealed[message.slot] = (save, message)
+        self.tracker = saves.staged(self.tracker, save)
+        self._needs = occupancy.staged(self._needs, local, message.stream_bytes + message.values_bytes)
         sealed = SealedSave(save, world, self._incarnation, message.layout, message.stream_bytes, message.values_bytes)
-        seat.drain.stage(message.slot, sealed, message.layout_json)
+        arena.drain.stage(message.slot, sealed, message.layout_json)
         self._watcher.on_progress()
 
     def retarget(self, holders: Holders) -> None:
         """Where saves go from now on."""
         if self._holders is None or holders.epoch != self._holders.epoch:
-            self._books = Occupancy()  # another world, other shares
+            self._needs = StagingNeeds()  # another world, other shares
         self._holders = holders
-        for seat in self._seats.values():
-            self._aim(seat.drain)
+        for arena in self._arenas.values():
+            self._aim(arena.drain)
 
     def trainers_gone(self) -> None:
-        for seat in self._seats.values():
-            seat.drain.trainers_gone()
+        for arena in self._arenas.values():
+            arena.drain.trainers_gone()
 
     async def flush(self, seconds: float) -> bool:
         """Waits until everything staged is drained or given up; whether it was."""
-        drains = [seat.drain for seat in self._seats.values()]
+        drains = [arena.drain for arena in self._arenas.values()]
         return all(await asyncio.gather(*(asyncio.to_thread(d.flush, seconds) for d in drains)))
 
     async def close(self) -> None:
         """Gives up what is left, joins the drains' threads, unmaps the memory."""
-        for seat in self._seats.values():
-            await asyncio.to_thread(seat.drain.close)
-            seat.file.close()
-        self._seats.clear()
+        for arena in self._arenas.values():
+            await asyncio.to_thread(arena.drain.close)
+            arena.file.close()
+        self._arenas.clear()
 
-    def _seat(self, local: int, file: MemoryFile) -> _Seat:
+    def _new_arena(self, local: int, file: MemoryFile) -> _RankArena:
         def on_loop(call: Callable[..., None]) -> Callable[..., None]:
             return lambda *values: self._call(functools.partial(call, *values))
 
@@ -201,7 +201,7 @@ class Staging:
         )
         drain = Drain(Arena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
         self._aim(drain)
-        return _Seat(file, drain, {}, {})
+        return _RankArena(file, drain, {}, {})
 
     def _call(self, call: Callable[[], None]) -> None:
         try:
@@ -215,28 +215,28 @@ class Staging:
             drain.retarget(self._holders.targets, every, self._holders.replicas)
 
     def _saved(self, save: RankSave, copies: int) -> None:
-        self.book = saves.written(self.book, save, copies)
+        self.tracker = saves.written(self.tracker, save, copies)
 
     def _lost(self, save: RankSave) -> None:
-        self.book = saves.lost(self.book, save)
+        self.tracker = saves.lost(self.tracker, save)
         self._watcher.on_progress()
 
     def _freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        seat = self._seats.get(local)
-        save = seat.inside.pop(slot, None) if seat is not None else None
+        arena = self._arenas.get(local)
+        save = arena.inside.pop(slot, None) if arena is not None else None
         if save is not None:
-            self.book = saves.freed(self.book, save)
+            self.tracker = saves.freed(self.tracker, save)
         self._watcher.on_freed(local, slot, step, ok)
         self._watcher.on_progress()
 
-    def _end(self, seat: _Seat) -> None:
-        if not seat.drain.flush(_REPLACE_SECONDS):
+    def _end(self, arena: _RankArena) -> None:
+        if not arena.drain.flush(_REPLACE_SECONDS):
             _log.warning("saves in memory that became too small were given up: their holders do not answer")
-        seat.drain.close()
-        seat.file.close()
+        arena.drain.close()
+        arena.file.close()
 
 
-def _left(seat: _Seat, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
-    found = [(save, said) for save, said in seat.sealed.values() if save.checkpoint == checkpoint]
+def _reusable(arena: _RankArena, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
+    found = [(save, said) for save, said in arena.sealed.values() if save.checkpoint == checkpoint]
     saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
-    return LeftHere(seat.file.slot_bytes, saves), seat.file.fd if saves else None
+    return LeftHere(arena.file.slot_bytes, saves), arena.file.fd if saves else None

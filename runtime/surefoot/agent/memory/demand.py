@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class StagingNeeds:
     ranks: int = 0
     """Local ranks of the epoch; 0: none asked yet."""
     wanted: Mapping[int, int] = field(default_factory=dict)
@@ -34,27 +34,27 @@ class Occupancy:
         return next((self.refused[local] for local in sorted(self.refused)), "")
 
 
-def asked(book: Occupancy, local: int, slot_bytes: int, ranks: int) -> Occupancy:
-    return replace(book, ranks=ranks, wanted={**book.wanted, local: slot_bytes})
+def asked(needs: StagingNeeds, local: int, slot_bytes: int, ranks: int) -> StagingNeeds:
+    return replace(needs, ranks=ranks, wanted={**needs.wanted, local: slot_bytes})
 
 
-def staged(book: Occupancy, local: int, save_bytes: int) -> Occupancy:
-    return replace(book, sizes={**book.sizes, local: save_bytes})
+def staged(needs: StagingNeeds, local: int, save_bytes: int) -> StagingNeeds:
+    return replace(needs, sizes={**needs.sizes, local: save_bytes})
 
 
-def given(book: Occupancy, local: int) -> Occupancy:
-    return replace(book, refused={n: why for n, why in book.refused.items() if n != local})
+def given(needs: StagingNeeds, local: int) -> StagingNeeds:
+    return replace(needs, refused={n: why for n, why in needs.refused.items() if n != local})
 
 
-def refused(book: Occupancy, local: int, why: str) -> Occupancy:
-    return replace(book, refused={**book.refused, local: why})
+def refused(needs: StagingNeeds, local: int, why: str) -> StagingNeeds:
+    return replace(needs, refused={**needs.refused, local: why})
 
 
-def missing(book: Occupancy, has: Mapping[int, int]) -> dict[int, int]:
+def missing(needs: StagingNeeds, has: Mapping[int, int]) -> dict[int, int]:
     """Local ranks without slots as large as they need: those bytes. One that did not ask yet will want what others do.
 
     `has`: slot bytes that local ranks have.
     """
-    usual = max(book.wanted.values(), default=0)
-    needs = {local: book.wanted.get(local, usual) for local in range(book.ranks)}
-    return {local: needed for local, needed in needs.items() if has.get(local, 0) < needed}
+    usual = max(needs.wanted.values(), default=0)
+    wanted = {local: needs.wanted.get(local, usual) for local in range(needs.ranks)}
+    return {local: needed for local, needed in wanted.items() if has.get(local, 0) < needed}

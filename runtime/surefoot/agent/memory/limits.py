@@ -22,7 +22,7 @@ _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryHeadroom:
     """Bytes; `limit` None: none is set, `free` is the machine's."""
 
     free: int
@@ -30,7 +30,9 @@ class Room:
     used: int
 
 
-def room(groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")) -> Room | None:
+def read_headroom(
+    groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")
+) -> MemoryHeadroom | None:
     """What is left below the container's limit and on the machine; None if neither can be read."""
     free = _available(machine)
     for limit_file, used_file, reclaimable in _ROOTS:
@@ -39,12 +41,12 @@ def room(groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/memi
             continue
         used -= min(used, _stat((groups / used_file).parent / "memory.stat", reclaimable))
         left = max(0, limit - used)
-        return Room(left if free is None else min(left, free), limit, used)
-    return None if free is None else Room(free, None, 0)
+        return MemoryHeadroom(left if free is None else min(left, free), limit, used)
+    return None if free is None else MemoryHeadroom(free, None, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class StagingDemand:
     """Staging memory that is still to be taken: `slots` for each local rank that has none of the size it needs."""
 
     slots: int
@@ -63,7 +65,7 @@ class Demand:
         )
 
 
-def require(demand: Demand, found: Room | None) -> None:
+def require(demand: StagingDemand, found: MemoryHeadroom | None) -> None:
     """Raises OSError with the numbers where it would not fit."""
     if found is None or demand.size <= found.free:
         return
@@ -77,7 +79,7 @@ def require(demand: Demand, found: Room | None) -> None:
     raise OSError(errno.ENOMEM, text)
 
 
-def returning(found: Room | None, size: int) -> Room | None:
+def with_released(found: MemoryHeadroom | None, size: int) -> MemoryHeadroom | None:
     """The room there would be with `size` bytes of ours given back."""
     return None if found is None else replace(found, free=found.free + size, used=max(0, found.used - size))
 

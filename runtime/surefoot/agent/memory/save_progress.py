@@ -19,7 +19,7 @@ _HANDED_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SaveBook:
+class SaveTracker:
     """What was staged here and how far it got. `ranks` is the number of local ranks of the running epoch."""
 
     staged: tuple[RankSave, ...] = ()
@@ -57,30 +57,30 @@ class SaveBook:
         return Settled(upto, whole, forgotten)
 
 
-def staged(book: SaveBook, save: RankSave) -> SaveBook:
+def staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """A trainer sealed a slot."""
-    handed = (*(s for s in book.handed if s.epoch == save.epoch and s != save), save)
+    handed = (*(s for s in tracker.handed if s.epoch == save.epoch and s != save), save)
     steps = sorted({s.step for s in handed})
-    forgotten = book.forgotten
+    forgotten = tracker.forgotten
     if len(steps) > _HANDED_STEPS:
         forgotten = Checkpoint(save.epoch, steps[-_HANDED_STEPS - 1])
         handed = tuple(s for s in handed if s.step > forgotten.step)
-    waiting = (*(s for s in book.staged if s != save), save)
-    return replace(book, staged=waiting, handed=handed, forgotten=forgotten)
+    waiting = (*(s for s in tracker.staged if s != save), save)
+    return replace(tracker, staged=waiting, handed=handed, forgotten=forgotten)
 
 
-def written(book: SaveBook, save: RankSave, copies: int) -> SaveBook:
+def written(tracker: SaveTracker, save: RankSave, copies: int) -> SaveTracker:
     """One more holder has all of this rank save."""
-    committed = {**book.committed, save: copies}
+    committed = {**tracker.committed, save: copies}
     newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
-    return replace(book, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
+    return replace(tracker, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
 
 
-def freed(book: SaveBook, save: RankSave) -> SaveBook:
+def freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """The drain of this rank save ended: as many copies as were written are all there will be."""
-    return replace(book, staged=tuple(s for s in book.staged if s != save))
+    return replace(tracker, staged=tuple(s for s in tracker.staged if s != save))
 
 
-def lost(book: SaveBook, save: RankSave) -> SaveBook:
+def lost(tracker: SaveTracker, save: RankSave) -> SaveTracker:
     """It was given up before any holder was asked to commit it: it is as if it had never been staged."""
-    return replace(book, handed=tuple(s for s in book.handed if s != save))
+    return replace(tracker, handed=tuple(s for s in tracker.handed if s != save))

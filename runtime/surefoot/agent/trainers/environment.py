@@ -21,7 +21,7 @@ _OWN_TO_AGENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainerPlace:
     """Where a trainer stands in its epoch, and whom it reaches."""
 
     assign: Assign
@@ -34,7 +34,7 @@ class Place:
     restarts_allowed: int = 0
 
 
-def trainer_environment(base: Mapping[str, str], place: Place) -> dict[str, str]:
+def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
     """`base` is the agent's own environment, which carries the job's settings and the template's env."""
     assign = place.assign
     host, _, port = place.store.rpartition(":")

@@ -46,7 +46,7 @@ class ErrorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RankExit:
     """One local rank's end as far as it is known: it may have written its error and not have exited yet."""
 
     local: int
@@ -63,10 +63,10 @@ class Cause:
     secondary: bool
 
 
-def first_cause(endings: Sequence[Ending]) -> Cause:
+def first_cause(endings: Sequence[RankExit]) -> Cause:
     """The worker's first cause: the earliest error that is no echo, else a death without a word, else the earliest."""
     told = sorted((e for e in endings if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
-    own = next((e for e in told if e.report is not None and not is_echo(e.report)), None)
+    own = next((e for e in told if e.report is not None and not is_secondary(e.report)), None)
     if own is not None:
         return Cause(own.local, describe(own.code, own.report, own.oom), secondary=False)
     silent = next((e for e in endings if e.report is None and e.code not in (None, 0)), None)
@@ -77,7 +77,7 @@ def first_cause(endings: Sequence[Ending]) -> Cause:
     return Cause(endings[0].local, "ended for an unknown reason", secondary=False)
 
 
-def is_echo(report: ErrorReport) -> bool:
+def is_secondary(report: ErrorReport) -> bool:
     """Whether this error is what a rank raises because another one went away."""
     kind = report.kind.rpartition(".")[2]
     if kind not in _COLLECTIVE_TYPES | _ERRORS_OF_COLLECTIVES:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from surefoot.agent.trainers.rate_limit import Flow
+from surefoot.agent.trainers.rate_limit import LogRateLimit
 
 _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 16 << 10
@@ -43,7 +43,7 @@ class _Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class _ShowTail:
     path: Path
     prefix: str
 
@@ -63,8 +63,8 @@ class LogForwarder:
     """`follow`, `unfollow` and `tail` return at once; `close` waits for what was ordered, a moment."""
 
     out: IO[str] = field(default_factory=lambda: sys.stdout)
-    flow: Flow = field(default_factory=Flow)
-    _orders: queue.SimpleQueue[_Followed | _Unfollow | _Tail | _End] = field(default_factory=queue.SimpleQueue)
+    flow: LogRateLimit = field(default_factory=LogRateLimit)
+    _orders: queue.SimpleQueue[_Followed | _Unfollow | _ShowTail | _End] = field(default_factory=queue.SimpleQueue)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class LogForwarder:
 
     def tail(self, path: Path, rank: int) -> None:
         """Shows the last lines of a file of which something was left out before."""
-        self._orders.put(_Tail(path, f"[rank {rank}] "))
+        self._orders.put(_ShowTail(path, f"[rank {rank}] "))
 
     def close(self, seconds: float = 1.0) -> None:
         self._orders.put(_End())
@@ -101,7 +101,7 @@ class LogForwarder:
                     if entry is not None:
                         self._to_the_end(entry)
                         ended.append(entry)
-                case _Tail(path, prefix):
+                case _ShowTail(path, prefix):
                     if any(entry.cut and entry.path == path for entry in (*followed.values(), *ended)):
                         self._show(_last_lines(path), prefix)
                 case _End():
@@ -113,7 +113,7 @@ class LogForwarder:
                 self._forward(entry)
             self._say_overflow()
 
-    def _next(self, wait: float | None) -> _Followed | _Unfollow | _Tail | _End | None:
+    def _next(self, wait: float | None) -> _Followed | _Unfollow | _ShowTail | _End | None:
         try:
             return self._orders.get(timeout=wait)
         except queue.Empty:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot.agent.memory.limits import Room, room
+from surefoot.agent.memory.limits import MemoryHeadroom, read_headroom
 from surefoot.protocol.amounts import amount
 
 _COUNTERS = (
@@ -27,11 +27,11 @@ def kills(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> int:
     return 0
 
 
-def blamed(before: int, after: int, left: Room | None = None) -> str:
+def describe_oom_kill(before: int, after: int, left: MemoryHeadroom | None = None) -> str:
     """What is to be said of a death between two readings; empty if the OOM killer had no part in it."""
     if after <= before:
         return ""
-    left = room() if left is None else left
+    left = read_headroom() if left is None else left
     if left is None or left.limit is None:
         return "the kernel's OOM killer: this machine's memory was used up"
     return (

@@ -13,7 +13,7 @@ BURST_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
-class Flow:
+class LogRateLimit:
     """For all local ranks together. `admit` decides a line; `overflow` says now and then what was left out."""
 
     rate: float = BYTES_PER_SECOND

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from surefoot.agent.events import TrainerExited
 from surefoot.agent.trainers import out_of_memory
-from surefoot.agent.trainers.environment import Place, trainer_environment
-from surefoot.agent.trainers.exit_cause import Cause, Ending, ErrorReport, first_cause, read_report
+from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
+from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
 from surefoot.agent.trainers.stack_summary import main_thread, summary
@@ -32,7 +32,7 @@ _KILLED = -9
 
 
 @dataclass(slots=True)
-class _Running:
+class _LocalTrainer:
     rank: int
     log: Path
     error_file: Path
@@ -42,7 +42,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class Trainers:
+class TrainerSupervisor:
     """`on_exit` hears of each end; `folder` is where this worker's logs go."""
 
     starter: Starter
@@ -57,7 +57,7 @@ class Trainers:
     _blamed: bool = False
     _oom_kills: int = 0
     """Of the kernel's OOM killer, before the epoch's trainers started."""
-    _running: dict[int, _Running] = field(default_factory=dict)
+    _running: dict[int, _LocalTrainer] = field(default_factory=dict)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, assign: Assign, store: str) -> None:
@@ -67,7 +67,7 @@ class Trainers:
         folder = self.folder / f"epoch-{assign.epoch}"
         folder.mkdir(parents=True, exist_ok=True)
         self._running = {
-            local: _Running(
+            local: _LocalTrainer(
                 rank,
                 folder / f"rank-{rank}.log",
                 folder / f"rank-{rank}.error.json",
@@ -81,7 +81,7 @@ class Trainers:
             if self._killed >= assign.epoch:  # a newer epoch came while we were starting
                 self._ended(assign.epoch, local, running, _KILLED)
                 continue
-            place = Place(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
+            place = TrainerPlace(assign, local, store, self.socket, str(entry.error_file), str(entry.stacks_file))
             try:
                 entry.child = await self._spawn(place, entry.log)
             except OSError as error:
@@ -114,7 +114,7 @@ class Trainers:
         self.kill(self._epoch)
         await asyncio.gather(*self._watchers)
 
-    async def _spawn(self, place: Place, log: Path) -> Child:
+    async def _spawn(self, place: TrainerPlace, log: Path) -> Child:
         environment = trainer_environment(self.environment, place)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -122,7 +122,7 @@ class Trainers:
         finally:
             os.close(output)
 
-    def _watch(self, epoch: int, local: int, running: dict[int, _Running]) -> None:
+    def _watch(self, epoch: int, local: int, running: dict[int, _LocalTrainer]) -> None:
         async def watch() -> None:
             child = running[local].child
             assert child is not None
@@ -137,7 +137,7 @@ class Trainers:
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    def _ended(self, epoch: int, local: int, running: dict[int, _Running], code: int) -> None:
+    def _ended(self, epoch: int, local: int, running: dict[int, _LocalTrainer], code: int) -> None:
         entry = running[local]
         entry.code = code
         self.forwarder.unfollow(entry.log)
@@ -151,9 +151,9 @@ class Trainers:
         _log.warning("rank %d ended: %s", running[cause.local].rank, cause.text)
         self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
 
-    def _cause(self, running: dict[int, _Running]) -> Cause:
-        oom = out_of_memory.blamed(self._oom_kills, out_of_memory.kills())
-        endings = [Ending(local, entry.code, _report(entry.error_file), oom) for local, entry in running.items()]
+    def _cause(self, running: dict[int, _LocalTrainer]) -> Cause:
+        oom = out_of_memory.describe_oom_kill(self._oom_kills, out_of_memory.kills())
+        endings = [RankExit(local, entry.code, _report(entry.error_file), oom) for local, entry in running.items()]
         return first_cause(endings)
 
 

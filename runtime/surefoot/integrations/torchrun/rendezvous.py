@@ -11,7 +11,7 @@ import functools
 import threading
 from dataclasses import dataclass, field
 
-from surefoot.agent.coordinator.client import CoordinatorLine, TurnedAway
+from surefoot.agent.coordinator.client import AgentRefused, CoordinatorClient
 from surefoot.errors import SurefootError
 from surefoot.protocol.messages import (
     Assign,
@@ -62,7 +62,7 @@ class Round:
         self._store: str | None = None
         self._retired = False
         self._refused: str | None = None
-        self._line: CoordinatorLine | None = None
+        self._line: CoordinatorClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="surefoot-round", daemon=True)
@@ -156,7 +156,7 @@ class Round:
     # ---- in the thread ------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        line = CoordinatorLine(self._url, self._hello, self._heartbeat, self._hear)
+        line = CoordinatorClient(self._url, self._hello, self._heartbeat, self._hear)
         ending = asyncio.Event()
         with self._changed:
             self._line, self._loop, self._ending = line, asyncio.get_running_loop(), ending
@@ -164,12 +164,12 @@ class Round:
         waiting = asyncio.create_task(ending.wait())
         await asyncio.wait([talking, waiting], return_when=asyncio.FIRST_COMPLETED)
         if not talking.done():
-            await line.emptied(_CLOSE_SECONDS / 2)
+            await line.wait_sent(_CLOSE_SECONDS / 2)
         for task in (talking, waiting):
             task.cancel()
         results = await asyncio.gather(talking, waiting, return_exceptions=True)
         with self._changed:
-            if isinstance(results[0], TurnedAway):
+            if isinstance(results[0], AgentRefused):
                 self._refused = str(results[0])
             elif not ending.is_set():
                 self._refused = f"the line to the coordinator ended: {results[0]!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.agent.memory.demand import Occupancy, asked, given, missing, refused, staged
+from surefoot.agent.memory.demand import StagingNeeds, asked, given, missing, refused, staged
 from surefoot.protocol.amounts import amount
 
 
@@ -28,7 +28,7 @@ def test_bytes_are_written_with_three_digits(size: int, text: str) -> None:
 
 
 def test_a_worker_s_save_is_known_once_every_rank_has_asked() -> None:
-    book = asked(Occupancy(), 0, 100, ranks=2)
+    book = asked(StagingNeeds(), 0, 100, ranks=2)
     assert book.save_bytes == 0
     book = asked(book, 1, 300, ranks=2)
     assert book.save_bytes == 400
@@ -36,7 +36,7 @@ def test_a_worker_s_save_is_known_once_every_rank_has_asked() -> None:
 
 
 def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() -> None:
-    book = asked(Occupancy(), 1, 100, ranks=3)
+    book = asked(StagingNeeds(), 1, 100, ranks=3)
     assert missing(book, {}) == {0: 100, 1: 100, 2: 100}
     assert missing(book, {0: 100}) == {1: 100, 2: 100}
     book = asked(asked(book, 0, 40, 3), 2, 60, 3)
@@ -45,7 +45,7 @@ def test_a_rank_that_has_not_asked_yet_is_expected_to_want_what_the_others_do() 
 
 
 def test_a_refusal_lasts_until_that_rank_has_memory() -> None:
-    book = refused(refused(Occupancy(), 2, "too much"), 1, "too much too")
+    book = refused(refused(StagingNeeds(), 2, "too much"), 1, "too much too")
     assert book.unstaged == "too much too"
     assert given(book, 1).unstaged == "too much"
     assert given(given(book, 1), 2).unstaged == ""

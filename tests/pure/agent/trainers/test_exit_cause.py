@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from surefoot.agent.trainers.exit_cause import Cause, Ending, ErrorReport, describe, first_cause, is_echo, read_report
+from surefoot.agent.trainers.exit_cause import (
+    Cause,
+    ErrorReport,
+    RankExit,
+    describe,
+    first_cause,
+    is_secondary,
+    read_report,
+)
 
 ECHO = ErrorReport("RuntimeError", "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4711", 2.0)
 OWN = ErrorReport("ValueError", "the data is bad", 3.0)
@@ -26,7 +34,7 @@ OWN = ErrorReport("ValueError", "the data is bad", 3.0)
     ],
 )
 def test_errors_of_a_lost_peer_are_echoes(kind: str, message: str) -> None:
-    assert is_echo(ErrorReport(kind, message, 0.0))
+    assert is_secondary(ErrorReport(kind, message, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -43,26 +51,26 @@ def test_errors_of_a_lost_peer_are_echoes(kind: str, message: str) -> None:
     ],
 )
 def test_a_program_s_own_errors_are_not(kind: str, message: str) -> None:
-    assert not is_echo(ErrorReport(kind, message, 0.0))
+    assert not is_secondary(ErrorReport(kind, message, 0.0))
 
 
 @pytest.mark.parametrize(
     ("endings", "expected"),
     [
-        ([Ending(0, -9, None)], Cause(0, "killed by SIGKILL", False)),
-        ([Ending(0, 3, None)], Cause(0, "exit code 3", False)),
-        ([Ending(0, 1, ECHO)], Cause(0, f"RuntimeError: {ECHO.message}", True)),
-        ([Ending(0, 1, ECHO), Ending(1, None, OWN)], Cause(1, "ValueError: the data is bad", False)),
-        ([Ending(0, 1, ECHO), Ending(1, -9, None)], Cause(1, "killed by SIGKILL", False)),
-        ([Ending(0, 1, OWN), Ending(1, -9, None)], Cause(0, "ValueError: the data is bad", False)),
+        ([RankExit(0, -9, None)], Cause(0, "killed by SIGKILL", False)),
+        ([RankExit(0, 3, None)], Cause(0, "exit code 3", False)),
+        ([RankExit(0, 1, ECHO)], Cause(0, f"RuntimeError: {ECHO.message}", True)),
+        ([RankExit(0, 1, ECHO), RankExit(1, None, OWN)], Cause(1, "ValueError: the data is bad", False)),
+        ([RankExit(0, 1, ECHO), RankExit(1, -9, None)], Cause(1, "killed by SIGKILL", False)),
+        ([RankExit(0, 1, OWN), RankExit(1, -9, None)], Cause(0, "ValueError: the data is bad", False)),
         (
-            [Ending(0, 0, None), Ending(1, None, None), Ending(2, 1, ECHO)],
+            [RankExit(0, 0, None), RankExit(1, None, None), RankExit(2, 1, ECHO)],
             Cause(2, f"RuntimeError: {ECHO.message}", True),
         ),
     ],
     ids=["signal", "code", "echo", "own after echo", "death beside echo", "own beside death", "finished do not count"],
 )
-def test_the_first_cause_is_no_echo_if_there_is_another(endings: list[Ending], expected: Cause) -> None:
+def test_the_first_cause_is_no_echo_if_there_is_another(endings: list[RankExit], expected: Cause) -> None:
     assert first_cause(endings) == expected
 
 

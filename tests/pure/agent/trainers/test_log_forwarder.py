@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.rate_limit import Flow
+from surefoot.agent.trainers.rate_limit import LogRateLimit
 
 
 def forwarded(forwarder: LogForwarder, *paths: Path) -> list[str]:
@@ -32,7 +32,7 @@ def test_every_rank_s_lines_bear_their_rank(tmp_path: Path) -> None:
 def test_what_is_left_out_is_said_and_the_file_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("x" * 99 + "\n" + "short\n")
-    lines = forwarded(LogForwarder(io.StringIO(), Flow(rate=0.0, burst=50.0)), path)
+    lines = forwarded(LogForwarder(io.StringIO(), LogRateLimit(rate=0.0, burst=50.0)), path)
     assert lines[0] == "[rank 0] short"
     assert lines[1].startswith("[surefoot] 1 lines (")
     assert path.read_text().startswith("xxx")
@@ -42,7 +42,7 @@ def test_a_failed_rank_s_last_lines_are_shown_only_if_something_was_left_out(tmp
     for name, burst in (("whole", 1e6), ("cut", 0.0)):
         path = tmp_path / name
         path.write_text("the error\n")
-        forwarder = LogForwarder(io.StringIO(), Flow(rate=0.0, burst=burst))
+        forwarder = LogForwarder(io.StringIO(), LogRateLimit(rate=0.0, burst=burst))
         forwarder.start()
         forwarder.follow(path, 3)
         forwarder.unfollow(path)
@@ -78,7 +78,7 @@ def test_lines_written_later_are_shown_later(tmp_path: Path) -> None:
 def test_no_more_is_shown_than_the_rate_allows_and_nothing_is_lost_from_the_count(
     lines: list[tuple[float, int]],
 ) -> None:
-    flow, now, shown, hidden = Flow(rate=100.0, burst=1000.0), 0.0, 0, 0
+    flow, now, shown, hidden = LogRateLimit(rate=100.0, burst=1000.0), 0.0, 0, 0
     for pause, size in lines:
         now += pause
         if flow.admit(size, now):

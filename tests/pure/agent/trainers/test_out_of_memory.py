@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.memory.limits import Room
-from surefoot.agent.trainers.exit_cause import Ending, ErrorReport, first_cause
-from surefoot.agent.trainers.out_of_memory import blamed, kills
+from surefoot.agent.memory.limits import MemoryHeadroom
+from surefoot.agent.trainers.exit_cause import ErrorReport, RankExit, first_cause
+from surefoot.agent.trainers.out_of_memory import describe_oom_kill, kills
 
-FULL = Room(0, 2 << 30, (2 << 30) - 4096)
+FULL = MemoryHeadroom(0, 2 << 30, (2 << 30) - 4096)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_what_cannot_be_read_blames_nobody(tmp_path: Path) -> None:
 
 
 def test_a_trainer_killed_by_the_oom_killer_is_told_so_with_limit_and_use() -> None:
-    oom = blamed(3, 4, FULL)
-    cause = first_cause([Ending(0, None, None, oom), Ending(1, -9, None, oom)])
+    oom = describe_oom_kill(3, 4, FULL)
+    cause = first_cause([RankExit(0, None, None, oom), RankExit(1, -9, None, oom)])
     assert (cause.local, cause.secondary) == (1, False)
     assert cause.text.startswith("killed by the kernel's OOM killer: the container's memory limit is 2.15 GB")
     assert "resources.limits.memory" in cause.text
@@ -43,16 +43,16 @@ def test_a_trainer_killed_by_the_oom_killer_is_told_so_with_limit_and_use() -> N
 
 def test_one_whose_worker_process_it_ended_says_both() -> None:
     report = ErrorReport("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed.", 1.0)
-    text = first_cause([Ending(0, 1, report, blamed(0, 1, FULL))]).text
+    text = first_cause([RankExit(0, 1, report, describe_oom_kill(0, 1, FULL))]).text
     assert text.startswith(
         "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.; the kernel's OOM killer"
     )
 
 
 def test_any_other_kill_is_only_a_kill() -> None:
-    assert blamed(3, 3, FULL) == ""
-    assert first_cause([Ending(0, -9, None, blamed(3, 3, FULL))]).text == "killed by SIGKILL"
+    assert describe_oom_kill(3, 3, FULL) == ""
+    assert first_cause([RankExit(0, -9, None, describe_oom_kill(3, 3, FULL))]).text == "killed by SIGKILL"
 
 
 def test_without_a_limit_it_was_the_machine() -> None:
-    assert "this machine's memory was used up" in blamed(0, 1, Room(0, None, 0))
+    assert "this machine's memory was used up" in describe_oom_kill(0, 1, MemoryHeadroom(0, None, 0))
