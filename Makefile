@@ -152,6 +152,10 @@ $(VENV)/.compatibility: $(VENV)/.ready
 compatibility: $(VENV)/.compatibility ## other people's libraries, each killed and begun again: build/compatibility.json, docs/compatibility.md
 	PYTHONPATH=tests $(BIN)/python -W ignore -m compatibility --json build/compatibility.json --page docs/compatibility.md
 
+.PHONY: dcp-cases
+dcp-cases: $(VENV)/.compatibility ## PyTorch's own tests of its distributed checkpoints, on this engine: build/dcp_cases.json; ARGUMENTS='--only planner'
+	PYTHONPATH=tests $(BIN)/python -W ignore -m dcp_cases $(ARGUMENTS)
+
 BENCH_PEERS = build/bench/peers
 $(VENV)/.bench: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group bench

@@ -14,11 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
 
 from support.gloo_world import ended, started
 from surefoot import Checkpointer
-from surefoot.errors import ConfigurationError
+from surefoot.errors import TierError
 from surefoot.integrations.dcp import Reader, Writer, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (unavailable|disabled).*")
@@ -118,7 +120,7 @@ def test_saving_in_the_background(writer: Writer, reader: Reader) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_an_error(writer: Writer, reader: Reader) -> None:
     dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
-    with pytest.raises(CheckpointException, match="no complete checkpoint of step 2"):
+    with pytest.raises(CheckpointException, match="no complete checkpoint 'step-2'"):
         dcp.load(state(0.0), storage_reader=reader, checkpoint_id="step-2")
 
 
@@ -135,9 +137,55 @@ def test_an_id_names_its_step() -> None:
     assert step_of("s3://bucket/run/step-120/") == 120
     assert step_of(Path("out/7")) == 7
     assert Writer.validate_checkpoint_id("step-1")
-    assert not Writer.validate_checkpoint_id("latest")
-    with pytest.raises(ConfigurationError, match="has no number at its end"):
-        step_of("latest")
+    assert step_of("latest") is None
+    assert Writer.validate_checkpoint_id("latest")
+    assert not Writer.validate_checkpoint_id("")
+
+
+def test_an_id_without_a_number_is_the_step_after_all_others_and_its_newest_is_read(
+    writer: Writer, reader: Reader
+) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-41")
+    dcp.save(state(2.0), storage_writer=writer, checkpoint_id="latest")
+    dcp.save(state(3.0), storage_writer=writer, checkpoint_id="best")
+    dcp.save(state(4.0), storage_writer=writer, checkpoint_id="latest")
+    for name, fill in (("latest", 4.0), ("best", 3.0), ("step-41", 1.0)):
+        found = state(0.0)
+        dcp.load(found, storage_reader=reader, checkpoint_id=name)
+        assert_equal(found, state(fill))
+    with pytest.raises(CheckpointException, match="no complete checkpoint 'step-42'"):  # that step is of "latest"
+        dcp.load(state(0.0), storage_reader=reader, checkpoint_id="step-42")
+    with pytest.raises(CheckpointException, match="no complete checkpoint 'worst'"):
+        dcp.load(state(0.0), storage_reader=reader, checkpoint_id="worst")
+
+
+def test_a_script_without_ids_saves_again_and_again_also_after_it_began_anew(tmp_path: Path, writer: Writer) -> None:
+    for fill in (1.0, 2.0):
+        dcp.save(state(fill), storage_writer=writer)
+    writer.close()
+    again = Writer(str(tmp_path / "kept"))
+    dcp.save(state(3.0), storage_writer=again)
+    again.close()
+    found = state(0.0)
+    dcp.load(found, storage_reader=Reader(str(tmp_path / "kept")))
+    assert_equal(found, state(3.0))
+
+
+def test_a_free_step_is_not_guessed_while_a_tier_gives_no_answer(tmp_path: Path, writer: Writer) -> None:
+    dcp.save(state(1.0), storage_writer=writer, checkpoint_id="step-1")
+    (tmp_path / "kept").rename(tmp_path / "elsewhere")
+    (tmp_path / "kept").touch()
+    with pytest.raises(CheckpointException, match="the next free step is unknown"):
+        dcp.save(state(2.0), storage_writer=writer, checkpoint_id="latest")
+    (tmp_path / "kept").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "kept")
+
+
+def test_ranks_that_saved_one_checkpoint_as_different_steps_are_told(writer: Writer) -> None:
+    writer.reset("latest")
+    results = [[WriteResult(MetadataIndex("w"), 4, step)] for step in (7, 8)]
+    with pytest.raises(TierError, match=r"different steps, \[7, 8\]"):
+        writer.finish(Metadata({}), results)
 
 
 def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:

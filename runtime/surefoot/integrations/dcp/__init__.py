@@ -5,7 +5,8 @@
     dcp.load(state_dict, storage_reader=Reader(folder="/checkpoints"), checkpoint_id="step-100")
 
 DCP plans; the engine stages, hashes, replicates and commits what its plan gives each rank, and reads any box back
-verified. The number at the end of a checkpoint id is the step. A Reader also reads what a Checkpointer saved. Under an
+verified. The number at the end of a checkpoint id is the step; an id without one ("latest") is saved as the step after all
+others and may be saved again: the newest of its name is read. A Reader also reads what a Checkpointer saved. Under an
 agent both use its tiers, without one the folder (or SUREFOOT_PERSISTENT_URI).
 """
 

@@ -8,7 +8,6 @@ import sys
 import uuid
 
 from surefoot.checkpointer.links import Connected, Options, link_of
-from surefoot.errors import ConfigurationError
 
 KEY = "dcp"
 """Where a rank's values keep what DCP's plan says beside its tensors."""
@@ -29,14 +28,10 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """The number at the end of a checkpoint id."""
+def step_of(checkpoint_id: str | os.PathLike[str]) -> int | None:
+    """The number at the end of a checkpoint id; None: it has none, and is saved as the step after all others."""
     found = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
-    if found is None:
-        raise ConfigurationError(
-            f"checkpoint id {os.fspath(checkpoint_id)!r} has no number at its end: name it by its step, like 'step-100'"
-        )
-    return int(found[1])
+    return int(found[1]) if found is not None else None
 
 
 def connected(options: Options) -> Connected:

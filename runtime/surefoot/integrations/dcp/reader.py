@@ -27,7 +27,7 @@ from surefoot.errors import Unreadable
 from surefoot.geometry import Box
 from surefoot.integrations.dcp.common import KEY, connected, is_connected, new_id, options_of, step_of
 from surefoot.integrations.dcp.writer import Writer
-from surefoot.restore.catalogue import Source, persistent_source, read_catalogue
+from surefoot.restore.catalogue import Catalogue, Source, persistent_source, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.state import Entry, Saved, dtype_name, dtype_named, read_values
 from surefoot.state.entries import Place
@@ -64,19 +64,9 @@ class Reader(StorageReader):
         self.close()
         sources = self._sources()
         catalogue = read_catalogue(sources)
-        step = step_of(self._id) if self._id else None
-        found = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
-        if not found and catalogue.silent:
-            raise Unreadable(
-                f"{', '.join(catalogue.silent)} gave no answer: whether the checkpoint is there is unknown"
-            )
-        if not found:
-            which = "no checkpoint" if step is None else f"no complete checkpoint of step {step}"
-            raise Unreadable(f"there is {which} in {', '.join(s.name for s in sources)}", absent=True)
-        self._reader = CheckpointReader(found[-1], catalogue, ReadOptions(patience_seconds=PATIENCE_SECONDS))
+        self._reader, values = self._opened(catalogue)
         layouts = self._reader.layouts.tensors(self._reader.world)
         self._saved = {name: Saved(t.dtype, t.shape) for name, t in layouts.items()}
-        values = read_values(self._reader.values(0))
         about = values.get(KEY)
         metadata = self._of_dcp(about) if about is not None else self._of_checkpointer(values)
         known = about or {}
@@ -136,6 +126,30 @@ class Reader(StorageReader):
         assert settings.persistent is not None, "library settings name a tier or raise"
         return (persistent_source(settings.persistent, settings.job),)
 
+    def _opened(self, catalogue: Catalogue) -> tuple[CheckpointReader, Mapping[str, Any]]:
+        """The newest complete checkpoint that the id names, and the values of its rank 0.
+
+        An id without a number is looked for by name: its step was given when it was saved, and is another each time.
+        """
+        step = step_of(self._id)
+        candidates = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
+        for checkpoint in reversed(candidates):
+            reader = CheckpointReader(checkpoint, catalogue, ReadOptions(patience_seconds=PATIENCE_SECONDS))
+            try:
+                values = read_values(reader.values(0))
+            except BaseException:
+                reader.close()
+                raise
+            if _is_named(self._id, values.get(KEY)):
+                return reader, values
+            reader.close()
+        if catalogue.silent:
+            raise Unreadable(
+                f"{', '.join(catalogue.silent)} gave no answer: whether the checkpoint is there is unknown"
+            )
+        which = f"no complete checkpoint {self._id!r}" if self._id else "no complete checkpoint"
+        raise Unreadable(f"there is {which} in {', '.join(s.name for s in catalogue.sources)}", absent=True)
+
     def _of_dcp(self, about: Mapping[str, Any]) -> Metadata:
         self._names, self._plain = {name: name for name in self._saved}, {}
         kinds: dict[str, Any] = {n: _tensor_metadata(what) for n, what in self._saved.items()}
@@ -163,6 +177,15 @@ class Reader(StorageReader):
         same_type = dtype_name(target.dtype) == what.dtype
         into = target if same_type else torch.empty(box.lengths, dtype=dtype_named(what.dtype))
         return Entry(name, into, what.dtype, Place(what.shape, box, None), "split")
+
+
+def _is_named(wanted: str, about: Mapping[str, Any] | None) -> bool:
+    """Whether a checkpoint that has the step of `wanted`, if that names one, was saved under such an id."""
+    if not wanted:
+        return True
+    if about is None:  # a Checkpointer's, which has a step and no id
+        return step_of(wanted) is not None
+    return step_of(wanted) == step_of(about["id"]) if step_of(wanted) is not None else about["id"] == wanted
 
 
 def _whole(name: str, tensor: torch.Tensor, what: Saved) -> Entry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +16,12 @@ from torch.futures import Future
 
 from surefoot.checkpointer.links import Options
 from surefoot.checkpointer.saving import Saver
-from surefoot.errors import TierError
+from surefoot.errors import TierError, Unreadable
 from surefoot.format.values import encode_values
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.integrations.dcp.common import KEY, connected, disconnect, new_id, options_of, step_of
+from surefoot.restore.catalogue import Source, read_catalogue
 from surefoot.state import Entry, dtype_name
 from surefoot.state.entries import Place
 
@@ -39,6 +39,7 @@ class Writer(StorageWriter):
         super().__init__()
         self._options = options_of(folder, job)
         self._id = ""
+        self._step = 0
         self.save_id = new_id()
         """Of one save; DCP's metadata names it."""
         self._paths: dict[str, Any] = {}
@@ -50,11 +51,17 @@ class Writer(StorageWriter):
         self._paths, self._bytes = {}, []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        step_of(self._id)
+        """Connects, and gives a checkpoint whose id has no number the step after all that are there.
+
+        Every rank finds the same one without asking another: all read the tiers before any of them writes, once, and
+        count what they saved since alike. `finish` holds them to it.
+        """
         if self._options not in _staging:
             link = connected(self._options).link
             state = _Planned()
             _staging[self._options] = _Staging(state, Saver(state, link, link.attached.rank))
+        named = step_of(self._id)
+        self._step = named if named is not None else _staging[self._options].next_step(connected(self._options).sources)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self._note([plan])
@@ -68,7 +75,7 @@ class Writer(StorageWriter):
         staging = _staging.get(self._options)
         if staging is None:
             raise RuntimeError("write_data was called on a Writer that DCP has not set up")
-        link, step = connected(self._options).link, step_of(self._id)
+        link, step = connected(self._options).link, self._step
         if step in staging.begun:
             raise TierError(
                 f"step {step} was saved before by this program, and saved bytes never change: give another id"
@@ -82,18 +89,24 @@ class Writer(StorageWriter):
         if not link.flush(COMMIT_SECONDS) or step in getattr(link, "lost", ()):
             raise TierError(f"step {step} of rank {link.attached.rank} did not reach its tiers: see the log")
         done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(index=i.index, size_in_bytes=_size(i), storage_data=None) for i in plan.items])
+        done.set_result([WriteResult(index=i.index, size_in_bytes=_size(i), storage_data=step) for i in plan.items])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to do: a checkpoint is complete when every rank's part is committed."""
+        """A checkpoint is complete when every rank's part is committed, each for the same step."""
+        steps = sorted({r.storage_data for of_rank in results for r in of_rank})
+        if len(steps) > 1:
+            raise TierError(
+                f"ranks saved {self._id or 'one checkpoint'!r} as different steps, {steps}: they did not see the same"
+                " checkpoints when they began. Give the id a number at its end, like 'step-100'"
+            )
 
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self._id, save_id=self.save_id) if self._id else None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return re.search(r"\d/?$", os.fspath(checkpoint_id)) is not None
+        return bool(os.fspath(checkpoint_id))
 
     def close(self) -> None:
         """Ends the copying and draining threads of this process, for every Writer of this folder and job."""
@@ -130,7 +143,7 @@ class _Planned:
         return encode_values({"step": step, KEY: dict(self._about)})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Staging:
     """What writes the saves of one connection; a second beside it would stage into memory that is drained no more."""
 
@@ -138,6 +151,22 @@ class _Staging:
     saver: Saver
     begun: set[int] = field(default_factory=set)
     """Steps that were saved, or tried."""
+    found: int | None = None
+    """The highest step that was there before this program's first save without a number; None: not looked for yet."""
+
+    def next_step(self, sources: tuple[Source, ...]) -> int:
+        """The step after all that are there.
+
+        Raises:
+            Unreadable: a tier does not answer. Its checkpoints may have the number that would be given.
+        """
+        if self.found is None:
+            catalogue = read_catalogue(sources)
+            if catalogue.silent:
+                raise Unreadable(f"{', '.join(catalogue.silent)} gave no answer: the next free step is unknown")
+            steps = (m.save.step for reading in catalogue.readings if reading is not None for m in reading.manifests)
+            self.found = max(steps, default=0)
+        return max(self.found, *self.begun, 0) + 1
 
 
 _staging: dict[Options, _Staging] = {}
