@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     __version__: str
     from surefoot.checkpointer import Checkpointer as Checkpointer
     from surefoot.data import Batch as Batch
+    from surefoot.data import DataError as DataError
     from surefoot.data import ElasticLoader as ElasticLoader
     from surefoot.data import ElasticSampler as ElasticSampler
+    from surefoot.data import ElasticStream as ElasticStream
     from surefoot.data import sample_generator as sample_generator
     from surefoot.errors import StateMismatch as StateMismatch
     from surefoot.errors import StateNotRestorable as StateNotRestorable
@@ -26,6 +28,8 @@ _ROOM_OF = {
     "Batch": "surefoot.data",
     "ElasticLoader": "surefoot.data",
     "ElasticSampler": "surefoot.data",
+    "DataError": "surefoot.data",
+    "ElasticStream": "surefoot.data",
     "describe_flat": "surefoot.state",
     "sample_generator": "surefoot.data",
     "StateMismatch": "surefoot.errors",
@@ -36,8 +40,10 @@ _ROOM_OF = {
 __all__ = [
     "Batch",
     "Checkpointer",
+    "DataError",
     "ElasticLoader",
     "ElasticSampler",
+    "ElasticStream",
     "StateMismatch",
     "StateNotRestorable",
     "SurefootError",

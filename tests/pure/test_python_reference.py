@@ -24,7 +24,7 @@ def test_every_name_that_surefoot_offers_is_there() -> None:
     assert {f"surefoot.{name}" for name in surefoot.__all__ if name != "__version__"} <= set(marked(TEXT))
 
 
-@pytest.mark.parametrize("name", ["Checkpointer", "ElasticLoader"])
+@pytest.mark.parametrize("name", ["Checkpointer", "ElasticLoader", "ElasticStream"])
 def test_every_option_has_a_row(name: str) -> None:
     rows = set(re.findall(r"^\| `(\w+)`", section(name), flags=re.MULTILINE))
     assert rows == set(parameters(f"surefoot.{name}")) - {"link"}, "`link` is for tests"

@@ -19,7 +19,7 @@ _DEEPEST = 32
 def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
     """Raises ConfigurationError for a loader that shuffles in a buffer of more than one row, unless `anew` names it."""
     for name, subject in objects.items():
-        rows = 0 if name in anew else _buffered_rows(subject, _DEEPEST)
+        rows = 0 if name in anew else buffered_rows(subject)
         if rows > 1:
             raise ConfigurationError(
                 f"{name} ({type(subject).__name__}) shuffles in a buffer of {rows} rows that is not part of its state:"
@@ -29,8 +29,8 @@ def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) ->
             )
 
 
-def _buffered_rows(subject: Any, deepest: int) -> int:
-    """Of the largest Hugging Face shuffle buffer beneath it."""
+def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
+    """Of the largest Hugging Face shuffle buffer beneath it; 0 where it does not shuffle."""
     found = 0
     if "BufferShuffled" in type(subject).__name__:
         size = getattr(subject, "buffer_size", 0)
@@ -40,7 +40,7 @@ def _buffered_rows(subject: Any, deepest: int) -> int:
     own = getattr(subject, "__dict__", {})
     for inner in (own[name] for name in _INNER if name in own):
         for one in inner if isinstance(inner, list | tuple) and len(inner) <= _DEEPEST else (inner,):
-            found = max(found, _buffered_rows(one, deepest - 1))
+            found = max(found, buffered_rows(one, deepest - 1))
     return found
 
 

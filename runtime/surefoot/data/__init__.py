@@ -1,4 +1,4 @@
-"""Training data: the elastic order, the loader over it, and what of its batches was trained on."""
+"""Training data: the elastic order, loader and stream over it, sources, and what of batches was trained on."""
 
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import ElasticLoader as ElasticLoader
@@ -7,5 +7,23 @@ from surefoot.data.order import sample_at as sample_at
 from surefoot.data.order import sample_generator as sample_generator
 from surefoot.data.order import sample_seed as sample_seed
 from surefoot.data.order import share as share
+from surefoot.data.source import BadSample as BadSample
+from surefoot.data.source import DataError as DataError
+from surefoot.data.source import DataShard as DataShard
+from surefoot.data.source import DataSource as DataSource
+from surefoot.data.stream import ElasticStream as ElasticStream
 
-__all__ = ["Batch", "ElasticLoader", "ElasticSampler", "sample_at", "sample_generator", "sample_seed", "share"]
+__all__ = [
+    "BadSample",
+    "Batch",
+    "DataError",
+    "DataShard",
+    "DataSource",
+    "ElasticLoader",
+    "ElasticSampler",
+    "ElasticStream",
+    "sample_at",
+    "sample_generator",
+    "sample_seed",
+    "share",
+]

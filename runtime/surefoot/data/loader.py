@@ -35,7 +35,7 @@ class Batch:
     """First position of this rank's share in the global order."""
     stop: int
     indexes: tuple[int, ...]
-    """The samples in `data`."""
+    """The samples in `data`; none of a stream."""
 
 
 class ElasticLoader:
@@ -70,11 +70,11 @@ class ElasticLoader:
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
-        _check_dataset(dataset)
+        check_dataset(dataset)
         for name, value in (("prefetch_factor", prefetch_factor), ("worker_init_fn", worker_init_fn)):
             if value is not None and workers == 0:
                 raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
-        found_rank, found_world = _place()
+        found_rank, found_world = place_of_process()
         self.sampler = ElasticSampler(
             len(dataset),
             global_batch,
@@ -161,7 +161,7 @@ class ElasticLoader:
             position += self.sampler.global_batch
 
     def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
-        collate = self._collate or _default_collate()
+        collate = self._collate or default_collate_function()
         for part in self._shares(begin):
             yield part, collate([self._samples[key] for key in zip(part.indexes, part.positions, strict=True)])
 
@@ -173,7 +173,7 @@ class ElasticLoader:
             self._samples,  # type: ignore[arg-type]  # map-style by protocol: __len__ and __getitem__ are all it calls
             batch_sampler=keys,  # its elements are keys of _Samples, not plain indexes
             num_workers=self._workers,
-            collate_fn=self._collate or _default_collate(),
+            collate_fn=self._collate or default_collate_function(),
             # else its workers' seed is drawn from the global generator, once more in each life of a program
             generator=sample_generator(self.sampler.seed, begin),
             **self._options,
@@ -181,15 +181,16 @@ class ElasticLoader:
         yield from zip(self._shares(begin), loader, strict=False)
 
 
-def _check_dataset(dataset: Any) -> None:
+def check_dataset(dataset: Any) -> None:
     """Whatever has no samples by number is refused here, not at the first batch."""
     kind = type(dataset).__name__
     torch_data: Any = sys.modules.get("torch.utils.data")
     stream = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
     if stream or not isinstance(dataset, Sized):
         raise ConfigurationError(
-            f"{kind} has no length: a map-style dataset is needed, with len() and samples by number. Give a stream's own"
-            " loader to Checkpointer as loader=: it goes on where it was in a world of the same size"
+            f"{kind} has no length: a map-style dataset is needed, with len() and samples by number. Give its files to"
+            " surefoot.ElasticStream, or the stream's own loader to Checkpointer as loader=: that one goes on where it was"
+            " in a world of the same size alone"
         )
     if isinstance(dataset, Mapping) or not hasattr(type(dataset), "__getitem__"):
         own = ", as .dataset of this one" if hasattr(dataset, "dataset") else ""
@@ -214,13 +215,13 @@ class _Samples:
         return sample if self._transform is None else self._transform(sample, sample_generator(self._seed, position))
 
 
-def _default_collate() -> Callable[[list[Any]], Any]:
+def default_collate_function() -> Callable[[list[Any]], Any]:
     from torch.utils.data import default_collate
 
     return default_collate
 
 
-def _place() -> tuple[int, int]:
+def place_of_process() -> tuple[int, int]:
     """Rank and world of the process group if there is one, else of the launcher's environment."""
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist

@@ -1,0 +1,13 @@
+"""Sources for `ElasticStream`: what is in files of a kind, wherever they lie, and data sets of other libraries."""
+
+from surefoot.data.sources.files import FileAt as FileAt
+from surefoot.data.sources.files import find_files as find_files
+from surefoot.data.sources.hugging_face import HuggingFaceStream as HuggingFaceStream
+from surefoot.data.sources.items import Items as Items
+from surefoot.data.sources.lines import JsonLines as JsonLines
+from surefoot.data.sources.lines import TextLines as TextLines
+from surefoot.data.sources.mds import MosaicShards as MosaicShards
+from surefoot.data.sources.parquet import ParquetRows as ParquetRows
+from surefoot.data.sources.tars import TarSamples as TarSamples
+from surefoot.data.sources.tokens import MegatronDocuments as MegatronDocuments
+from surefoot.data.sources.tokens import TokenFile as TokenFile

@@ -1,0 +1,94 @@
+"""Shards of MosaicML's streaming (MDS), read without its package: index.json and the files that it names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from surefoot.data.source import DataError, DataShard
+from surefoot.data.sources.files import FileAt, check, measured, read_range
+from surefoot.errors import ConfigurationError
+
+_PLAIN: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "jpeg": bytes,
+    "png": bytes,
+    "str": bytes.decode,
+    "json": json.loads,
+    "int": lambda body: int(np.frombuffer(body, np.int64)[0]),
+    "str_int": int,
+    "str_float": float,
+}
+_NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+class MosaicShards:
+    """The samples of MDS folders, each a dict of its columns; images as the bytes they were stored as.
+
+    Compressed shards and pickled columns are refused: unpack the first, write the second anew.
+    """
+
+    def __init__(self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        wanted = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+        self._places: list[tuple[FileAt, dict[str, Any]]] = []
+        for folder in (os.fspath(one).rstrip("/") for one in wanted):
+            index = measured(f"{folder}/index.json")
+            for about in json.loads(read_range(index, 0, index.size))["shards"]:
+                if about.get("format") != "mds" or about.get("compression"):
+                    kind = about.get("compression") or about.get("format")
+                    raise ConfigurationError(
+                        f"{folder} has shards of kind {kind}: only plain MDS can be opened anywhere"
+                    )
+                for encoding in about["column_encodings"]:
+                    _decoder(encoding, folder)
+                file = measured(f"{folder}/{about['raw_data']['basename']}")
+                if file.size != about["raw_data"]["bytes"]:
+                    raise DataError(
+                        f"{file.url} has {file.size} bytes and index.json tells of {about['raw_data']['bytes']}"
+                    )
+                self._places.append((file, about))
+
+    def shards(self) -> Sequence[DataShard]:
+        return [DataShard(file.url, about["samples"], file.identity) for file, about in self._places]
+
+    def open(self, shard: int, start: int) -> Iterator[Any]:
+        file, about = self._places[shard]
+        check(file)
+        samples = about["samples"]
+        bounds = np.frombuffer(read_range(file, 4, 4 * (samples + 2)), np.uint32)
+        decoders = [_decoder(encoding, file.url) for encoding in about["column_encodings"]]
+        for number in range(start, samples):
+            body = read_range(file, int(bounds[number]), int(bounds[number + 1]))
+            yield _decoded(body, about["column_names"], about["column_sizes"], decoders)
+
+
+def _decoded(body: bytes, names: list[str], sizes: list[int | None], decoders: list[Callable[[bytes], Any]]) -> Any:
+    """First the sizes of columns that vary, then the columns."""
+    varying = sum(size is None for size in sizes)
+    told = iter(np.frombuffer(body, np.uint32, varying).tolist())
+    at, found = 4 * varying, {}
+    for name, size, decode in zip(names, sizes, decoders, strict=True):
+        length = next(told) if size is None else size
+        found[name] = decode(body[at : at + length])
+        at += length
+    return found
+
+
+def _decoder(encoding: str, where: str) -> Callable[[bytes], Any]:
+    kind, _, rest = encoding.partition(":")
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind in _NUMBERS:
+        dtype = np.dtype(kind)
+        return lambda body: np.frombuffer(body, dtype)[0]
+    parts = rest.split(":")
+    if kind == "ndarray" and len(parts) == 2:
+        array, shape = np.dtype(parts[0]), tuple(int(size) for size in parts[1].split(","))
+        return lambda body: np.frombuffer(body, array).reshape(shape)
+    raise ConfigurationError(
+        f"{where} has a column of encoding {encoding!r}, which is not read here; write it as ndarray"
+    )

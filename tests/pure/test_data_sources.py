@@ -1,0 +1,239 @@
+"""Sources of every kind: opened at any sample, each sample once through a hundred kills and resizes, changes named."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import tarfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.shards import World
+from surefoot.data.source import BadSample, DataError, DataSource
+from surefoot.data.sources import (
+    HuggingFaceStream,
+    Items,
+    JsonLines,
+    MegatronDocuments,
+    MosaicShards,
+    ParquetRows,
+    TarSamples,
+    TextLines,
+    TokenFile,
+)
+from surefoot.data.stream import ElasticStream
+from surefoot.errors import ConfigurationError
+
+SAMPLES = 60
+MOSAIC = Path(__file__).parents[1] / "support" / "mosaic"
+"""Written by streaming 0.13's own MDSWriter: 30 samples in 5 shards."""
+
+
+def text(folder: Path, count: bool = True) -> tuple[DataSource, Callable[[Any], int]]:
+    for part in range(3):
+        numbers = range(part * 20, part * 20 + 20)
+        end = b"" if part == 1 else b"\n"  # of a file without a last line's end nothing may be lost
+        lines = [f"{n} {'é' * (n % 9)}".encode() for n in numbers]
+        (folder / f"{part}.txt").write_bytes(b"\n".join(lines) + end)
+    return TextLines(folder / "*.txt", shard_bytes=17, count=count), lambda line: int(line.split()[0])
+
+
+def json_lines(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * (n % 5), "id": n}) + "\n" for n in range(SAMPLES)))
+    return JsonLines(path, shard_bytes=100, field="id"), int
+
+
+def tokens(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    np.arange(SAMPLES * 4 + 1, dtype=np.uint16).tofile(folder / "train.bin")
+    return TokenFile(folder / "train.bin", 4, shard_samples=7), lambda row: int(row[0]) // 4
+
+
+def megatron(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    sizes = np.array([1 + n % 3 for n in range(SAMPLES)], np.int32)
+    np.concatenate([np.full(size, n, np.uint16) for n, size in enumerate(sizes)]).tofile(folder / "corpus.bin")
+    starts = (np.concatenate([[0], np.cumsum(sizes)[:-1]]) * 2).astype(np.int64)
+    head = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([8])
+    counts = len(sizes).to_bytes(8, "little") + (len(sizes) + 1).to_bytes(8, "little")
+    body = sizes.tobytes() + starts.tobytes() + np.arange(len(sizes) + 1, dtype=np.int64).tobytes()
+    (folder / "corpus.idx").write_bytes(head + counts + body)
+    return MegatronDocuments(folder / "corpus.bin", shard_samples=9), lambda row: int(row[0])
+
+
+def parquet(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": list(range(SAMPLES)), "text": [f"t{n}" for n in range(SAMPLES)]})
+    pq.write_table(table, folder / "rows.parquet", row_group_size=11)
+    return ParquetRows(folder / "rows.parquet", column="id"), int
+
+
+def tars(folder: Path, count: bool = True) -> tuple[DataSource, Callable[[Any], int]]:
+    for part in range(6):
+        with tarfile.open(folder / f"{part}.tar", "w") as tar:
+            for n in range(part * 10, part * 10 + 10):
+                for ending, body in (("cls", str(n).encode()), ("seg.png", b"image")):
+                    info = tarfile.TarInfo(f"in/{n:03}.{ending}")
+                    info.size = len(body)
+                    tar.addfile(info, io.BytesIO(body))
+    return TarSamples(folder / "*.tar", count=count), lambda sample: int(sample["cls"])
+
+
+def items(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    return Items(list(range(SAMPLES)), shard_samples=8), int
+
+
+def hugging_face(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"id": list(range(SAMPLES))}).to_iterable_dataset(num_shards=6)
+    return HuggingFaceStream(rows), lambda row: int(row["id"])
+
+
+def hugging_face_map(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    datasets = pytest.importorskip("datasets")
+    return Items(datasets.Dataset.from_dict({"id": list(range(SAMPLES))}), 8), lambda row: int(row["id"])
+
+
+def mosaic(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    return MosaicShards(MOSAIC), lambda sample: int(sample["id"])
+
+
+KINDS: dict[str, Callable[[Path], tuple[DataSource, Callable[[Any], int]]]] = {
+    "text": text,
+    "text, uncounted": lambda folder: text(folder, count=False),
+    "json lines": json_lines,
+    "tokens": tokens,
+    "megatron": megatron,
+    "parquet": parquet,
+    "tars": tars,
+    "tars, uncounted": lambda folder: tars(folder, count=False),
+    "items": items,
+    "hugging face stream": hugging_face,
+    "hugging face map": hugging_face_map,
+    "mosaic": mosaic,
+}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DataSource, Callable[[Any], int]]:
+    return KINDS[request.param](tmp_path)
+
+
+def test_a_shard_opens_at_any_sample(source: tuple[DataSource, Callable[[Any], int]]) -> None:
+    data, number = source
+    found = []
+    for shard, about in enumerate(data.shards()):
+        whole = [number(sample) for sample in data.open(shard, 0)]
+        assert about.samples in (None, len(whole))
+        for start in range(len(whole) + 1):
+            assert [number(sample) for sample in data.open(shard, start)] == whole[start:]
+        found += whole
+    assert sorted(found) == list(range(len(found)))
+    assert len(found) in (SAMPLES, 30)
+
+
+def test_each_sample_comes_as_undisturbed_through_a_hundred_kills_and_resizes(
+    source: tuple[DataSource, Callable[[Any], int]],
+) -> None:
+    data, number = source
+    chance = random.Random(7)
+    options: dict[str, Any] = {"global_batch": 6, "lanes": 3, "collate": list, "window": 3, "seed": 5}
+
+    def build(rank: int, world: int) -> ElasticStream:
+        return ElasticStream(data, rank=rank, world=world, **options)
+
+    seen: list[int] = []
+    states: list[Any] = []
+    for _ in range(100):
+        world = World(build, chance.randint(1, 4), states)
+        for _ in range(chance.randint(0, 2)):
+            seen += [number(sample) for part in world.step()[0] for sample in part]
+        states = json.loads(json.dumps(world.states()))
+        for _ in range(chance.randint(0, 1)):
+            world.step()
+    assert seen == [number(s) for batch in islice(build(0, 1), len(seen) // 6) for s in batch.data]
+    assert len(seen) > 400
+
+
+@pytest.mark.parametrize("kind", ["text", "json lines", "tokens", "megatron", "parquet", "tars"])
+def test_a_file_that_changed_or_vanished_is_named(kind: str, tmp_path: Path) -> None:
+    data, _ = KINDS[kind](tmp_path)
+    file = max((p for p in tmp_path.iterdir() if p.suffix != ".idx"), key=lambda path: path.name)
+    last = len(data.shards()) - 1
+    body = file.read_bytes()
+    file.write_bytes(body)
+    os.utime(file, ns=(1, 1))  # as many bytes, written at another time
+    with pytest.raises(DataError, match=f"{file.name} was changed"):
+        list(data.open(last, 0))
+    file.unlink()
+    with pytest.raises(DataError, match=f"{file.name} is not there"):
+        list(data.open(last, 0))
+
+
+def test_a_copy_elsewhere_is_the_same_source_and_another_content_is_not(tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        np.arange(801 if name != "three" else 802, dtype=np.uint16)[-801:].tofile(tmp_path / name / "t.bin")
+    here = os.getcwd()
+    try:
+        states = []
+        for name in ("one", "two", "three"):
+            os.chdir(tmp_path / name)
+            states.append([shard.identity for shard in TokenFile("t.bin", 8).shards()])
+    finally:
+        os.chdir(here)
+    assert states[0] == states[1] != states[2]
+
+
+def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"id": \n{"no": 3}\n{"id": 4}\n')
+    found = list(JsonLines(tmp_path / "a.jsonl", field="id").open(0, 0))
+    assert [isinstance(sample, BadSample) for sample in found] == [False, True, True, False]
+
+
+def test_what_cannot_be_opened_anywhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"x")
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "odd.idx").write_bytes(b"nothing")
+    with pytest.raises(ConfigurationError, match="compressed"):
+        TextLines(tmp_path / "a.jsonl.gz")
+    with pytest.raises(ConfigurationError, match="no multiple of a uint16"):
+        TokenFile(tmp_path / "odd.bin", 4)
+    with pytest.raises(ConfigurationError, match="no index of Megatron"):
+        MegatronDocuments(tmp_path / "odd.bin")
+    with pytest.raises(ConfigurationError, match="names no file"):
+        TextLines(str(tmp_path / "*.txt"))
+    with pytest.raises(DataError, match=r"nowhere\.txt is not there"):
+        TextLines(tmp_path / "nowhere.txt")
+    (tmp_path / "c.tar").write_bytes(b"\x1f\x8b" + bytes(2000))
+    with pytest.raises(DataError, match="cannot be read as a tar"):
+        TarSamples(tmp_path / "c.tar")
+
+
+def test_hugging_face_streams_are_taken_whole_and_unshuffled() -> None:
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    rows = datasets.Dataset.from_dict({"id": list(range(8))}).to_iterable_dataset(num_shards=2)
+    with pytest.raises(ConfigurationError, match="shuffles by itself"):
+        HuggingFaceStream(rows.shuffle(buffer_size=3))
+    with pytest.raises(ConfigurationError, match="split by node"):
+        HuggingFaceStream(split_dataset_by_node(rows, 0, 2))
+    with pytest.raises(ConfigurationError, match="no streaming data set"):
+        HuggingFaceStream([1, 2])
+
+
+def test_mosaic_columns_are_what_was_written() -> None:
+    sample = next(iter(MosaicShards(MOSAIC).open(1, 2)))
+    number = sample["id"]
+    assert sample["text"] == "text " + "x" * (number % 7)
+    assert sample["tokens"].tolist() == list(range(number, number + 4))
+    assert (sample["meta"], sample["raw"], sample["weight"]) == ({"n": number}, bytes([number]), number / 2)

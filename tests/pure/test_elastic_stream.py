@@ -1,0 +1,298 @@
+"""Streams at any world size: each sample once a pass, in the undisturbed order, whatever is killed and resized when."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.shards import Numbers, World
+from surefoot.data.source import BadSample, DataError
+from surefoot.data.stream import ElasticStream
+from surefoot.errors import ConfigurationError, StateMismatch
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=64).map(tuple)
+lives = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=6)
+"""Of each: world size, steps up to its checkpoint, steps behind it that a kill undoes."""
+
+
+def build(source: Any, rank: int, world: int, **options: Any) -> ElasticStream:
+    return ElasticStream(source, rank=rank, world=world, collate=list, **options)
+
+
+def undisturbed(source: Any, steps: int, **options: Any) -> list[Any]:
+    """What one rank alone draws, flat."""
+    return [x for batch in islice(build(source, 0, 1, **options), steps) for x in batch.data]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths,
+    st.booleans(),
+    st.integers(0, 2**40),
+    st.integers(1, 12),
+    st.sampled_from([1, 2, 3, 6]),
+    st.sampled_from([1, 4]),
+    lives,
+)
+def test_a_global_batch_sees_the_undisturbed_order_through_kills_and_resizes(
+    sizes: tuple[int, ...], known: bool, seed: int, batch: int, stripes: int, window: int, worlds: list[Any]
+) -> None:
+    source = Numbers(sizes, known)
+    options: dict[str, Any] = {"global_batch": batch, "seed": seed, "stripes": stripes, "window": window}
+    if (sum(sizes) if known else len(sizes)) < batch * stripes:
+        with pytest.raises(ConfigurationError, match="lanes are to read it"):
+            build(source, 0, 1, **options)
+        return
+    seen: list[Any] = []
+    states: list[Any] = []
+    for world, kept, undone in worlds:
+        mine = World(lambda r, w: build(source, r, w, **options), world, states)
+        for _ in range(kept):
+            begin = len(seen)
+            drawn, spans = mine.step()
+            seen += [x for part in drawn for x in part]
+            covered = [p for found in spans for start, stop in found or () for p in range(start, stop)]
+            assert covered == list(range(begin, len(seen)))  # what the ledger counts
+        states = mine.states()
+        for _ in range(undone):
+            mine.step()
+    assert seen == undisturbed(source, len(seen) // batch, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.booleans(), st.integers(0, 2**40), st.integers(1, 12), st.sampled_from([1, 5]))
+def test_each_pass_has_every_sample_once(
+    sizes: tuple[int, ...], known: bool, seed: int, lanes: int, window: int
+) -> None:
+    if (sum(sizes) if known else len(sizes)) < lanes:
+        return
+    passes: dict[int, list[int]] = {}
+    stream = build(Numbers(sizes, known), 0, 1, global_batch=lanes, seed=seed, window=window)
+    stream.count_by_step()
+    for batch in stream:
+        stream.step_ends()
+        turns = [lane[4] for lane in stream.state_dict()["lanes"]]
+        for sample, turn in zip(batch.data, turns, strict=True):
+            passes.setdefault(turn, []).append(sample)
+        if min(turns) >= 2:
+            break
+    for turn in (0, 1):
+        assert sorted(passes[turn]) == list(range(sum(sizes)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.booleans(), st.integers(0, 2**40), st.sampled_from([1, 2, 3]), st.sampled_from([1, 4]), lives)
+def test_a_batch_a_rank_has_every_sample_once_a_pass_through_kills_and_resizes(
+    sizes: tuple[int, ...], known: bool, seed: int, stripes: int, window: int, worlds: list[Any]
+) -> None:
+    source = Numbers(sizes, known)
+    have = sum(sizes) if known else len(sizes)
+    worlds = [(min(world, have // stripes), kept, undone) for world, kept, undone in worlds if have >= stripes]
+    passes: dict[int, Counter[int]] = {}
+    states: list[Any] = []
+
+    def count(mine: World) -> None:
+        drawn, _ = mine.step()
+        for stream, part in zip(mine.streams, drawn, strict=True):
+            lanes = {lane[0]: lane for lane in stream.state_dict()["lanes"]}
+            step = stream.state_dict()["batches"] - 1
+            turn = lanes[stream.shape.lane(step, stream.rank)][4]
+            passes.setdefault(turn, Counter()).update(part)
+
+    options = {"batch_size": 1, "seed": seed, "stripes": stripes, "window": window}
+    for world, kept, undone in worlds:
+        mine = World(lambda r, w: build(source, r, w, **options), world, states)
+        for _ in range(kept):
+            count(mine)
+        states = mine.states()
+        for _ in range(undone):
+            mine.step()
+    if worlds:  # the last world goes on until it is two passes further
+        world = worlds[-1][0]
+        mine = World(lambda r, w: build(source, r, w, **options), world, states)
+        for _ in range(5000):
+            turns = [lane[4] for s in mine.streams for lane in s.state_dict()["lanes"]]
+            if len(turns) == world * stripes and min(turns) >= 2:
+                break
+            count(mine)
+        for turn in (0, 1):
+            assert passes[turn] == Counter(range(sum(sizes))), turn
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.integers(0, 2**40), st.integers(1, 6), st.integers(1, 11), st.sampled_from([1, 3]), lives)
+def test_packed_rows_are_the_undisturbed_run_s(
+    sizes: tuple[int, ...], seed: int, batch: int, length: int, window: int, worlds: list[Any]
+) -> None:
+    source = Numbers(sizes, value=lambda number: [number] * (number % 5))
+    if sum(sizes) < max(batch, 5):
+        return
+    options: dict[str, Any] = {"global_batch": batch, "seed": seed, "window": window, "pack": length}
+    if sum(sizes) < 2 * batch:
+        return  # lanes that have the one sample without tokens alone
+    seen: list[Any] = []
+    states: list[Any] = []
+    for world, kept, undone in worlds:
+        mine = World(lambda r, w: build(source, r, w, **options), world, states)
+        for _ in range(kept):
+            seen += [row.tolist() for part in mine.step()[0] for row in part]
+        states = json.loads(json.dumps(mine.states()))
+        for _ in range(undone):
+            mine.step()
+    assert seen == [row.tolist() for row in undisturbed(source, len(seen) // batch, **options)]
+    assert all(len(row) == length for row in seen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, lengths, st.integers(0, 2**40), st.integers(1, 4), lives)
+def test_a_mixture_is_the_undisturbed_run_s(
+    one: tuple[int, ...], other: tuple[int, ...], seed: int, batch: int, worlds: list[Any]
+) -> None:
+    sources = [Numbers(one), Numbers(other, value=lambda number: -1 - number)]
+    if min(sum(one), sum(other)) < batch:
+        return
+    options: dict[str, Any] = {"global_batch": batch, "seed": seed, "weights": [3, 1]}
+    seen: list[Any] = []
+    states: list[Any] = []
+    for world, kept, undone in worlds:
+        mine = World(lambda r, w: build(sources, r, w, **options), world, states)
+        for _ in range(kept):
+            seen += [x for part in mine.step()[0] for x in part]
+        states = mine.states()
+        for _ in range(undone):
+            mine.step()
+    assert seen == undisturbed(sources, len(seen) // batch, **options)
+
+
+def test_a_mixture_takes_from_each_source_by_its_weight() -> None:
+    sources = [Numbers((500,)), Numbers((500,), value=lambda number: -1 - number)]
+    drawn = undisturbed(sources, 500, global_batch=8, weights=[3, 1])
+    assert 0.22 < sum(x < 0 for x in drawn) / len(drawn) < 0.28
+
+
+def _odd(number: int) -> Any:
+    return BadSample(ValueError("torn")) if number % 10 == 3 else number
+
+
+def test_bad_samples_are_left_out_counted_and_bounded() -> None:
+    source = Numbers((50, 50), value=_odd)
+    stream = build(source, 0, 1, global_batch=5, skip_bad=10)
+    seen = [x for batch in islice(stream, 18) for x in batch.data]
+    assert sorted(seen) == [n for n in range(100) if n % 10 != 3]
+    assert stream.skipped == 10
+    with pytest.raises(DataError, match=r"1\d bad samples|sample \d+ of shard-\d is bad \(ValueError: torn\)"):
+        list(islice(stream, 20))
+    with pytest.raises(DataError, match=r"of shard-\d is bad \(ValueError: torn\).*skip_bad"):
+        list(islice(build(source, 0, 1, global_batch=5), 20))
+
+
+def test_a_transform_that_fails_names_the_sample() -> None:
+    def transform(sample: int, _: Any) -> int:
+        return 1 // (sample % 7)
+
+    with pytest.raises(DataError, match=r"sample [07] of shard-0 is bad \(ZeroDivisionError"):
+        list(islice(build(Numbers((10,)), 0, 1, global_batch=2, transform=transform), 6))
+
+
+def test_another_pass_has_another_order() -> None:
+    stream = undisturbed(Numbers((6,) * 20), 40, global_batch=6, window=4)
+    assert sorted(stream[:120]) == sorted(stream[120:]) == list(range(120))
+    assert stream[:120] != stream[120:]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"seed": 2}, "seed"),
+        ({"window": 3}, "window"),
+        ({"lanes": 2}, "lanes"),
+        ({"global_batch": 8}, "global_batch"),
+        ({"stripes": 2}, "stripes"),
+        ({"pack": 9}, "pack"),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_name(options: dict[str, Any], name: str) -> None:
+    source, had = Numbers((40, 40)), {"global_batch": 4}
+    state = build(source, 0, 1, **had).state_dict()
+    with pytest.raises(StateMismatch, match=f"the stream's {name} is"):
+        build(source, 0, 1, **{**had, **options}).load_state_dict(state)
+
+
+def test_a_shard_that_changed_is_named() -> None:
+    state = build(Numbers((40, 40, 7)), 0, 1, global_batch=4).state_dict()
+    with pytest.raises(StateMismatch, match="shard shard-1 of it is another"):
+        build(Numbers((40, 41, 7)), 0, 1, global_batch=4).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="another number of them"):
+        build(Numbers((40, 40)), 0, 1, global_batch=4).load_state_dict(state)
+
+
+def test_a_shard_that_became_shorter_is_named_when_it_is_read() -> None:
+    class Cut(Numbers):
+        def open(self, shard: int, start: int) -> Any:
+            return islice(super().open(shard, start), 3)
+
+    with pytest.raises(DataError, match=r"shard-0 ends at sample \d, and 8 were counted"):
+        list(islice(build(Cut((8,)), 0, 1, global_batch=1, window=4), 8))
+
+
+def test_either_a_global_batch_or_one_of_each_rank() -> None:
+    for options in ({}, {"global_batch": 4, "batch_size": 2}):
+        with pytest.raises(ConfigurationError, match=r"either global_batch= .* or batch_size="):
+            build(Numbers((9,)), 0, 1, **options)
+    with pytest.raises(ConfigurationError, match="must be a multiple"):
+        build(Numbers((9,)), 0, 1, global_batch=4, lanes=3)
+    with pytest.raises(ConfigurationError, match="multiple of them"):
+        build(Numbers((9,)), 0, 1, global_batch=1, workers=2, stripes=3)
+
+
+def test_weights_of_uneven_shares_make_the_global_mean() -> None:
+    streams = [build(Numbers((40,)), rank, 3, global_batch=8) for rank in range(3)]
+    batches = [next(iter(stream)) for stream in streams]
+    mean = sum(b.weight * sum(b.data) / len(b.data) for b in batches) / 3
+    whole = undisturbed(Numbers((40,)), 1, global_batch=8)
+    assert mean == pytest.approx(sum(whole) / 8, rel=1e-12)
+
+
+def test_a_rank_without_lanes_takes_part_with_weight_nought_and_takes_over_exactly() -> None:
+    source = Numbers((30,))
+    mine = World(lambda r, w: build(source, r, w, global_batch=2), 3)
+    seen = [x for _ in range(4) for part in mine.step()[0] for x in part]
+    again = World(lambda r, w: build(source, r, w, global_batch=2), 3, mine.states())
+    seen += [x for _ in range(4) for part in again.step()[0] for x in part]
+    assert seen == undisturbed(source, 8, global_batch=2)
+
+
+def test_the_state_of_a_thousand_ranks_and_ten_thousand_shards_is_small() -> None:
+    source, world = Numbers((1000,) * 10_000), 1024
+    streams = [build(source, rank, world, global_batch=world) for rank in (0, 511, 1023)]
+    first, middle, last = [json.loads(json.dumps(_begun(stream).state_dict())) for stream in streams]
+    shared = {name: part for name, part in first.items() if name != "lanes"}
+    lanes = len(json.dumps(first["lanes"] + middle["lanes"] + last["lanes"])) / 3 * world
+    assert len(json.dumps(shared)) + lanes < 64 * 1024, "all that the world's state says"
+    assert len(json.dumps(middle)) < 1024, "what one rank saves of it, the first excepted"
+
+
+def _begun(stream: ElasticStream) -> ElasticStream:
+    next(iter(stream))
+    return stream
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_worker_processes_read_ahead_what_does_not_count(workers: int) -> None:
+    source = Numbers((30, 30, 30))
+    options: dict[str, Any] = {"global_batch": 4, "stripes": 6, "window": 3}
+    seen: list[int] = []
+    states: list[Any] = []
+    for world in (2, 1):  # read by workers, and gone on from in another world without any
+        mine = World(lambda r, w: build(source, r, w, workers=workers if w == 2 else 0, **options), world, states)
+        for _ in range(9):
+            seen += [x for part in mine.step()[0] for x in part]
+        states = mine.states()
+    assert seen == undisturbed(source, 18, **options)

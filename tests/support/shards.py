@@ -1,0 +1,52 @@
+"""Sources in memory for tests of elastic streams, and worlds of streams that are killed and resized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.data.source import DataShard
+from surefoot.data.stream import ElasticStream
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Samples are numbers, each once over all shards."""
+
+    lengths: tuple[int, ...]
+    known: bool = True
+    value: Callable[[int], Any] = field(default=int)
+
+    def shards(self) -> Sequence[DataShard]:
+        return [DataShard(f"shard-{i}", n if self.known else None, str(n)) for i, n in enumerate(self.lengths)]
+
+    def open(self, shard: int, start: int) -> Iterator[Any]:
+        first = sum(self.lengths[:shard])
+        return (self.value(first + i) for i in range(start, self.lengths[shard]))
+
+
+class World:
+    """All ranks of one world, in one process. `build(rank, world)` makes a stream."""
+
+    def __init__(self, build: Callable[[int, int], ElasticStream], size: int, states: Sequence[Any] = ()) -> None:
+        self.streams = [build(rank, size) for rank in range(size)]
+        for rank, stream in enumerate(self.streams):
+            stream.count_by_step()
+            if len(states) == size:
+                stream.load_state_dict(states[rank])
+            elif states:
+                stream.load_state_dicts(states, rank, size)
+        self._iterators = [iter(stream) for stream in self.streams]
+
+    def step(self) -> tuple[list[list[Any]], list[tuple[tuple[int, int], ...] | None]]:
+        """What each rank trained on, and the positions that it reports."""
+        drawn, spans = [], []
+        for stream, iterator in zip(self.streams, self._iterators, strict=True):
+            batch = next(iterator)
+            drawn.append(list(batch.data) if batch.weight else [])
+            spans.append(stream.step_ends())
+        return drawn, spans
+
+    def states(self) -> list[Any]:
+        return [stream.state_dict() for stream in self.streams]
