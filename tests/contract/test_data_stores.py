@@ -12,7 +12,7 @@ import boto3
 import numpy as np
 import pytest
 
-from support import s3_server
+from support.servers import s3_server
 from surefoot.data.source import DataError
 from surefoot.data.sources import TextLines, TokenFile, files
 
