@@ -22,10 +22,10 @@ from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
 from surefoot.protocol.settled import Settled
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.coordinator.line import Line
-from surefoot_operator.coordinator.sizes import check_size
-from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.message_sizes import check_size
 
 JOB = "beating"
 EPOCH = 1
@@ -65,16 +65,16 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
     def changed(urgent: bool) -> None:
         woken[0] += urgent
 
-    conversation = Conversation(JOB, 0.5, time.time, changed)
+    conversation = AgentChannel(JOB, 0.5, time.time, changed)
     conversation.know(WorkerId(i, 1) for i in range(agents))
     members = tuple(Member(i, 1, f"{i:016x}", f"node-{i}") for i in range(agents))
-    lines = [cast(Line, Mute()) for _ in members]
+    lines = [cast(AgentConnection, Mute()) for _ in members]
     for member, line in zip(members, lines, strict=True):
         hello = Hello(JOB, member.index, 1, member.incarnation, member.node, "token", EPOCH, EPOCH, True)
         conversation.join(hello, line)
     # the rule comes after all have joined: what each hears on a change is another matter
     status = JobStatus(world=World(EPOCH, "Committed", size=agents, members=members))
-    conversation.rule(rule(status, (), 2))
+    conversation.rule(desired_state(status, (), 2))
     texts = [encode(beat) for beat in _beats(rounds)]
 
     def whole(text: str) -> None:

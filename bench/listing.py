@@ -36,9 +36,9 @@ from surefoot.tiers import directory, manifest_lists, open_persistent
 from surefoot.tiers.persistent import PersistentTier
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator import orders
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.coordinator.server import AgentServer
-from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
+from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.settings import CoordinatorSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -116,11 +116,11 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
     server = AgentServer(CoordinatorSettings(), welcome)
     await server.start()
     server.lead(True)
-    conversation = Conversation(JOB, 0.5, time.time, lambda urgent: done.set() if urgent else None)
+    conversation = AgentChannel(JOB, 0.5, time.time, lambda urgent: done.set() if urgent else None)
     conversation.know([worker])
     server.serve(JOB, conversation)
     world = World(2, "Claimed", None, 1, (Member(0, 1, "agent", "node"),), "reason", time.time())
-    conversation.rule(rule(JobStatus(world=world), (), 2))
+    conversation.rule(desired_state(JobStatus(world=world), (), 2))
     chores: CoordinatorRequests | None = None
 
     def hear(message: ToAgent) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.local_run import LocalRun
-from surefoot_operator.fabric.processes.folder import read_json
-from surefoot_operator.fabric.processes.life import Life, life_of, send
 from surefoot_operator.fabric.processes.machine import is_trainer
+from surefoot_operator.fabric.processes.process_identity import ProcessIdentity, identity_of, send
+from surefoot_operator.fabric.processes.run_folder import read_json
 
 WEIGHTS = {"kill trainer": 5, "kill agent": 4, "kill redis": 2, "kill operator": 2, "kill zygote": 1, "node": 2,
            "stop trainer": 1, "stop agent": 1, "stop redis": 1, "stop operator": 1}  # fmt: skip
@@ -49,7 +49,7 @@ class Striker:
     def __init__(self, run: LocalRun, rng: random.Random) -> None:
         self._run, self._rng = run, rng
         self.struck: list[str] = []
-        self._stopped: list[tuple[float, Life]] = []
+        self._stopped: list[tuple[float, ProcessIdentity]] = []
 
     def strike(self, strike: Strike) -> None:
         """Hits one process of that kind, drawn among those that live; none may live at the moment."""
@@ -76,17 +76,17 @@ class Striker:
         for _, life in due:
             send(life, signal.SIGCONT)
 
-    def victims(self, kind: str) -> list[Life]:
+    def victims(self, kind: str) -> list[ProcessIdentity]:
         """Those that live, in the order of their numbers."""
         pids = [pid for pid in sorted(self._run.processes()) if self._is(pid, kind)]
-        return [life for pid in pids if (life := life_of(pid)) is not None]
+        return [life for pid in pids if (life := identity_of(pid)) is not None]
 
     def _is(self, pid: int, kind: str) -> bool:
         match kind:
             case "trainer":
                 return is_trainer(pid)
             case "operator":
-                return "surefoot_operator.controller.local" in _words(pid)
+                return "surefoot_operator.controller.local_operator" in _words(pid)
             case "redis":
                 return any("redis-server" in word for word in _words(pid)[:1])
             case "agent":
@@ -96,7 +96,7 @@ class Striker:
 
     def _agents(self) -> set[int]:
         states = [read_json(path) or {} for path in self._run.run_folder.workers.glob("*.state")]
-        return {Life.parse(state["life"]).pid for state in states if state.get("life")}
+        return {ProcessIdentity.parse(state["life"]).pid for state in states if state.get("life")}
 
 
 def _words(pid: int) -> list[str]:

@@ -24,7 +24,7 @@ from cluster.processes import wait
 from cluster.values import values
 from support.servers.kubernetes_cluster import a_cluster
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import pods as worker_pods
 from surefoot_operator.policy.actions import CreateWorker
 

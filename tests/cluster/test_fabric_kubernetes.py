@@ -22,10 +22,10 @@ from cluster.engine import Engine
 from cluster.processes import wait
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.fabric import Fabric
+from surefoot_operator.fabric.interface import Fabric
 from surefoot_operator.fabric.kubernetes.api import Api, connect
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.leases import LEASE_SECONDS
 from surefoot_operator.policy.actions import CreateWorker, Event
 

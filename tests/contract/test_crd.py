@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from surefoot_operator.api import spec
-from surefoot_operator.api.limits import LIMITS, Limit
-from surefoot_operator.api.names import camel_case, yaml_fields
+from surefoot_operator.api.spec_limits import LIMITS, Limit
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.yaml_names import camel_case, yaml_fields
 
 CRD: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "manifests" / "crd.yaml").read_text(encoding="utf-8"))
 VERSION = CRD["spec"]["versions"][0]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.fabric import Fabric
-from surefoot_operator.fabric.processes.fabric import ProcessesFabric
-from surefoot_operator.fabric.processes.folder import RunFolder
-from surefoot_operator.fabric.processes.life import members
+from surefoot_operator.fabric.interface import Fabric
+from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import Machine
-from surefoot_operator.fabric.processes.store import Store
+from surefoot_operator.fabric.processes.process_identity import members
+from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
+from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 pytest.register_assert_rewrite("support.fabric_suite")
 

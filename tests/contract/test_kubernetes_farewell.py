@@ -9,7 +9,7 @@ import pytest
 
 from support.servers.job_server import JobServer, fabric_of
 from surefoot_operator.errors import FabricError, JobRefused
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.policy.actions import Event
 
 OURS, THEIRS = "surefoot.dev/persistent-data", "example.org/backup"

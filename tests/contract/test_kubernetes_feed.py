@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
-from surefoot_operator.fabric.kubernetes.feed import Feed
+from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
 
 SECONDS = 60.0
 Object = dict[str, Any]
@@ -81,8 +81,8 @@ async def api(server: Server) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-async def feed(api: Api) -> AsyncIterator[Feed]:
-    made = Feed(api, "/api/v1/pods", "app=x", lambda _old, _new: None)
+async def feed(api: Api) -> AsyncIterator[WatchedObjects]:
+    made = WatchedObjects(api, "/api/v1/pods", "app=x", lambda _old, _new: None)
     task = asyncio.create_task(made.run())
     yield made
     task.cancel()
@@ -95,7 +95,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_feed_lists_then_follows_and_selects_on_the_server(server: Server, feed: Feed) -> None:
+async def test_a_feed_lists_then_follows_and_selects_on_the_server(server: Server, feed: WatchedObjects) -> None:
     server.pods = [pod("a", 3), pod("b", 4)]
     events = [
         {"type": "MODIFIED", "object": pod("a", 11)},
@@ -113,7 +113,7 @@ async def test_a_feed_lists_then_follows_and_selects_on_the_server(server: Serve
     assert feed.fresh
 
 
-async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: Feed) -> None:
+async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: WatchedObjects) -> None:
     server.pods = [pod("a", 3)]
     server.watches.put_nowait([{"type": "ERROR", "object": {"code": 410, "message": "too old"}}])
     await until(lambda: ("n", "a") in feed.items)
@@ -124,7 +124,7 @@ async def test_a_watch_that_fell_behind_is_listed_anew(server: Server, feed: Fee
     assert list(feed.items) == [("n", "b")]
 
 
-async def test_a_feed_knows_since_when_it_hears_without_a_break(server: Server, feed: Feed) -> None:
+async def test_a_feed_knows_since_when_it_hears_without_a_break(server: Server, feed: WatchedObjects) -> None:
     server.pods = [pod("a", 3)]
     server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 11)}])
     server.watches.put_nowait([{"type": "MODIFIED", "object": pod("a", 12)}])
@@ -137,7 +137,9 @@ async def test_a_feed_knows_since_when_it_hears_without_a_break(server: Server, 
     assert whole < feed.heard_since <= feed.heard_at
 
 
-async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(server: Server, feed: Feed) -> None:
+async def test_what_we_wrote_is_known_at_once_and_old_news_does_not_undo_it(
+    server: Server, feed: WatchedObjects
+) -> None:
     server.pods = [pod("a", 3)]
     await feed.synced.wait()
     feed.learn(pod("a", 40))
@@ -169,7 +171,7 @@ async def test_a_listing_keeps_what_was_learned_while_its_pages_came(server: Ser
     def heard(old: Object | None, new: Object | None) -> None:
         said.append((old["metadata"]["uid"] if old else "", new["metadata"]["uid"] if new else ""))
 
-    feed = Feed(api, "/api/v1/pods", "", heard)
+    feed = WatchedObjects(api, "/api/v1/pods", "", heard)
     server.pods, server.version = [pod("a", 1), pod("again", 2, "first"), pod("gone", 3)], 10
     await feed._list()
     said.clear()

@@ -8,7 +8,7 @@ import pytest
 
 from support.fakes.fake_api import FakeApi
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import apply, labels
+from surefoot_operator.fabric.kubernetes import api_writes, labels
 
 JOB = labels.JobIdentity("default", "gpt", "uid-new")
 PATH = "/api/v1/namespaces/default/services/gpt-workers"
@@ -28,14 +28,14 @@ def stored_uid(api: FakeApi) -> str:
 async def test_ours_is_found_and_kept() -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-new", "s1"))
-    await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+    await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"
 
 
 async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1"))
-    await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+    await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s2"
     assert ("DELETE", PATH) in api.asked
 
@@ -45,5 +45,5 @@ async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))
     with pytest.raises(FabricError, match="belongs to somebody else"):
-        await apply.create(api.api, "services", service("uid-new", "s2"), JOB)
+        await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"

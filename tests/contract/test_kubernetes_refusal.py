@@ -12,13 +12,13 @@ import pytest
 from support.servers.job_server import JobServer, fabric_of
 from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
-from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
-from surefoot_operator.memory import MemoryTier
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+from surefoot_operator.memory import JobHolders
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import OperatorSettings
 
 
@@ -29,16 +29,16 @@ class Operator:
         self.server = server
         self.fabric: KubernetesFabric = fabric_of(server)
         settings = OperatorSettings(progress_seconds=0.0)
-        self.memory = MemoryTier("u", Credentials("u", "p"), settings.memory, time.time, lambda urgent: None)
-        conversation = Conversation("u", 0.5, time.time, lambda urgent: None)
+        self.memory = JobHolders("u", Credentials("u", "p"), settings.memory, time.time, lambda urgent: None)
+        channel = AgentChannel("u", 0.5, time.time, lambda urgent: None)
         empty = WorkerEnvironment({}, {})
-        parts = Parts(self.fabric, conversation, self.memory, lambda job, worker: empty, settings, time.time, str)
+        parts = Dependencies(self.fabric, channel, self.memory, lambda job, worker: empty, settings, time.time, str)
         self.reconciler = Reconciler(parts)
 
     async def once(self) -> None:
         await self.reconciler.once()
         await self.reconciler.calls.settled()
-        await self.reconciler.voice.flush()
+        await self.reconciler.recorder.flush()
 
     @property
     def status(self) -> dict[str, Any]:

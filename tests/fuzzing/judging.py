@@ -9,15 +9,15 @@ from typing import Any
 import jsonschema
 
 from fuzzing.documents import schema
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.errors import SpecError
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.pods import PodSettings, pod, secret, service
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
-from surefoot_operator.fabric.processes.template import grace_seconds, ignored_parts
+from surefoot_operator.fabric.processes.ignored_template import grace_seconds, ignored_parts
 from surefoot_operator.policy.actions import CreateWorker
 
 LONGEST_MESSAGE = 700

@@ -26,10 +26,10 @@ from surefoot.protocol.messages import (
     Welcome,
 )
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.coordinator.server import AgentServer, Authenticator, tokens
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
+from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.coordinator.sessions import seen
-from surefoot_operator.coordinator.speech import rule
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.settings import CoordinatorSettings
 
@@ -40,19 +40,19 @@ DEFAULT = CoordinatorSettings()
 
 
 class Stand:
-    """A running server with one conversation, as the controller builds it."""
+    """A running server with one channel, as the controller builds it."""
 
     def __init__(self, settings: CoordinatorSettings, authenticate: Authenticator) -> None:
         self.server = AgentServer(settings, authenticate)
         self.wakes: list[bool] = []
         self.token = "t2"
-        self.conversation = Conversation("job-1", 0.5, time.time, self.wakes.append)
+        self.channel = AgentChannel("job-1", 0.5, time.time, self.wakes.append)
 
     def seen(self, index: int = 0) -> SessionSeen:
-        return next(s for s in seen(self.conversation.sessions) if s.index == index)
+        return next(s for s in seen(self.channel.sessions) if s.index == index)
 
     def stands(self, status: JobStatus) -> None:
-        self.conversation.rule(rule(status, (), 2, self.token))
+        self.channel.rule(desired_state(status, (), 2, self.token))
 
 
 async def _expected(given: Hello) -> Refused | None:
@@ -68,11 +68,11 @@ async def standing() -> AsyncIterator[Standing]:
 
     async def build(settings: CoordinatorSettings = DEFAULT, authenticate: Authenticator = _expected) -> Stand:
         stand = Stand(settings, authenticate)
-        stand.server.serve("job-1", stand.conversation)
+        stand.server.serve("job-1", stand.channel)
         stand.server.lead(True)
         await stand.server.start()
         stands.append(stand)
-        stand.conversation.know([WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)])
+        stand.channel.know([WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)])
         return stand
 
     yield build
@@ -146,7 +146,7 @@ async def test_a_newer_line_of_a_worker_takes_the_place_of_the_older(standing: S
             await new.heard(Welcome)
             await old.ended()
             await new.say(Notice("Here", "still"))
-            await until(lambda: bool(stand.conversation.sessions.notices), "the newer line is heard")
+            await until(lambda: bool(stand.channel.sessions.notices), "the newer line is heard")
             assert stand.seen().connected
 
 
@@ -230,7 +230,7 @@ async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_no
         assert connection is not None
         assert connection.transport is not None
         await deaf.send_str('{"v":1,"type":"Hello",' + json.dumps(_plain(hello(0)))[1:])
-        await until(lambda: bool(seen(stand.conversation.sessions)), "the deaf one is connected")
+        await until(lambda: bool(seen(stand.channel.sessions)), "the deaf one is connected")
         connection.transport.pause_reading()
         async with FakeAgent(stand.server.url, hello(1)) as other:
             for epoch in range(3, 500):
@@ -284,7 +284,7 @@ async def test_closing_ends_every_line_and_the_port_can_be_taken_again(standing:
 async def test_thirty_two_agents_all_hear_a_claim(standing: Standing) -> None:
     stand = await standing()
     workers = [WorkerId(n, 1) for n in range(32)]
-    stand.conversation.know(workers)
+    stand.channel.know(workers)
     agents = [FakeAgent(stand.server.url, hello(n)) for n in range(32)]
     try:
         for agent in agents:

@@ -14,8 +14,8 @@ import pytest
 from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Listing, Notice, Refused, Welcome
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.settings import CoordinatorSettings
 
 Starting = Callable[[CoordinatorSettings], Awaitable[AgentServer]]
@@ -31,9 +31,9 @@ async def starting() -> AsyncIterator[Starting]:
 
     async def start(settings: CoordinatorSettings) -> AgentServer:
         server = AgentServer(settings, _anybody)
-        conversation = Conversation("job-1", 0.5, time.time, lambda _: None)
-        conversation.know([WorkerId(n, 1) for n in range(4)])
-        server.serve("job-1", conversation)
+        channel = AgentChannel("job-1", 0.5, time.time, lambda _: None)
+        channel.know([WorkerId(n, 1) for n in range(4)])
+        server.serve("job-1", channel)
         server.lead(True)
         await server.start()
         started.append(server)

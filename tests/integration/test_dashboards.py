@@ -23,8 +23,8 @@ import pytest
 
 from support import expressions, local_run
 from support.servers.prometheus import Prometheus, program, scraping
-from surefoot_operator.fabric.processes.folder import read_json
-from surefoot_operator.fabric.processes.records import NodeRecord, from_json
+from surefoot_operator.fabric.processes.run_folder import read_json
+from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SECONDS = 60.0

@@ -25,8 +25,8 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory import HolderPlace, MemoryTier
-from surefoot_operator.memory.leftovers import leftovers
+from surefoot_operator.memory import HolderPlace, JobHolders
+from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
@@ -55,7 +55,7 @@ class Stand:
         self.places: list[HolderPlace] = []
         self.servers: list[HolderServer] = []
         self.status = JobStatus(world=world(1))
-        self.tier = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, self._changed)
+        self.tier = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, self._changed)
 
     def _changed(self, urgent: bool) -> None:
         self.changes += 1
@@ -164,7 +164,7 @@ async def test_a_new_leader_in_a_claim_does_not_seal_before_its_time(stand: Stan
     stand.start()
     stand.follow(world=world(1))
     where = await stand.ready()
-    second = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    second = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
     second.follow(stand.places, JobStatus(world=world(2, "Claimed")))
     await until(lambda: bool(second.seen()), "the new leader sees the holder")
     assert second.seen()[0].fence == 1
@@ -178,7 +178,7 @@ async def test_a_leader_that_was_overtaken_learns_which_epoch_rules_and_seals_no
     stand.start()
     stand.follow(world=world(7))
     where = await stand.ready()
-    stale = MemoryTier("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    stale = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
     stale.follow(stand.places, JobStatus(world=world(5, "Claimed")))
     await until(lambda: bool(stale.seen()), "the stale leader sees the holder")
     stale.seal(where.holder, 5)
@@ -380,10 +380,12 @@ def test_leftovers_are_what_two_looks_found_and_nobody_can_commit() -> None:
     old, new, passed = RankSave(1, 5, 0), RankSave(2, 50, 0), RankSave(2, 30, 0)
     now = {old: ("a", "b"), new: ("c",), passed: ("d",)}
     before = {old: ("a",), new: ("c",), passed: ("d",)}
-    assert leftovers(now, before, 2, Checkpoint(2, 40), frozenset()) == {old: ("a",), passed: ("d",)}
-    assert leftovers(now, before, 2, None, frozenset({old})) == {}
-    assert leftovers(now, {}, 2, Checkpoint(2, 40), frozenset()) == {}
+    assert orphaned_keys(now, before, 2, Checkpoint(2, 40), frozenset()) == {old: ("a",), passed: ("d",)}
+    assert orphaned_keys(now, before, 2, None, frozenset({old})) == {}
+    assert orphaned_keys(now, {}, 2, Checkpoint(2, 40), frozenset()) == {}
     said = [Settled(49, (30,)), Settled(50, (30,))]
-    assert leftovers(now, before, 2, None, frozenset({old}), said[:1]) == {}
-    assert leftovers(now, before, 2, None, frozenset({old}), said) == {new: ("c",)}, "some worker never saves step 50"
-    assert leftovers({old: ("a",)}, before, 2, None, frozenset({old}), [Settled(9)]) == {}, "it speaks of epoch 2"
+    assert orphaned_keys(now, before, 2, None, frozenset({old}), said[:1]) == {}
+    assert orphaned_keys(now, before, 2, None, frozenset({old}), said) == {new: ("c",)}, (
+        "some worker never saves step 50"
+    )
+    assert orphaned_keys({old: ("a",)}, before, 2, None, frozenset({old}), [Settled(9)]) == {}, "it speaks of epoch 2"

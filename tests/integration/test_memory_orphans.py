@@ -7,7 +7,7 @@ from surefoot.holder import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server import HolderServer
 from surefoot_operator.memory import HolderPlace
-from surefoot_operator.memory.orphans import PATIENCE_SECONDS, OrphanSweep
+from surefoot_operator.memory.orphaned_jobs import PATIENCE_SECONDS, OrphanSweep
 
 
 def place(server: HolderServer, node: str) -> HolderPlace:

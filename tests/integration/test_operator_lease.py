@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
-from surefoot_operator.controller.leader.election import Timings
+from surefoot_operator.controller.leader.election import LeaseTimings
 from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost, NotLeading
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
-SHORT = Timings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05)
+SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05)
 SECONDS = 60.0
 
 

@@ -14,13 +14,13 @@ from surefoot_operator.controller import job_runners as runners_module
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
 from surefoot_operator.controller.job_runners import JobRunners
-from surefoot_operator.controller.worker_environment import WorkerTelling
-from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.labels import jobs_path
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import MemoryTier
-from surefoot_operator.memory.place import TierAccess
+from surefoot_operator.memory import JobHolders
+from surefoot_operator.memory.holder_place import TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 
@@ -35,17 +35,17 @@ class Stand:
         self.server = FakeApi()
         self.cache = ClusterCache(self.server.api)
         self.agents = AgentServer(CoordinatorSettings(), _nobody)
-        telling = WorkerTelling("ws://nowhere/v1/agents", 1.0, Secrets(b"root"))
+        telling = WorkerEnvironmentFactory("ws://nowhere/v1/agents", 1.0, Secrets(b"root"))
         settings = OperatorSettings()
         self.shared = Shared(self.cache, self.agents, telling, PodSettings(), TierAccess(), settings)
         self.runners = JobRunners(self.shared)
         self.cleaned: list[str] = []
         stand = self
 
-        async def clean(tier: MemoryTier) -> None:
+        async def clean(tier: JobHolders) -> None:
             stand.cleaned.append(tier._job)
 
-        monkeypatch.setattr(MemoryTier, "clean", clean)
+        monkeypatch.setattr(JobHolders, "clean", clean)
 
     def put(self, name: str, uid: str = "", **spec: Any) -> None:
         """The server has it, and the cache knows."""

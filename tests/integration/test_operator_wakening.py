@@ -14,7 +14,7 @@ import kopf
 import pytest
 
 from surefoot_operator.controller import kopf_trigger as wakening
-from surefoot_operator.controller.kopf_trigger import Wakening
+from surefoot_operator.controller.kopf_trigger import KopfTrigger
 
 JOBS = kmock.resource("surefoot.dev/v1alpha1/trainingjobs")
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
@@ -37,7 +37,7 @@ class Stand:
         # kopf waits until it has found these, though it is told to watch none of them
         for known in ("v1/namespaces", "v1/events", "apiextensions.k8s.io/v1/customresourcedefinitions"):
             server.resources[known] = server.ResourceInfo(namespaced=known == "v1/events", verbs={"list", "watch"})
-        self.wakening = Wakening(self._login, self._heard)
+        self.wakening = KopfTrigger(self._login, self._heard)
 
     async def _login(self) -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server=str(self.server.url))
@@ -167,7 +167,7 @@ async def test_a_server_that_is_away_is_no_end(stand: Stand) -> None:
     async def nowhere() -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server="http://127.0.0.1:1")
 
-    away = Wakening(nowhere, lambda: None)
+    away = KopfTrigger(nowhere, lambda: None)
     away.start()
     await asyncio.sleep(0.5)  # nothing announces that it goes on
     assert away.end == ""

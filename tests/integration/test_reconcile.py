@@ -16,11 +16,11 @@ from support.fakes.fake_node import Town, document
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.controller.credentials.derived_secrets import secrets_in
-from surefoot_operator.controller.local import LocalOperator
+from surefoot_operator.controller.local_operator import LocalOperator
 from surefoot_operator.coordinator.sessions import seen
 from surefoot_operator.errors import FabricError, WorldMoved
-from surefoot_operator.fabric.fabric import FabricSeen
-from surefoot_operator.fabric.processes.fabric import ProcessesFabric
+from surefoot_operator.fabric.interface import FabricSeen
+from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
 from surefoot_operator.settings import CoordinatorSettings, MemorySettings, OperatorSettings
 
 Living = Callable[..., Awaitable[tuple[Town, LocalOperator]]]
@@ -180,7 +180,7 @@ async def test_a_frozen_node_is_given_up_and_what_it_does_after_its_thaw_counts_
 def again_seen(operator: LocalOperator) -> list[int]:
     """The steps that this operator knows of."""
     assert operator.reconciler is not None
-    return [s.step for s in seen(operator.reconciler._parts.conversation.sessions) if s.connected]
+    return [s.step for s in seen(operator.reconciler._dependencies.channel.sessions) if s.connected]
 
 
 class Stale(ProcessesFabric):

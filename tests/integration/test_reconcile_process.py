@@ -24,7 +24,7 @@ def free_port() -> int:
 
 @contextmanager
 def operator(town: Town, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "surefoot_operator.controller.local"]
+    command = [sys.executable, "-m", "surefoot_operator.controller.local_operator"]
     command += ["--run-folder", str(town.folder.root), "--port", str(port)]
     with (town.folder.root / "operator.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -102,7 +102,15 @@ async def test_no_secret_stands_on_a_command_line_or_in_the_log(tmp_path: Path) 
 
 
 async def test_without_a_job_it_says_so_and_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "surefoot_operator.controller.local", "--run-folder", str(tmp_path), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "surefoot_operator.controller.local_operator",
+        "--run-folder",
+        str(tmp_path),
+        "--port",
+        "0",
+    ]
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     _, errors = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 1

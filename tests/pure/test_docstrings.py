@@ -20,13 +20,6 @@ ALLOWED: set[str] = {
     "surefoot.checkpointer.together: restoring",
     "surefoot.restore.plan: restore.session",
     "surefoot.tiers.parts: copying",
-    "surefoot_operator.cli.view: supervise",
-    "surefoot_operator.controller.health.liveness: probes",
-    "surefoot_operator.coordinator.sessions: coordinator.server",
-    "surefoot_operator.coordinator.speech: coordinator.server",
-    "surefoot_operator.fabric.kubernetes.fabric: reconcile",
-    "surefoot_operator.fabric.processes.bound: machine",
-    "surefoot_operator.fabric.processes.fabric: reconcile",
 }
 """Claims that are not so yet, as `module: name`. It only ever loses entries."""
 

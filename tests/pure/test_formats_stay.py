@@ -20,7 +20,7 @@ from surefoot.protocol.records import Layout, RankManifest, TensorLayout
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.errors import InvariantBroken
-from surefoot_operator.fabric.processes.records import (
+from surefoot_operator.fabric.processes.run_records import (
     Deletion,
     NodeRecord,
     WorkerRecord,

@@ -18,7 +18,7 @@ from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.policy.maintenance.maintain import maintain
-from surefoot_operator.reconcile.measure import Figures
+from surefoot_operator.reconcile.job_metrics import JobMetrics
 
 
 class Process:
@@ -112,7 +112,7 @@ def value(name: str, labels: str = "") -> float:
 
 
 def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
-    figures, seen = Figures(), running()
+    figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
     figures.show(seen, seen.status, maintain(seen))
     assert value("surefoot_world_size") == 3
@@ -129,7 +129,7 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
 
 
 def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() -> None:
-    figures, seen = Figures(), running()
+    figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
     budgeted = replace(
         seen,
@@ -149,7 +149,7 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
 
 
 def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> None:
-    figures, seen = Figures(), running()
+    figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
     chosen = Interval(
         64, 6, "it costs least", 0.0, 0, 0.0, wanted_seconds=60.5, cost_seconds=0.25, memory_loss_odds=0.05
@@ -168,7 +168,7 @@ def test_an_interval_is_shown_as_asked_for_or_with_what_it_was_chosen_from() -> 
 
 
 def test_an_incident_is_counted_once_when_it_is_answered_and_timed_when_it_is_over() -> None:
-    figures, named = Figures(), replace(job(), name="figured")
+    figures, named = JobMetrics(), replace(job(), name="figured")
     begun = Incident("agent-lost", "its line broke", 1, "a", 1, BEGAN, claimed_seconds=BEGAN + 0.1)
     answered = replace(begun, kind="node-lost", assigned_seconds=BEGAN + 0.5, steps_lost=4)
     over = replace(answered, first_step_seconds=BEGAN + 0.9)

@@ -17,6 +17,7 @@ PACKAGES = ("runtime/surefoot", "operator/surefoot_operator")
 _RUNTIME_CLASSES: set[str] = {
     "Arena",
     "Counted",
+    "Held",
     "Holding",
     "Outcome",
     "Part",
@@ -24,6 +25,7 @@ _RUNTIME_CLASSES: set[str] = {
     "Reading",
     "Refused",
     "Sealed",
+    "Shape",
     "Source",
     "Staged",
     "Standing",
@@ -32,36 +34,11 @@ _RUNTIME_CLASSES: set[str] = {
     "_Staging",
 }
 # within the operator
-_OPERATOR_CLASSES: set[str] = {
-    "Budget",
-    "Line",
-    "MemoryTier",
-    "Newest",
-    "Timings",
-    "Verdict",
-    "Wish",
-}
+_OPERATOR_CLASSES: set[str] = set()
 # once in each
 _SHARED_CLASSES: set[str] = {
-    "Ended",
-    "Gathered",
-    "Held",
-    "Hold",
-    "Keeper",
-    "Limits",
     "Member",
-    "Order",
-    "Pace",
-    "Page",
-    "Parts",
-    "PersistentTier",
-    "Progress",
-    "Report",
-    "Rule",
-    "Run",
-    "Share",
     "World",
-    "_Asked",
 }
 ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
 
@@ -77,36 +54,16 @@ _RUNTIME_FILES: set[str] = {
     "program.py",
     "reader.py",
     "saving.py",
+    "server.py",
     "writer.py",
 }
-_OPERATOR_FILES: set[str] = {
-    "actions.py",
-    "apply.py",
-    "fabric.py",
-    "local.py",
-    "sizes.py",
-    "status.py",
-    "template.py",
-}
+_OPERATOR_FILES: set[str] = set()
 _SHARED_FILES: set[str] = {
     "errors.py",
-    "events.py",
-    "limits.py",
     "metrics.py",
     "names.py",
-    "orphans.py",
-    "parts.py",
-    "place.py",
     "plan.py",
-    "progress.py",
-    "promotion.py",
-    "reading.py",
-    "records.py",
-    "server.py",
     "settings.py",
-    "tier.py",
-    "ties.py",
-    "watch.py",
 }
 _STATED_FILES = {
     "__init__.py",  # Python's own

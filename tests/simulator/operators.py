@@ -1,4 +1,4 @@
-"""One operator instance: the real policy, sessions, orders and speech, with I/O that takes time, fails and can be cut.
+"""One operator instance: the real policy, sessions, orders and desired messages, with I/O that takes time, fails and can be cut.
 
 It does what the reconciler does: observe, plan, write status by compare-and-swap, then carry out the actions in their
 order, each at a later moment, so that a crash or a freeze can fall between any two. Several may believe to lead.
@@ -19,7 +19,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.coordinator import desired_messages, orders, sessions
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
 
@@ -38,7 +38,7 @@ class Operator:
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
-        self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], speech.Rule] | None = None
+        self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], desired_messages.DesiredState] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
         self._calls = Calls(simulation.fabric, self.process, self.poke)
@@ -112,18 +112,20 @@ class Operator:
         for connection in list(self.connections):
             if connection.worker is None:
                 continue
-            wanted = speech.desired(rule, self.sessions, connection.worker)
-            send, connection.told = speech.unsaid(connection.told, wanted)
+            wanted = desired_messages.desired_messages(rule, self.sessions, connection.worker)
+            send, connection.told = desired_messages.outbox_diff(connection.told, wanted)
             for message in send:
                 self.simulation.oracle.eyes.told(message)
                 connection.line.send(self.process, message)
 
-    def rule(self) -> speech.Rule:
+    def rule(self) -> desired_messages.DesiredState:
         world = self._status.world
         epoch = world.epoch if world is not None else 0
         ready = tuple(w.endpoint for w in self.watches.values() if w.state == "Ready" and (w.fence or 0) >= epoch)
         if self._ruled is None or self._ruled[0] is not self._status or self._ruled[1] != ready:
-            rule = speech.rule(self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas)
+            rule = desired_messages.desired_state(
+                self._status, ready, self.simulation.job.spec.checkpoint.memory.replicas
+            )
             self._ruled = (self._status, ready, rule)
         return self._ruled[2]
 

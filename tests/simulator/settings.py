@@ -9,8 +9,8 @@ from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
     HealthPolicy,
-    MemoryTier,
-    PersistentTier,
+    MemoryTierSpec,
+    PersistentTierSpec,
     RunPolicy,
     Template,
     TrainingJob,
@@ -75,8 +75,8 @@ def draw(rng: random.Random) -> Settings:
 def job(settings: Settings) -> TrainingJob:
     """The TrainingJob that such a person would have written."""
     persistent, seconds = settings.persistent_interval, 4 * settings.step_seconds
-    memory = MemoryTier(interval_steps=settings.interval, replicas=settings.replicas, keep=settings.keep)
-    tier = PersistentTier(uri="file:///tier", interval_steps=persistent, keep=2) if persistent else None
+    memory = MemoryTierSpec(interval_steps=settings.interval, replicas=settings.replicas, keep=settings.keep)
+    tier = PersistentTierSpec(uri="file:///tier", interval_steps=persistent, keep=2) if persistent else None
     if settings.adaptive:
         memory = replace(memory, interval_steps=None, interval_seconds=seconds)
         tier = replace(tier, interval_steps=None, interval_seconds=2 * seconds) if tier is not None else None

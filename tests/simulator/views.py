@@ -8,7 +8,7 @@ from simulator.engine import Line
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.records import RankManifest
-from surefoot_operator.coordinator import speech
+from surefoot_operator.coordinator import desired_messages
 from surefoot_operator.policy import actions as act
 
 
@@ -45,6 +45,6 @@ class Watch:
 @dataclass
 class Connection:
     line: Line
-    told: speech.Told = field(default_factory=dict)
+    told: desired_messages.Delivered = field(default_factory=dict)
     worker: WorkerId | None = None
     incarnation: str = ""

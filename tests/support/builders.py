@@ -11,7 +11,7 @@ from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
-    MemoryTier,
+    MemoryTierSpec,
     Template,
     TrainingJob,
     TrainingJobSpec,
@@ -26,7 +26,7 @@ BEGAN = 1000.0
 def job(replicas: int = 3, least: int | None = None, **spec: Any) -> TrainingJob:
     """A job of `replicas` workers; with `least` it is elastic between the two."""
     elastic = ElasticPolicy(least, replicas) if least is not None else None
-    checkpoint = CheckpointPolicy(memory=MemoryTier(interval_steps=10))
+    checkpoint = CheckpointPolicy(memory=MemoryTierSpec(interval_steps=10))
     body = TrainingJobSpec(
         Template(("python", "train.py")),
         **{"replicas": replicas, "elastic_policy": elastic, "checkpoint": checkpoint, **spec},

@@ -16,7 +16,7 @@ import pytest
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import WorldMoved
-from surefoot_operator.fabric.fabric import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 

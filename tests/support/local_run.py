@@ -26,12 +26,18 @@ from surefoot.holder.connection import Credentials, Wire
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.progress import Happened, Progress
-from surefoot_operator.fabric.processes.folder import RunFolder, read_json
-from surefoot_operator.fabric.processes.life import Life, is_alive, life_of, send, with_environment
+from surefoot_operator.cli.run_progress import Happened, RunProgress
+from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.records import NodeRecord, from_json
-from surefoot_operator.fabric.processes.store import Store
+from surefoot_operator.fabric.processes.process_identity import (
+    ProcessIdentity,
+    identity_of,
+    is_alive,
+    send,
+    with_environment,
+)
+from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
+from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 
 SECONDS = 240
 """Limit of a whole run; a busy machine takes many times what a quiet one does."""
@@ -142,7 +148,7 @@ class LocalRun:
         self.folder = folder
         self.job = job
         self.run_folder = RunFolder((folder / "run").resolve())
-        self.progress = Progress(self.run_folder)
+        self.progress = RunProgress(self.run_folder)
         self.events: list[Happened] = []
         self._report = folder / "report.json"
         self._output = folder / "said.txt"
@@ -212,7 +218,7 @@ class LocalRun:
         for path in sorted(self.run_folder.nodes.glob("node-*.json")):
             body = read_json(path)
             record = None if body is None else from_json(NodeRecord, body)
-            if record is not None and record.holder is not None and _answers(Life.parse(record.holder.life)):
+            if record is not None and record.holder is not None and _answers(ProcessIdentity.parse(record.holder.life)):
                 holder = record.holder
                 found.append(Holder(record.name, holder.host, holder.port, holder.admin_password))
         return found
@@ -255,13 +261,13 @@ class LocalRun:
         assert self.status.world is not None
         return self.status.world.members[rank].node
 
-    def operator(self) -> Life:
+    def operator(self) -> ProcessIdentity:
         """The operator's process, awaited where there is none at this moment."""
-        found: list[Life] = []
+        found: list[ProcessIdentity] = []
 
         def is_there() -> bool:
-            named = [pid for pid in self.processes() if _runs(pid, "surefoot_operator.controller.local")]
-            found[:] = [life for pid in named if (life := life_of(pid)) is not None]
+            named = [pid for pid in self.processes() if _runs(pid, "surefoot_operator.controller.local_operator")]
+            found[:] = [life for pid in named if (life := identity_of(pid)) is not None]
             return bool(found)
 
         self.wait("an operator", is_there)
@@ -333,7 +339,7 @@ def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:
     assert report["max_parameter_difference"] <= tolerance
 
 
-def _answers(life: Life) -> bool:
+def _answers(life: ProcessIdentity) -> bool:
     return is_alive(life) and Path(f"/proc/{life.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
 

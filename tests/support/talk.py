@@ -12,13 +12,13 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
     connected,
     ruled,
 )
-from surefoot_operator.coordinator.speech import desired, rule
 
 A, B, C = WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 1)
 NODES = [HolderEndpoint(HolderId(f"node-{n}", f"run{n}"), "127.0.0.1", 7000 + n, f"node-{n}") for n in range(3)]
@@ -46,7 +46,7 @@ def talking(*indexes: int, status: JobStatus = STATUS) -> Sessions:
 
 
 def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> tuple[ToAgent, ...]:
-    return desired(rule(status, NODES, 2, "t2"), sessions, worker)
+    return desired_messages(desired_state(status, NODES, 2, "t2"), sessions, worker)
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:

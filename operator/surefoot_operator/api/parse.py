@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot_operator.api.content import check_content
-from surefoot_operator.api.limits import LIMITS, Limit, check_spec
 from surefoot_operator.api.loading import load_yaml
-from surefoot_operator.api.names import API_VERSION, yaml_fields
-from surefoot_operator.api.reading import check_names, items, mapping, number, read, text
+from surefoot_operator.api.pod_template import read_template, texts
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
     FINALIZER,
@@ -24,7 +22,9 @@ from surefoot_operator.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
-from surefoot_operator.api.template import read_template, texts
+from surefoot_operator.api.spec_limits import LIMITS, Limit, check_spec
+from surefoot_operator.api.spec_reader import check_names, items, mapping, number, read, text
+from surefoot_operator.api.yaml_names import API_VERSION, yaml_fields
 from surefoot_operator.errors import SpecError
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of bytes: `8Gi`, `500M`, `1024`. Pure; called by `reading`."""
+"""Kubernetes quantities of bytes: `8Gi`, `500M`, `1024`. Pure; called by `spec_reader`."""
 
 from __future__ import annotations
 

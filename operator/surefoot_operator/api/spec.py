@@ -118,7 +118,7 @@ DEFAULT_PERSISTENT_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTier:
+class MemoryTierSpec:
     """How often: one of the first three, else every `DEFAULT_MEMORY_STEPS`."""
 
     interval_steps: int | None = None
@@ -142,7 +142,7 @@ class MemoryTier:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentTier:
+class PersistentTierSpec:
     uri: str
     """`file:///…` or `s3://bucket/prefix`."""
     interval_steps: int | None = None
@@ -187,8 +187,8 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    memory: MemoryTier = field(default_factory=MemoryTier)
-    persistent: PersistentTier | None = None
+    memory: MemoryTierSpec = field(default_factory=MemoryTierSpec)
+    persistent: PersistentTierSpec | None = None
     drain_grace_seconds: float = 1.0
     holder_return_seconds: float = 10.0
     on_total_loss: Literal["Wait", "Fail", "Restart"] = "Wait"

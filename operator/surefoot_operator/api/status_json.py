@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.protocol.strict import Misfit, Shape, read
-from surefoot_operator.api.names import camel_case
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.yaml_names import camel_case
 from surefoot_operator.errors import InvariantBroken
 
 _SHAPE = Shape(foreign=True, rename=camel_case)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from surefoot_operator.api.spec import PersistentTier
-from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
-from surefoot_operator.cli.saying import say
+from surefoot_operator.api.spec import PersistentTierSpec
+from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
+from surefoot_operator.cli.output import say
 from surefoot_operator.cli.tools import run_tool
 from surefoot_operator.cli.validate import read_job
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    act: Callable[[argparse.Namespace, PersistentTier, str], int] = given.act
+    act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = given.act
     if (given.where is None) == (given.file is None):
         raise UsageError(f"checkpoints {given.action} needs a folder or URI, or -f JOB.yaml; one of them")
     if given.file is None:
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
     return act(given, persistent, given.job or job.uid)
 
 
-def _tier_at(given: argparse.Namespace) -> PersistentTier:
+def _tier_at(given: argparse.Namespace) -> PersistentTierSpec:
     where = given.where
     if "://" not in where:
         folder = Path(where)
@@ -83,10 +83,12 @@ def _tier_at(given: argparse.Namespace) -> PersistentTier:
     elif not where.startswith(("file:///", "s3://")):
         raise UsageError(f"{where}: a folder, file:///folder or s3://bucket/prefix is allowed")
     endpoint = given.endpoint or os.environ.get("SUREFOOT_PERSISTENT_ENDPOINT")
-    return PersistentTier(where, endpoint=endpoint, region=given.region or os.environ.get("SUREFOOT_PERSISTENT_REGION"))
+    return PersistentTierSpec(
+        where, endpoint=endpoint, region=given.region or os.environ.get("SUREFOOT_PERSISTENT_REGION")
+    )
 
 
-def _only_job(tier: PersistentTier) -> str:
+def _only_job(tier: PersistentTierSpec) -> str:
     """Whose checkpoints are meant where nobody says: a guess between several would one day be the wrong one."""
     if not tier.uri.startswith("file://"):
         return LIBRARY_JOB
@@ -102,7 +104,7 @@ def _only_job(tier: PersistentTier) -> str:
     return jobs[0]
 
 
-def _look(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+def _look(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     verify = given.action == "verify"
     arguments = ["--job", uid, *([] if verify else ["--list"]), *_step(given)]
     found = _ran("verify", tier, arguments, bar="verifying" if verify else None)
@@ -122,7 +124,7 @@ def _look(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
     return EXIT_FAILED if bad else EXIT_OK
 
 
-def _export(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.to is None:
         raise UsageError("export needs --to FOLDER")
     arguments = ["--job", uid, *_step(given), "--to", str(given.to), "--as", given.kind, "--name", given.name]
@@ -131,7 +133,7 @@ def _export(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
     return EXIT_OK
 
 
-def _import(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+def _import(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.source is None or given.step is None:
         raise UsageError("import needs --from PATH, and --step N: how many steps the checkpoint stands for")
     arguments = ["--job", uid, *_step(given), "--from", str(given.source), "--as", given.kind, "--name", given.name]
@@ -143,7 +145,7 @@ def _import(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
     return EXIT_OK
 
 
-def _delete(given: argparse.Namespace, tier: PersistentTier, uid: str) -> int:
+def _delete(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.job is None and given.file is None:
         raise UsageError("delete needs --job UID: whose checkpoints go is never guessed")
     found = _ran("delete", tier, [] if given.yes else ["--dry"], job=uid)
@@ -197,7 +199,7 @@ def _step(given: argparse.Namespace) -> list[str]:
 
 
 def _ran(
-    name: str, tier: PersistentTier, arguments: list[str], job: str | None = None, bar: str | None = None
+    name: str, tier: PersistentTierSpec, arguments: list[str], job: str | None = None, bar: str | None = None
 ) -> dict[str, Any]:
     found = run_tool(name, tier, arguments, COPY_SECONDS, job, bar)
     if found.get("problem"):

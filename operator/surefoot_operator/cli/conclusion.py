@@ -15,18 +15,18 @@ from surefoot_operator.api.status import Incident
 from surefoot_operator.cli import ledger, report
 from surefoot_operator.cli.comparison import compare_parameters
 from surefoot_operator.cli.faults import Fault
-from surefoot_operator.cli.progress import Progress
-from surefoot_operator.cli.report import Checkpoints, Comparison, Run, Struck
+from surefoot_operator.cli.report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.cli.run_progress import RunProgress
 
 _LOG_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRun:
     """A run that is over."""
 
     job: TrainingJob
-    progress: Progress
+    progress: RunProgress
     struck: tuple[Struck, ...]
     unstruck: tuple[Fault, ...]
     interrupted: bool = False
@@ -46,7 +46,7 @@ class Conclusion:
     sound: bool
 
 
-def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
+def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     """Builds the report, and says it."""
     progress = ended.progress
     lines = list(progress.all_lines())
@@ -58,7 +58,7 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
     compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
     found = report.build(
-        Run(
+        RunFacts(
             outcome=ended.outcome,
             lineage=progress.lineage,
             restored_from=_sources(progress, incidents),
@@ -82,7 +82,7 @@ def conclude(ended: Ended, reference: Ended | None) -> Conclusion:
     return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem))
 
 
-def _compare(ended: Ended, reference: Ended, losses: dict[int, float]) -> Comparison:
+def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
     if reference.outcome != "Complete":
         problem = f"the undisturbed run ended {reference.outcome}: {reference.progress.status.message}"
         return Comparison(None, None, None, None, problem)
@@ -98,7 +98,7 @@ def _compare(ended: Ended, reference: Ended, losses: dict[int, float]) -> Compar
     )
 
 
-def _sources(progress: Progress, incidents: tuple[Incident, ...]) -> dict[int, str | None]:
+def _sources(progress: RunProgress, incidents: tuple[Incident, ...]) -> dict[int, str | None]:
     """Epoch -> where its state came from: the incident that ended the epoch before it knows."""
     found: dict[int, str | None] = {e.epoch: "older job" for e in progress.lineage if e.parent and e.parent.imported}
     epochs = [entry.epoch for entry in progress.lineage]
@@ -109,7 +109,7 @@ def _sources(progress: Progress, incidents: tuple[Incident, ...]) -> dict[int, s
     return found
 
 
-def explain_failure(progress: Progress) -> list[str]:
+def explain_failure(progress: RunProgress) -> list[str]:
     """Why the job failed: the operator's sentence, the log's last lines, and where that log is."""
     log = blamed_log(progress.folder.logs, progress.status.incidents) or newest_log(progress.folder.logs)
     lines = [f"the job failed: {progress.status.message}"]

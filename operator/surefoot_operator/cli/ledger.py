@@ -19,7 +19,7 @@ from surefoot.protocol.lineage import Lineage, epoch_at
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerLine:
     """One rank's finished step."""
 
     epoch: int
@@ -47,14 +47,14 @@ class Account:
     unknown: int = 0
 
 
-def parse_line(text: str) -> Line | None:
+def parse_line(text: str) -> LedgerLine | None:
     """The line, or None where it is torn: its writer was killed while it wrote."""
     try:
         body = json.loads(text)
         if not isinstance(body, dict):
             return None
         samples = body.get("samples")
-        return Line(
+        return LedgerLine(
             epoch=int(body["epoch"]),
             step=int(body["step"]),
             rank=int(body["rank"]),
@@ -68,12 +68,12 @@ def parse_line(text: str) -> Line | None:
         return None
 
 
-def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
+def along(lines: Iterable[LedgerLine], lineage: Lineage) -> dict[int, list[LedgerLine]]:
     """step → the lines of the one execution of it that counts."""
     if not lineage:
         return {}
     last = lineage[-1].epoch
-    of_step: dict[int, list[Line]] = defaultdict(list)
+    of_step: dict[int, list[LedgerLine]] = defaultdict(list)
     kept: dict[int, int | None] = {}
     for line in lines:
         if line.step not in kept:
@@ -83,7 +83,7 @@ def along(lines: Iterable[Line], lineage: Lineage) -> dict[int, list[Line]]:
     return dict(of_step)
 
 
-def worlds(of_step: Mapping[int, Sequence[Line]], lineage: Lineage) -> dict[int, int]:
+def worlds(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lineage) -> dict[int, int]:
     """step → how many ranks executed it, up to the newest that any rank has a line of."""
     if not of_step:
         return {}
@@ -92,7 +92,7 @@ def worlds(of_step: Mapping[int, Sequence[Line]], lineage: Lineage) -> dict[int,
     return {step: sizes[epoch] for step, epoch in found.items() if epoch in sizes}
 
 
-def finished(of_step: dict[int, list[Line]], ranks: Mapping[int, int]) -> dict[int, list[Line]]:
+def finished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> dict[int, list[LedgerLine]]:
     """Without the newest steps that not every rank has a line of: a run that was ended was in the middle of them."""
     left = dict(of_step)
     while left and len({line.rank for line in left[max(left)]}) < ranks.get(max(left), 0):
@@ -101,7 +101,7 @@ def finished(of_step: dict[int, list[Line]], ranks: Mapping[int, int]) -> dict[i
 
 
 def account(
-    of_step: Mapping[int, Sequence[Line]], first: int = 1, ranks: Mapping[int, int] | None = None
+    of_step: Mapping[int, Sequence[LedgerLine]], first: int = 1, ranks: Mapping[int, int] | None = None
 ) -> Account | None:
     """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's).
 
@@ -145,7 +145,7 @@ def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[in
     return (end - begin) - covered, total - covered
 
 
-def losses(of_step: Mapping[int, Sequence[Line]]) -> dict[int, float]:
+def losses(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, float]:
     """step → the loss of the global batch: the ranks' losses weighted with their samples."""
     found: dict[int, float] = {}
     for step, lines in of_step.items():
@@ -159,7 +159,7 @@ def losses(of_step: Mapping[int, Sequence[Line]]) -> dict[int, float]:
     return found
 
 
-def _weight(line: Line) -> int:
+def _weight(line: LedgerLine) -> int:
     return sum(stop - start for start, stop in line.samples) if line.samples is not None else 1
 
 
@@ -176,7 +176,7 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) if math.isfinite(one) and math.isfinite(other) else sys.float_info.max
 
 
-def finished_step(lines: Iterable[Line], epoch: int, world: int) -> int:
+def finished_step(lines: Iterable[LedgerLine], epoch: int, world: int) -> int:
     """The newest step that every rank of the epoch has finished."""
     newest: dict[int, int] = {}
     for line in lines:
@@ -185,7 +185,7 @@ def finished_step(lines: Iterable[Line], epoch: int, world: int) -> int:
     return min(newest.values()) if len(newest) >= world > 0 else 0
 
 
-def median_stall_seconds(lines: Iterable[Line]) -> float | None:
+def median_stall_seconds(lines: Iterable[LedgerLine]) -> float | None:
     """The median of what a save cost a training step."""
     stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
     return statistics.median(stalls) if stalls else None

@@ -22,23 +22,23 @@ from typing import Any
 from surefoot.errors import ConfigurationError
 from surefoot.holder.server import find_program
 from surefoot.protocol.plain import shown
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
+from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.cli import comparison, conclusion
-from surefoot_operator.cli.errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
+from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.faults import Fault, FaultError, parse_faults
-from surefoot_operator.cli.progress import Progress
-from surefoot_operator.cli.saying import say, warn
+from surefoot_operator.cli.output import say, warn
+from surefoot_operator.cli.run_progress import RunProgress
 from surefoot_operator.cli.supervise import Scene, Supervisor
-from surefoot_operator.cli.trying import try_file, try_folder
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.view import view_for
+from surefoot_operator.cli.writable import try_file, try_folder
 from surefoot_operator.extras import lacking
-from surefoot_operator.fabric.processes.folder import RunFolder
+from surefoot_operator.fabric.processes.ignored_template import ignored_parts
+from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import Machine
-from surefoot_operator.fabric.processes.store import Store
-from surefoot_operator.fabric.processes.template import ignored_parts
+from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 MOST_NODES, MOST_RANKS = 64, 512
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LocalRequest:
     """What was asked, checked."""
 
     document: dict[str, Any]
@@ -99,7 +99,7 @@ def run(given: argparse.Namespace) -> int:
     return code
 
 
-def check(given: argparse.Namespace) -> Request:
+def check(given: argparse.Namespace) -> LocalRequest:
     """Refuses what cannot work, before anything is started."""
     document, job = read_document(given.file)
     if job.spec.suspend:
@@ -130,7 +130,7 @@ def check(given: argparse.Namespace) -> Request:
         try_file("--report", given.report)
     if given.run_folder is not None:
         try_folder("--run-folder", given.run_folder)
-    return Request(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics, total)
+    return LocalRequest(document, job, nodes, faults, given.compare, given.report, given.plain, given.metrics, total)
 
 
 def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
@@ -143,7 +143,7 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
     return int(said)
 
 
-def _run_in(request: Request, root: Path) -> int:
+def _run_in(request: LocalRequest, root: Path) -> int:
     if request.compare:
         document = comparison.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
@@ -177,7 +177,7 @@ def _write_report(path: Path, report: dict[str, Any]) -> bool:
     return True
 
 
-def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusion.Ended:
+def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> conclusion.EndedRun:
     """One run of the job under a fresh uid, from nothing to nothing. Being told to stop is an end like others."""
     folder = RunFolder(root.resolve())
     machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics)
@@ -185,7 +185,7 @@ def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusi
     try:
         machine.open()
         job = Store(folder).write_job(request.document, str(uuid.uuid4()))
-        progress = Progress(folder)
+        progress = RunProgress(folder)
         with _ends_gently(), view_for(request.plain) as view:
             supervisor = Supervisor(
                 Scene(progress, machine, request.nodes, job, request.total_steps), faults, view.show, view.tell
@@ -198,7 +198,7 @@ def run_job(request: Request, root: Path, faults: tuple[Fault, ...]) -> conclusi
         with _deaf():
             machine.close()
     progress.look()  # what was written since the last tick
-    return conclusion.Ended(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()), interrupted)
+    return conclusion.EndedRun(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()), interrupted)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from surefoot import __version__
-from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RunError, UsageError
-from surefoot_operator.cli.saying import say, warn
+from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RunError, UsageError
+from surefoot_operator.cli.output import say, warn
 from surefoot_operator.errors import OperatorError
 from surefoot_operator.extras import needing
 

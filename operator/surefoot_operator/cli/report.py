@@ -51,7 +51,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFacts:
     """Everything the report is made of."""
 
     outcome: str
@@ -103,7 +103,7 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
     }
 
 
-def build(run: Run) -> dict[str, Any]:
+def build(run: RunFacts) -> dict[str, Any]:
     """The report."""
     compared = run.comparison
     return {

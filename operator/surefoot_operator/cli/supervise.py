@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.errors import RunError
+from surefoot_operator.cli.checkpoint_size import checkpoint_bytes
+from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.faults import Fault, due
-from surefoot_operator.cli.progress import Happened, Progress
 from surefoot_operator.cli.report import Struck
-from surefoot_operator.cli.sizes import checkpoint_bytes
+from surefoot_operator.cli.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
@@ -40,7 +40,7 @@ _LEAST_FREE_BYTES = 256 << 10
 class Scene:
     """What a view shows of one moment."""
 
-    progress: Progress
+    progress: RunProgress
     machine: Machine
     nodes: tuple[str, ...]
     job: TrainingJob

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from surefoot_operator.api.spec import PersistentTier
+from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.extras import lacking
 
 _TOOL_SECONDS = 600.0
@@ -29,7 +29,7 @@ Tell = Callable[[int, int], None]
 
 def run_tool(
     name: str,
-    tier: PersistentTier,
+    tier: PersistentTierSpec,
     arguments: Sequence[str],
     seconds: float = _TOOL_SECONDS,
     job: str | None = None,
@@ -48,7 +48,7 @@ def run_tool(
 
 
 def _run(
-    name: str, tier: PersistentTier, arguments: Sequence[str], seconds: float, job: str | None, tell: Tell
+    name: str, tier: PersistentTierSpec, arguments: Sequence[str], seconds: float, job: str | None, tell: Tell
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", f"surefoot.tools.{name}", *arguments]
     until = time.monotonic() + seconds
@@ -103,7 +103,7 @@ def _answer(name: str, code: int, output: str, words: list[str]) -> dict[str, An
     return {"problem": f"surefoot.tools.{name} ended with code {code}: {said}"}
 
 
-def _environment(tier: PersistentTier, job: str | None) -> dict[str, str]:
+def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:
     told = {
         "SUREFOOT_PERSISTENT_URI": tier.uri,
         "SUREFOOT_PERSISTENT_ENDPOINT": tier.endpoint or "",

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from surefoot_operator.api.content import MOST_CHARACTERS
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.errors import EXIT_OK, UsageError
-from surefoot_operator.cli.saying import say
+from surefoot_operator.api.spec_limits import allowed_sizes
+from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
+from surefoot_operator.cli.output import say
 from surefoot_operator.errors import SpecError
-from surefoot_operator.fabric.processes.template import ignored_parts
+from surefoot_operator.fabric.processes.ignored_template import ignored_parts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

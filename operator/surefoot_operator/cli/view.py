@@ -1,7 +1,7 @@
 """How a run looks while it runs: a live table on a terminal, plain lines elsewhere. Writes to standard output only.
 
-Called by `supervise` through `show` and `tell`. Drawing happens on the caller's thread: a thread of its own would be
-one more parent that processes could die with.
+`local` makes one and `supervise` draws through `show` and `tell`. Drawing happens on the caller's thread: a thread of
+its own would be one more parent that processes could die with.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.protocol.plain import plain
-from surefoot_operator.cli.picture import Newest, Picture, Row, take
-from surefoot_operator.cli.saying import say
+from surefoot_operator.cli.output import say
+from surefoot_operator.cli.run_snapshot import NewestCheckpoint, Row, RunSnapshot, take
 from surefoot_operator.cli.supervise import Scene
 
 _DRAW_SECONDS = 0.2
@@ -51,7 +51,7 @@ def view_for(plain: bool) -> View:
 class PlainView:
     """A line every two seconds while something changes, and one for each thing that happens."""
 
-    _known: Newest = field(default_factory=Newest)
+    _known: NewestCheckpoint = field(default_factory=NewestCheckpoint)
     _next: float = 0.0
     _last: str = ""
 
@@ -83,7 +83,7 @@ class LiveView:
     def __init__(self) -> None:
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._known = Newest()
+        self._known = NewestCheckpoint()
         self._next = 0.0
 
     def show(self, scene: Scene) -> None:
@@ -105,7 +105,7 @@ class LiveView:
         self._live.stop()
 
 
-def drawn(picture: Picture) -> Group:
+def drawn(picture: RunSnapshot) -> Group:
     """The picture for a terminal: how far, why it waits, and the workers."""
     parts: list[RenderableType] = [Text(plain(picture.headline()))]
     if picture.total is not None:

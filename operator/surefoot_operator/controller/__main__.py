@@ -18,8 +18,13 @@ from surefoot_operator.extras import needing
 
 with needing("surefoot-operator", "operator"):
     from surefoot_operator.controller.cluster import ClusterOperator
+    from surefoot_operator.controller.cluster_settings import (
+        NAMESPACE_FILE,
+        BadSetting,
+        ClusterSettings,
+        cluster_settings,
+    )
     from surefoot_operator.controller.health.logging_setup import begin_logs
-    from surefoot_operator.controller.settings import NAMESPACE_FILE, BadSetting, ClusterSettings, cluster_settings
     from surefoot_operator.fabric.kubernetes.api import connect
 
 log = logging.getLogger("surefoot_operator.controller")

@@ -16,24 +16,24 @@ from typing import Any, TypeVar
 
 from surefoot.holder.connection import TLS_NAME
 from surefoot_operator import metrics
+from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.credentials.root_secrets import admin_password, root_key
 from surefoot_operator.controller.credentials.secret_store import SecretAt
 from surefoot_operator.controller.credentials.token_review import TokenReviews
-from surefoot_operator.controller.health.liveness import Limits, Vitals, complaints
+from surefoot_operator.controller.health.liveness import LivenessLimits, LivenessSigns, liveness_failures
 from surefoot_operator.controller.health.probes import LoopLag, Probes
 from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.controller.job_runners import JobRunners
-from surefoot_operator.controller.kopf_trigger import Wakening, connection
+from surefoot_operator.controller.kopf_trigger import KopfTrigger, connection
 from surefoot_operator.controller.leader.leader_label import LeaderLabel
 from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost
 from surefoot_operator.controller.leader.lease import clock as lease_clock
 from surefoot_operator.controller.leader.term_clock import TermClock
-from surefoot_operator.controller.memory_maintenance import MemoryUpkeep
-from surefoot_operator.controller.settings import ClusterSettings
-from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerTelling
-from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.controller.memory_maintenance import MemoryMaintenance
+from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
@@ -65,7 +65,7 @@ class ClusterOperator:
         self._label = LeaderLabel(api, settings.namespace, settings.pod_name)
         # whatever a job's reconciler writes goes through this one, and stops with the lease
         self._cache = ClusterCache(api.guarded(self._elector.may_act), holders_in=settings.namespace)
-        self._wakening = Wakening(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
+        self._wakening = KopfTrigger(partial(connection, settings.kubeconfig), self._woken, settings.only_namespace)
         self._lag = LoopLag()
         self._clock = TermClock()
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
@@ -115,9 +115,9 @@ class ClusterOperator:
         log.info("leading %d jobs; agents are told %s", len(self._runners.running), self._settings.coordinator_url)
         await asyncio.Event().wait()
 
-    def _tier(self, shared: Shared, runners: JobRunners) -> MemoryUpkeep:
+    def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
         given = self._settings
-        return MemoryUpkeep(shared, given.namespace, given.memory_daemonset, runners.safeties)
+        return MemoryMaintenance(shared, given.namespace, given.memory_daemonset, runners.safeties)
 
     async def _shared(self) -> Shared:
         """Secrets, and the server that stands on them; it listens already, and sends agents on."""
@@ -140,7 +140,7 @@ class ClusterOperator:
         self._server = server
         if tls is not None:
             self._start(tls.follow())
-        telling = WorkerTelling(
+        telling = WorkerEnvironmentFactory(
             given.coordinator_url,
             settings.memory.call_seconds,
             secrets,
@@ -222,14 +222,14 @@ class ClusterOperator:
         return [self._begun] if self._begun else []
 
     def _unwell(self) -> tuple[str, ...]:
-        vitals = Vitals(
+        vitals = LivenessSigns(
             watches=self._cache.ages() if not self._begun else {},
             rounds=self._runners.round_seconds() if self._runners is not None else {},
             lag_seconds=self._lag.worst_seconds,
             api_seconds=lease_clock() - self._elector.heard_at,
             watchers_end=self._wakening.end,
         )
-        return complaints(vitals, Limits())
+        return liveness_failures(vitals, LivenessLimits())
 
     # ---- ending -----------------------------------------------------------------------------------------------------
 

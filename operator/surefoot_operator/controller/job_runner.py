@@ -15,19 +15,19 @@ from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy
 from surefoot_operator.controller.health import logging_setup as logs
 from surefoot_operator.controller.leader.term_clock import TermClock
-from surefoot_operator.controller.worker_environment import WorkerTelling
-from surefoot_operator.coordinator.conversation import Conversation
-from surefoot_operator.coordinator.server import AgentServer
+from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError, SpecError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import MemoryTier, TierAccess
+from surefoot_operator.memory import JobHolders, TierAccess
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
-from surefoot_operator.reconcile.parts import Parts
+from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Shared:
 
     cache: ClusterCache
     server: AgentServer
-    telling: WorkerTelling
+    telling: WorkerEnvironmentFactory
     pods: PodSettings
     access: TierAccess
     """What the operator reaches every holder with."""
@@ -74,19 +74,19 @@ class JobRunner:
         self._shared = shared
         self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
         account = shared.telling.secrets.holder_account(key.uid)
-        self._memory = MemoryTier(key.uid, account, shared.settings.memory, shared.clock, self.wake)
-        conversation = Conversation(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
+        self._memory = JobHolders(key.uid, account, shared.settings.memory, shared.clock, self.wake)
+        channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
         token = partial(shared.telling.secrets.epoch_token, key.uid)
-        parts = Parts(
-            self._fabric, conversation, self._memory, shared.telling, shared.settings, shared.clock, token, shared.turns
+        parts = Dependencies(
+            self._fabric, channel, self._memory, shared.telling, shared.settings, shared.clock, token, shared.turns
         )
-        self._conversation = conversation
+        self._channel = channel
         self._reconciler = Reconciler(parts)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Agents of the job are heard, and it is reconciled from now on."""
-        self._shared.server.serve(self.key.uid, self._conversation)
+        self._shared.server.serve(self.key.uid, self._channel)
         self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
         log.info("job %s (%s) is looked after", self.key, self.key.uid)
 

@@ -29,7 +29,7 @@ _BACKOFF_SECONDS = (1.0, 30.0)
 _END_SECONDS = 3.0
 
 
-class Wakening:
+class KopfTrigger:
     """`start` it in a running loop; `woken` is called there after each event; `close` ends it within seconds.
 
     `login` is called in kopf's own loop, at first and whenever the server refuses what it gave.

@@ -16,7 +16,7 @@ from surefoot_operator import metrics
 from surefoot_operator.controller.job_runner import Shared
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import holders, labels
-from surefoot_operator.memory.orphans import OrphanSweep
+from surefoot_operator.memory.orphaned_jobs import OrphanSweep
 from surefoot_operator.policy.maintenance.rollout import JobSafety, Rollout, rollout
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ ORPHANS_SECONDS = 60.0
 _PAGE = 500
 
 
-class MemoryUpkeep:
+class MemoryMaintenance:
     """`run` until cancelled. `safeties`: what each job says to the restart of a holder."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.policy.actions import CreateWorker
 
 WORKER_METRICS_PORT = 9464
@@ -18,7 +18,7 @@ _SECRET = ("SUREFOOT_HOLDER_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_K
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerTelling:
+class WorkerEnvironmentFactory:
     """Builds the environment of each worker of a job."""
 
     coordinator_url: str

@@ -1,6 +1,6 @@
 """What agents were asked to do and what they answered: holds, listings, repairs, promotions, deletions. Pure.
 
-Called by `coordinator.sessions` with the agents' answers and by `coordinator.server` with the reconciler's wishes.
+Called by `coordinator.sessions` with the agents' answers and by `reconcile.apply_plan` with the reconciler's wishes.
 Soft state: a coordinator that returns starts with none, and asks again what still matters.
 """
 
@@ -26,9 +26,9 @@ from surefoot.protocol.messages import (
     Retire,
     Sighting,
 )
-from surefoot_operator.coordinator import sights
-from surefoot_operator.coordinator.listings import Gathered, lacking, taken
-from surefoot_operator.coordinator.sights import Asked
+from surefoot_operator.coordinator import holder_sightings
+from surefoot_operator.coordinator.holder_sightings import SightingRequest
+from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
 from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
 
 MOST_TOLD = 5
@@ -42,21 +42,21 @@ MOST_PROMOTED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Request:
     """One request to one worker that its agent has not answered yet."""
 
     worker: WorkerId
     message: ListPersistent | RepairSave | DropPersistent | LookAtHolders
     epoch: int
     asked_seconds: float
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: PartialListing = field(default_factory=PartialListing)
     """Of a listing, until all of it has come."""
     known: frozenset[str] = frozenset()
     """Digests of layouts that need not be told."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldProposal:
     """A planned change: who must still accept it."""
 
     seen: HoldSeen
@@ -67,10 +67,10 @@ class Hold:
 class Orders:
     next_request: int
     """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
-    outstanding: Mapping[int, Order] = field(default_factory=dict)
+    outstanding: Mapping[int, Request] = field(default_factory=dict)
     promotions: Mapping[WorkerId, PromoteSave] = field(default_factory=dict)
     retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
-    hold: Hold | None = None
+    hold: HoldProposal | None = None
     persistent: PersistentSeen = field(default_factory=PersistentSeen)
     layouts: Mapping[str, str] = field(default_factory=dict)
     """Layout records that the last listing brought, by digest."""
@@ -107,11 +107,11 @@ def propose_hold(
     if verb == "cancel":
         if hold is None or hold.seen.epoch != epoch:
             return orders
-        return replace(orders, hold=Hold(replace(hold.seen, state="Refused"), frozenset()))
+        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
     known = hold is not None and (hold.seen.epoch, hold.seen.step) == (epoch, step) and hold.seen.state != "Refused"
     if known or verb == "bind":
         return orders
-    return replace(orders, hold=Hold(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
+    return replace(orders, hold=HoldProposal(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
 
 
 def list_persistent(
@@ -135,7 +135,7 @@ def list_persistent(
     number = orders.next_request
     kept_layouts = orders.layouts if older is None else orders.older_layouts
     message = ListPersistent(number, older, layouts=())
-    order = Order(worker, message, epoch, now, known=known | kept_layouts.keys())
+    order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
     asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
     seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of)
@@ -150,8 +150,8 @@ def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndp
         if not isinstance(o.message, LookAtHolders) or (o.worker != worker and o.epoch == epoch)
     }
     number = orders.next_request
-    order = Order(worker, LookAtHolders(number, holders), epoch, now)
-    seen = sights.asked(orders.sights, Asked(epoch, now, holders))
+    order = Request(worker, LookAtHolders(number, holders), epoch, now)
+    seen = holder_sightings.asked(orders.sights, SightingRequest(epoch, now, holders))
     return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=seen)
 
 
@@ -171,7 +171,7 @@ def repair(
         if isinstance(message, RepairSave) and (message.save, message.target, message.epoch) == (save, target, epoch):
             return orders
     number = orders.next_request
-    order = Order(worker, RepairSave(number, epoch, save, source, target), epoch, now)
+    order = Request(worker, RepairSave(number, epoch, save, source, target), epoch, now)
     return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
 
 
@@ -191,7 +191,7 @@ def drop_persistent(
     if any(isinstance(order.message, DropPersistent) for order in orders.outstanding.values()):
         return orders
     number = orders.next_request
-    order = Order(worker, DropPersistent(number, checkpoints), epoch, now)
+    order = Request(worker, DropPersistent(number, checkpoints), epoch, now)
     return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
 
 
@@ -219,8 +219,8 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         return _told(orders, order, message)
     orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
     if isinstance(message, Sighting):
-        asked = Asked(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
-        return replace(orders, sights=sights.answered(orders.sights, asked, message, now))
+        asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
+        return replace(orders, sights=holder_sightings.answered(orders.sights, asked, message, now))
     if message.error is not None:
         orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
     if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
@@ -237,13 +237,13 @@ def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orde
     if hold.seen.state != "Proposed":
         return orders
     if not answer.accepted:
-        return replace(orders, hold=Hold(replace(hold.seen, state="Refused"), frozenset()))
+        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
     awaited = hold.awaited - {worker}
     state: Literal["Proposed", "Bound"] = "Proposed" if awaited else "Bound"
-    return replace(orders, hold=Hold(replace(hold.seen, state=state), awaited))
+    return replace(orders, hold=HoldProposal(replace(hold.seen, state=state), awaited))
 
 
-def _told(orders: Orders, order: Order, page: Listing) -> Orders:
+def _told(orders: Orders, order: Request, page: Listing) -> Orders:
     """One page. After the last the layouts that nobody knows are asked for, a few at a time; then the listing counts."""
     asked = order.message
     if not isinstance(asked, ListPersistent):
@@ -272,7 +272,7 @@ def _told(orders: Orders, order: Order, page: Listing) -> Orders:
     return _listed(replace(orders, outstanding=rest), order, gathered)
 
 
-def _listed(orders: Orders, order: Order, gathered: Gathered) -> Orders:
+def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
     older = order.message.older_job if isinstance(order.message, ListPersistent) else None
     found, entries = gathered.whole(), gathered.whole().entries
     for why in found.unreadable[:MOST_TOLD]:
@@ -300,7 +300,7 @@ def _unjudged(seen: PersistentSeen, negated: bool) -> frozenset[Checkpoint]:
     return frozenset(told | {m.save.checkpoint for m in seen.entries or () if m.layout in seen.lost_layouts})
 
 
-def _same_listing(order: Order, other: Order) -> bool:
+def _same_listing(order: Request, other: Request) -> bool:
     one, two = order.message, other.message
     return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.older_job == two.older_job
 
@@ -348,7 +348,7 @@ def _failed(orders: Orders, sentence: str) -> Orders:
     return replace(orders, failures=(*orders.failures, sentence)[-32:])
 
 
-def _words(order: Order) -> str:
+def _words(order: Request) -> str:
     message = order.message
     if isinstance(message, RepairSave):
         return f"copy {message.save} from {message.source} to {message.target}"
@@ -359,7 +359,7 @@ def _words(order: Order) -> str:
     return "delete from the persistent tier"
 
 
-def _lists(order: Order, older: bool) -> bool:
+def _lists(order: Request, older: bool) -> bool:
     message = order.message
     return isinstance(message, ListPersistent) and (message.older_job is not None) == older
 
@@ -390,7 +390,7 @@ def left(orders: Orders, worker: WorkerId) -> Orders:
     return replace(orders, outstanding=kept, promotions=promotions, persistent=persistent, older=older)
 
 
-def _older_without(orders: Orders, kept: Mapping[int, Order]) -> PersistentSeen:
+def _older_without(orders: Orders, kept: Mapping[int, Request]) -> PersistentSeen:
     """An older job's listing that nobody will answer any more was never asked for."""
     lost = any(_lists(o, older=True) for n, o in orders.outstanding.items() if n not in kept)
     return replace(orders.older, asked_seconds=None) if lost else orders.older

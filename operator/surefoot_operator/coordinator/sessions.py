@@ -1,6 +1,6 @@
 """What the coordinator knows of each agent, and how every message changes it. Pure: time is an argument.
 
-Called by `coordinator.server` (and, as it is, by the simulator) for each hello, message and broken line; `seen` is
+Called by `coordinator.agent_channel` (and, as it is, by the simulator) for each hello, message and broken line; `seen` is
 what the plan is made from. Nothing here is durable: a coordinator that returns hears all of it again.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
@@ -30,8 +30,8 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.settled import NOTHING_SETTLED
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator.agent_timings import timed
 from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.coordinator.timings import timed
 from surefoot_operator.observed import ExitSeen, SessionSeen, Timings
 
 MOST_NOTICES = 64

@@ -1,4 +1,4 @@
-"""What a former leader's clock wrote into status, as this one may compare it. Pure; called by `reconcile.parts`.
+"""What a former leader's clock wrote into status, as this one may compare it. Pure; called by `reconcile.dependencies`.
 
 A moment that lies ahead was written by a clock that ran ahead of ours: whoever waits from it on would wait for as long
 as the clocks differ. It is taken for now, and stands so with the next write. One that lies behind cannot be told from

@@ -17,9 +17,9 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import shorten
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.speech import rule
+from surefoot_operator.coordinator.desired_messages import desired_state
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
-from surefoot_operator.fabric.fabric import FabricSeen
+from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import DropSaves, Event, Plan, SetFinalizer
 from surefoot_operator.policy.check import check
@@ -28,13 +28,13 @@ from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.reconcile.ages import Ages
-from surefoot_operator.reconcile.apply import carry_out, repairing, run_errands
+from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
 from surefoot_operator.reconcile.background import Background
-from surefoot_operator.reconcile.complaints import Complaints
-from surefoot_operator.reconcile.measure import Figures
-from surefoot_operator.reconcile.parts import Parts, observed, worker_ids
-from surefoot_operator.reconcile.voice import Voice
+from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
+from surefoot_operator.reconcile.event_recorder import EventRecorder
+from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.tier_failure_events import TierFailureEvents
+from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
 log = logging.getLogger(__name__)
@@ -48,27 +48,27 @@ _NOTICE_CHARACTERS = 900
 class Reconciler:
     """Carries one job from spec to end."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._term_seconds = parts.clock()
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._term_seconds = dependencies.clock()
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         self._background = Background()
-        self.calls = WorkerCalls(parts.clock, self.wake)
-        self._complaints = Complaints()
-        self._ages = Ages()
-        self.voice = Voice(parts.fabric.record, time.monotonic)
-        self._figures = Figures()
+        self.calls = WorkerCalls(dependencies.clock, self.wake)
+        self._tier_failures = TierFailureEvents()
+        self._ages = WorkerAges()
+        self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
+        self._job_metrics = JobMetrics()
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
-        self._said = self._errands = self._refusal = ""
+        self._said = self._said_actions = self._refusal = ""
         self._without: tuple[int, int] | None = None
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
-        self._longest = parts.settings.longest_sleep_seconds
+        self._longest = dependencies.settings.longest_sleep_seconds
 
     @property
     def round_seconds(self) -> float:
@@ -81,7 +81,7 @@ class Reconciler:
             self._wake.set()
         elif self._later is None:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(self._parts.settings.notice_seconds, self._wake.set)
+            self._later = loop.call_later(self._dependencies.settings.notice_seconds, self._wake.set)
 
     async def run(self) -> None:
         """Goes on until cancelled."""
@@ -111,14 +111,14 @@ class Reconciler:
             await asyncio.gather(watching, return_exceptions=True)
             if self._later is not None:
                 self._later.cancel()
-            await self.voice.close()
+            await self.recorder.close()
             await self.calls.close()
             await self._background.close()
-            self._figures.forget()
+            self._job_metrics.forget()
 
     async def _in_turn(self) -> float:
         """One round, measured; not while too many other jobs have theirs."""
-        async with self._parts.turns:
+        async with self._dependencies.turns:
             began = self._began = time.perf_counter()
             try:
                 return await self.once()
@@ -128,16 +128,16 @@ class Reconciler:
 
     async def once(self) -> float:
         """One round; returns after how many seconds the next is due even if nothing changes."""
-        parts = self._parts
+        dependencies = self._dependencies
         try:
-            shown = await parts.fabric.observe()
+            shown = await dependencies.fabric.observe()
         except JobRefused as refusal:
             return await self._refuse(refusal)
-        shown = replace(shown, workers=self._ages.told(shown.workers, parts.clock()))
+        shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
         self.calls.shown(shown.workers)
-        parts.conversation.know(worker_ids(shown) | self.calls.under_way())
+        dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
         self._stand(shown, shown.status)
-        seen = await observed(parts, shown, self._term_seconds, self.calls.seen())
+        seen = await observed(dependencies, shown, self._term_seconds, self.calls.seen())
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
@@ -148,17 +148,17 @@ class Reconciler:
         if not later:
             self._stand(shown, status)
         self.safety = safety(seen, status, kept)
-        self._figures.show(seen, status, kept)
+        self._job_metrics.show(seen, status, kept)
         self._say(decided, kept, seen)
         if SetFinalizer(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
-            self.voice.say(events)
-            await self.voice.flush()
+            self.recorder.say(events)
+            await self.recorder.flush()
             events = ()
-        failed = await carry_out(parts, self.calls, decided.actions, replace(seen, status=status))
+        failed = await carry_out(dependencies, self.calls, decided.actions, replace(seen, status=status))
         if kept is not None:
-            self._upkeep(kept, replace(seen, status=status))
-        self.voice.say(events)
-        self.voice.say(self._notices(), of_agents=True)
+            self._maintain(kept, replace(seen, status=status))
+        self.recorder.say(events)
+        self.recorder.say(self._notices(), of_agents=True)
         if failed:
             raise failed[0]
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
@@ -166,19 +166,19 @@ class Reconciler:
 
     async def _refuse(self, refusal: JobRefused) -> float:
         """What cannot be carried is left as it is; people are told once, and an edit wakes us."""
-        parts, old = self._parts, refusal.status
-        self.safety = refused_safety(old, parts.clock())
+        dependencies, old = self._dependencies, refusal.status
+        self.safety = refused_safety(old, dependencies.clock())
         if refusal.leaving:
             # what it would have deleted cannot be known: nobody is stuck with it
-            await parts.fabric.hold_job(False)
+            await dependencies.fabric.hold_job(False)
         if old is not None:
-            status = refused(old, refusal.reason, refusal.generation, parts.clock())
+            status = refused(old, refusal.reason, refusal.generation, dependencies.clock())
             if status != old:
-                await parts.fabric.patch_status(status, old)
+                await dependencies.fabric.patch_status(status, old)
         if refusal.reason != self._refusal:
             self._refusal = refusal.reason
-            self.voice.say((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
-        return parts.settings.rest_seconds
+            self.recorder.say((Event(names.JOB_REFUSED, refusal.reason, warning=True),))
+        return dependencies.settings.rest_seconds
 
     async def _write(self, seen: Observed, status: JobStatus, must: bool, ahead: bool) -> float:
         """Writes the status if it changed; returns seconds until it may be written if it can wait, else 0.
@@ -189,51 +189,53 @@ class Reconciler:
         if status == old and not must and not ahead:
             return 0.0
         if not must and not ahead and _calm(old, status) == old:
-            left = self._written + self._parts.settings.progress_seconds - time.monotonic()
+            left = self._written + self._dependencies.settings.progress_seconds - time.monotonic()
             if left > 0:
                 return left
         if status != old or ahead:
-            await self._parts.fabric.patch_status(status, old)
+            await self._dependencies.fabric.patch_status(status, old)
             self._written = time.monotonic()
-            self._figures.written(old, status, seen.job)
+            self._job_metrics.written(old, status, seen.job)
         return 0.0
 
     def _stand(self, shown: FabricSeen, status: JobStatus) -> None:
         """What stands in the API now: the tier follows it, and agents hear what follows from it."""
-        parts, resting = self._parts, is_idle(shown.job, status, shown.workers)
-        self._longest = parts.settings.rest_seconds if resting else parts.settings.longest_sleep_seconds
+        dependencies, resting = self._dependencies, is_idle(shown.job, status, shown.workers)
+        self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.longest_sleep_seconds
         if status.tidied:
-            parts.memory.rest(status)
+            dependencies.memory.rest(status)
         else:
-            parts.memory.follow(shown.holders, status, resting)
+            dependencies.memory.follow(shown.holders, status, resting)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        parts.conversation.rule(rule(status, parts.memory.ready(epoch), replicas, parts.epoch_token(epoch)))
+        dependencies.channel.rule(
+            desired_state(status, dependencies.memory.ready(epoch), replicas, dependencies.epoch_token(epoch))
+        )
 
-    def _upkeep(self, kept: Maintenance, seen: Observed) -> None:
-        parts, world = self._parts, seen.status.world
+    def _maintain(self, kept: Maintenance, seen: Observed) -> None:
+        dependencies, world = self._dependencies, seen.status.world
         self._pinned, self._watermark = kept.pinned, kept.watermark
         if world is None or world.state != "Committed":
             return
-        run_errands(parts, kept.actions, seen, self._background)
+        carry_out_maintenance(dependencies, kept.actions, seen, self._background)
         mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
         if mark is not None and mark != self._marked:
             epoch, checkpoint = mark
-            if self._background.start("watermark", lambda: parts.memory.mark(checkpoint, epoch)):
+            if self._background.start("watermark", lambda: dependencies.memory.mark(checkpoint, epoch)):
                 self._marked = mark
-        if time.monotonic() - self._swept >= parts.settings.memory.janitor_seconds:
+        if time.monotonic() - self._swept >= dependencies.settings.memory.janitor_seconds:
             self._swept = time.monotonic()
-            busy = repairing(parts.conversation.sessions)
-            self._background.start("janitor", lambda: parts.memory.sweep(self._watermark, busy, kept.settled))
+            busy = repairing(dependencies.channel.sessions)
+            self._background.start("janitor", lambda: dependencies.memory.sweep(self._watermark, busy, kept.settled))
 
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
-        sessions, now = self._parts.conversation.taken()
+        sessions, now = self._dependencies.channel.taken()
         notices = tuple(
             Event(shorten(n.reason), f"{worker}: {shorten(n.text, _NOTICE_CHARACTERS)}", warning=True)
             for worker, n in sessions.notices
         )
-        return (*notices, *self._complaints.events(sessions.orders.failures, now))
+        return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
 
     def _say(self, decided: Plan, kept: Maintenance | None, seen: Observed) -> None:
         """One line for each plan, and for each upkeep, that is news."""
@@ -242,12 +244,12 @@ class Reconciler:
         if line != self._said:
             self._said = line
             log.info("[%s] %s", _world(seen.status), line)
-        errands = "; ".join(map(str, kept.actions if kept is not None else ()))
-        if errands != self._errands:
-            self._errands = errands
+        actions = "; ".join(map(str, kept.actions if kept is not None else ()))
+        if actions != self._said_actions:
+            self._said_actions = actions
             # drops come with every few saves; who looks for one asks for them
             routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
-            log.log(logging.DEBUG if routine else logging.INFO, "[%s] upkeep: %s", _world(seen.status), errands)
+            log.log(logging.DEBUG if routine else logging.INFO, "[%s] maintenance: %s", _world(seen.status), actions)
 
         for one in kept.unrecoverable if kept is not None else ():
             if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
@@ -259,7 +261,7 @@ class Reconciler:
         failures = 0
         while True:
             try:
-                async for _ in self._parts.fabric.changes():
+                async for _ in self._dependencies.fabric.changes():
                     failures = 0
                     self.wake()
                 return
@@ -277,7 +279,7 @@ class Reconciler:
             pass  # the plan asked to look again now
 
     def _backoff(self, failures: int) -> float:
-        first, longest = self._parts.settings.backoff_seconds
+        first, longest = self._dependencies.settings.backoff_seconds
         return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1.0))
 
     @staticmethod

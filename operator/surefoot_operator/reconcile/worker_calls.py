@@ -34,7 +34,7 @@ _Deleted = tuple[str, bool]
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingCall:
     """One create or delete: under way while `task` is set, else refused."""
 
     task: asyncio.Task[None] | None = None
@@ -49,7 +49,7 @@ class WorkerCalls:
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
-        self._asked: dict[WorkerId | _Deleted, _Asked] = {}
+        self._asked: dict[WorkerId | _Deleted, _PendingCall] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def create(self, action: CreateWorker, call: Call) -> None:
@@ -101,11 +101,11 @@ class WorkerCalls:
         self._asked.clear()
 
     def _begin(self, key: WorkerId | _Deleted, what: str, call: Call) -> None:
-        asked = self._asked.setdefault(key, _Asked())
+        asked = self._asked.setdefault(key, _PendingCall())
         if asked.task is None and self._clock() >= asked.until_seconds:
             asked.task = asyncio.create_task(self._made(key, asked, what, call), name=what)
 
-    async def _made(self, key: WorkerId | _Deleted, asked: _Asked, what: str, call: Call) -> None:
+    async def _made(self, key: WorkerId | _Deleted, asked: _PendingCall, what: str, call: Call) -> None:
         try:
             async with self._limit:
                 await call()
@@ -116,7 +116,7 @@ class WorkerCalls:
             asked.task = None
             self._wake()
 
-    def _refused(self, asked: _Asked, what: str, error: Exception) -> None:
+    def _refused(self, asked: _PendingCall, what: str, error: Exception) -> None:
         metrics.reconcile_failures.labels(type(error).__name__).inc()
         known = asked.refusal == str(error)
         asked.failures += 1

@@ -16,7 +16,7 @@ from typing import Any
 from cluster.scenarios.trainer_files import FINAL, TRACE
 from surefoot.protocol.lineage import Lineage
 from surefoot_operator.cli import ledger as counting
-from surefoot_operator.cli.ledger import Line, parse_line
+from surefoot_operator.cli.ledger import LedgerLine, parse_line
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Ledger:
     """`look` reads what is new. `lines` by epoch; `runners` says which processes made a rank's steps in an epoch."""
 
     folder: Path
-    lines: dict[int, list[Line]] = field(default_factory=lambda: defaultdict(list))
+    lines: dict[int, list[LedgerLine]] = field(default_factory=lambda: defaultdict(list))
     runners: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     _tails: dict[str, _Tail] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class Ledger:
             f"rank {rank} of epoch {epoch}: {sorted(by)}" for (epoch, rank), by in self.runners.items() if len(by) > 1
         ]
 
-    def all_lines(self) -> Iterable[Line]:
+    def all_lines(self) -> Iterable[LedgerLine]:
         return (line for lines in self.lines.values() for line in lines)
 
     def final(self) -> tuple[int, list[float]] | None:

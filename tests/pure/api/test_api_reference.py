@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surefoot_operator.api import spec
-from surefoot_operator.api.names import NOT_YET, REFUSED_VALUES, yaml_fields, yaml_name
+from surefoot_operator.api.yaml_names import NOT_YET, REFUSED_VALUES, yaml_fields, yaml_name
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -23,8 +23,8 @@ SECTIONS: dict[str, type[Any]] = {
     "spec.healthPolicy": spec.HealthPolicy,
     "spec.healthPolicy.nodeSignals": spec.NodeSignals,
     "spec.checkpoint": spec.CheckpointPolicy,
-    "spec.checkpoint.memory": spec.MemoryTier,
-    "spec.checkpoint.persistent": spec.PersistentTier,
+    "spec.checkpoint.memory": spec.MemoryTierSpec,
+    "spec.checkpoint.persistent": spec.PersistentTierSpec,
     "spec.checkpoint.restoreFrom": spec.RestoreFrom,
     "spec.template": spec.Template,
 }

@@ -10,7 +10,7 @@ import yaml
 
 from surefoot.protocol.identities import OlderJob
 from surefoot_operator.api.parse import parse_job, parse_yaml
-from surefoot_operator.api.spec import HealthPolicy, MemoryTier, RestoreFrom
+from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom
 from surefoot_operator.errors import SpecError
 from surefoot_operator.policy.world.initial_restore import older_job
 
@@ -240,7 +240,7 @@ def test_an_interval_is_said_in_steps_or_seconds_or_left_to_the_operator(
 def test_what_is_left_out_has_the_documented_default() -> None:
     spec = parse_job(SMALLEST).spec
     assert spec.health_policy == HealthPolicy(0.5, 3.0, 600.0)
-    assert spec.checkpoint.memory == MemoryTier(replicas=2, keep=2)
+    assert spec.checkpoint.memory == MemoryTierSpec(replicas=2, keep=2)
     assert (spec.checkpoint.memory.base_steps, spec.checkpoint.memory.adaptive) == (10, False)
     assert spec.elastic_policy is not None
     assert spec.elastic_policy.scale_up_snooze_seconds == spec.elastic_policy.faulty_scale_down_timeout_seconds == 0.0

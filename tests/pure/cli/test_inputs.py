@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from surefoot_operator.cli import local
-from surefoot_operator.cli.errors import UsageError
+from surefoot_operator.cli.cli_errors import UsageError
 from surefoot_operator.cli.faults import FaultError, parse_fault
 from surefoot_operator.cli.main import main
-from surefoot_operator.cli.trying import try_file, try_folder
+from surefoot_operator.cli.writable import try_file, try_folder
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, first_step
 from surefoot_operator.cli import ledger
-from surefoot_operator.cli.ledger import Line
+from surefoot_operator.cli.ledger import LedgerLine
 
 BATCH = 6
 LINEAGE: Lineage = (
@@ -22,11 +22,11 @@ LINEAGE: Lineage = (
 )
 
 
-def run_of(epoch: int, world: int, first: int, last: int) -> list[Line]:
+def run_of(epoch: int, world: int, first: int, last: int) -> list[LedgerLine]:
     """What `world` ranks write for steps first to last when each takes its exact share."""
     share = BATCH // world
     return [
-        Line(
+        LedgerLine(
             epoch,
             step,
             rank,
@@ -74,7 +74,7 @@ def test_a_step_of_which_nobody_wrote_a_line_is_unknown() -> None:
 
 def test_a_share_that_was_reported_too_small_is_lost_whoever_else_wrote() -> None:
     lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 8, 1)]
-    lines.append(Line(4, 8, 1, 1.0, ((7 * BATCH + 2, 7 * BATCH + 3),), 0.0))
+    lines.append(LedgerLine(4, 8, 1, 1.0, ((7 * BATCH + 2, 7 * BATCH + 3),), 0.0))
     kept = ledger.along(lines, LINEAGE)
     found = ledger.account(kept, ranks=ledger.worlds(kept, LINEAGE))
     assert found is not None
@@ -90,7 +90,7 @@ def test_a_run_that_was_ended_in_the_middle_of_a_step_counts_up_to_the_last_whol
 
 
 def test_a_share_that_two_ranks_took_is_repeated_and_what_it_displaced_is_lost() -> None:
-    wrong = Line(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
+    wrong = LedgerLine(4, 9, 0, 1.0, ((8 * BATCH + 2, 8 * BATCH + 4),), 0.0)
     lines = [line for line in HISTORY if (line.epoch, line.step, line.rank) != (4, 9, 0)] + [wrong]
     found = ledger.account(ledger.along(lines, LINEAGE))
     assert found is not None
@@ -102,7 +102,7 @@ def test_several_batches_a_step_count_all_of_them() -> None:
         begins = [((step - 1) * 3 + number) * BATCH for number in range(3)]
         return tuple((begin + rank * 2, begin + rank * 2 + 2) for begin in begins)
 
-    lines = [Line(1, step, rank, 1.0, micro(step, rank), 0.0) for step in range(1, 5) for rank in range(3)]
+    lines = [LedgerLine(1, step, rank, 1.0, micro(step, rank), 0.0) for step in range(1, 5) for rank in range(3)]
     found = ledger.account(ledger.along(lines, (LineageEntry(1, None, 3),)))
     assert found == ledger.Account(4, 3 * BATCH, lost=0, repeated=0)
     torn = [replace(x, samples=(x.samples or ())[:2]) if (x.step, x.rank) == (2, 1) else x for x in lines]
@@ -118,7 +118,7 @@ def test_a_step_that_nobody_ran_is_lost_whole() -> None:
 
 
 def test_a_program_that_reports_no_samples_has_no_account() -> None:
-    lines = [Line(1, 1, 0, 1.0, None, 0.0)]
+    lines = [LedgerLine(1, 1, 0, 1.0, None, 0.0)]
     assert ledger.account(ledger.along(lines, (LineageEntry(1, None, 1),))) is None
     assert ledger.account({}) is None
 
@@ -133,14 +133,17 @@ def test_lost_and_repeated_always_add_up_to_what_was_read(cuts: list[int]) -> No
 
 
 def test_losses_are_weighted_with_samples_and_kept_exact_where_all_ranks_agree() -> None:
-    lines = {1: [Line(1, 1, 0, 1.0, ((0, 4),), 0.0), Line(1, 1, 1, 4.0, ((4, 6),), 0.0)], 2: run_of(1, 3, 2, 2)}
+    lines = {
+        1: [LedgerLine(1, 1, 0, 1.0, ((0, 4),), 0.0), LedgerLine(1, 1, 1, 4.0, ((4, 6),), 0.0)],
+        2: run_of(1, 3, 2, 2),
+    }
     assert ledger.losses(lines) == {1: 2.0, 2: 0.5}
     assert ledger.largest_difference({1: 1.0, 2: 3.0}, {2: 2.5, 3: 9.0}) == 0.5
     assert ledger.largest_difference({1: 1.0}, {2: 1.0}) is None
 
 
 def test_a_step_is_finished_when_every_rank_has_finished_it() -> None:
-    lines = [*run_of(1, 3, 1, 4), Line(1, 5, 0, 1.0, None, 0.0)]
+    lines = [*run_of(1, 3, 1, 4), LedgerLine(1, 5, 0, 1.0, None, 0.0)]
     assert ledger.finished_step(lines, 1, 3) == 4
     assert ledger.finished_step(lines[:-1], 1, 4) == 0
     assert ledger.finished_step(lines, 2, 3) == 0
@@ -153,7 +156,7 @@ def test_a_torn_line_is_no_line(text: str) -> None:
 
 def test_a_line_reads_as_an_agent_writes_it() -> None:
     body = {"epoch": 1, "step": 2, "rank": 0, "loss": 0.5, "samples": [[6, 8], [12, 14]], "at": 9.5}
-    assert ledger.parse_line(json.dumps(body)) == Line(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
+    assert ledger.parse_line(json.dumps(body)) == LedgerLine(1, 2, 0, 0.5, ((6, 8), (12, 14)), 9.5)
 
 
 TAKEN_UP: Lineage = (LineageEntry(1, Checkpoint(-7, 4), 3), LineageEntry(2, Checkpoint(1, 6), 2))

@@ -10,7 +10,7 @@ from surefoot_operator.api.status import Incident
 from surefoot_operator.cli import report
 from surefoot_operator.cli.faults import Fault
 from surefoot_operator.cli.ledger import Account
-from surefoot_operator.cli.report import Checkpoints, Comparison, Run, Struck
+from surefoot_operator.cli.report import Checkpoints, Comparison, RunFacts, Struck
 
 NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
 TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)
@@ -59,8 +59,8 @@ def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
     assert report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
 
 
-def a_run() -> Run:
-    return Run(
+def a_run() -> RunFacts:
+    return RunFacts(
         outcome="Complete",
         lineage=(
             LineageEntry(1, None, 3),

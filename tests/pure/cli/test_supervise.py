@@ -10,7 +10,7 @@ import pytest
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.cli import supervise
-from surefoot_operator.cli.errors import RunError
+from surefoot_operator.cli.cli_errors import RunError
 
 
 def test_a_size_that_cannot_be_measured_costs_the_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:

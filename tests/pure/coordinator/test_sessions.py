@@ -26,6 +26,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.settled import Settled
 from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
     begin,
     broken,
@@ -37,7 +38,6 @@ from surefoot_operator.coordinator.sessions import (
     seen,
     store_address,
 )
-from surefoot_operator.coordinator.speech import Told, desired, rule, unsaid
 
 # ---- who is let in -------------------------------------------------------------------------------------------------
 
@@ -230,38 +230,38 @@ def test_after_a_restart_of_the_coordinator_the_store_is_known_from_the_hello() 
 
 def test_a_holder_that_status_does_not_name_is_told_to_nobody() -> None:
     unnamed = replace(STATUS, named_holders=(NODES[0],))
-    (mine,) = desired(rule(unnamed, NODES, 2), talking(), A)
+    (mine,) = desired_messages(desired_state(unnamed, NODES, 2), talking(), A)
     assert isinstance(mine, Assign)
     assert (mine.holders, mine.replicas) == ((NODES[0],), 1)
 
 
 def test_nothing_is_said_twice_on_one_line_and_everything_again_on_a_new_one() -> None:
     sessions = talking()
-    first, told = unsaid({}, words(sessions, A))
+    first, told = outbox_diff({}, words(sessions, A))
     assert [type(word) for word in first] == [Assign]
-    assert unsaid(told, words(sessions, A)) == ((), told)
-    assert unsaid({}, words(sessions, A))[0] == first
+    assert outbox_diff(told, words(sessions, A)) == ((), told)
+    assert outbox_diff({}, words(sessions, A))[0] == first
 
 
 def test_a_change_of_holders_within_an_epoch_is_said_as_holders_alone() -> None:
     sessions = talking()
-    _, told = unsaid({}, words(sessions, A))
-    fewer = desired(rule(STATUS, NODES[:2], 2), sessions, A)
-    said, told = unsaid(told, fewer)
+    _, told = outbox_diff({}, words(sessions, A))
+    fewer = desired_messages(desired_state(STATUS, NODES[:2], 2), sessions, A)
+    said, told = outbox_diff(told, fewer)
     assert [type(word) for word in said] == [Holders]
     assert said[0].holders == tuple(NODES[:2])  # type: ignore[union-attr]  # Holders, by the line above
-    assert unsaid(told, fewer)[0] == ()
+    assert outbox_diff(told, fewer)[0] == ()
     pruned = replace(STATUS, lineage=STATUS.lineage[1:])
-    assert unsaid(told, desired(rule(pruned, NODES[:2], 2), sessions, A))[0] == ()
+    assert outbox_diff(told, desired_messages(desired_state(pruned, NODES[:2], 2), sessions, A))[0] == ()
 
 
 def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:
     sessions = talking()
-    _, told = unsaid({}, words(sessions, A))
-    said, told = unsaid(told, words(sessions, A, CLAIMED))
+    _, told = outbox_diff({}, words(sessions, A))
+    said, told = outbox_diff(told, words(sessions, A, CLAIMED))
     assert said == (Stop(3, "worker 1 lost"),)
     committed = replace(CLAIMED, world=replace(COMMITTED, epoch=3))
-    said, _ = unsaid(told, words(ruled(sessions, committed.world), A, committed))
+    said, _ = outbox_diff(told, words(ruled(sessions, committed.world), A, committed))
     assert [type(word) for word in said] == [Assign]
 
 
@@ -270,13 +270,13 @@ def test_a_claim_and_the_next_world_are_said_after_an_assignment() -> None:
 def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happenings: list[str]) -> None:
     """Level-triggered: after any schedule, what a line was told last is what follows from the present state."""
     sessions, status = talking(), STATUS
-    told: Told = {}
+    told: Delivered = {}
     for now, what in enumerate(happenings):
         match what:
             case "drop":
                 sessions, told = connected(broken(sessions, A, now), hello(0), now), {}
             case "hear":
-                _, told = unsaid(told, words(sessions, A, status))
+                _, told = outbox_diff(told, words(sessions, A, status))
             case "claim" | "commit":
                 assert status.world is not None
                 state = "Claimed" if what == "claim" else "Committed"
@@ -294,6 +294,6 @@ def test_whatever_happens_an_agent_ends_up_having_heard_the_present_word(happeni
                 if hold is not None:
                     sessions = heard(sessions, A, HoldAnswer(hold.seen.epoch, hold.seen.step, True), now)
     wanted = words(sessions, A, status)
-    _, told = unsaid(told, wanted)
+    _, told = outbox_diff(told, wanted)
     assert set(wanted) <= set(told.values())
-    assert unsaid(told, wanted)[0] == ()
+    assert outbox_diff(told, wanted)[0] == ()

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.memory.orphans import (
+from surefoot_operator.memory.orphaned_jobs import (
     LONGEST_GAP_SECONDS,
     PATIENCE_SECONDS,
     Absences,
     absences,
-    orphans,
+    orphaned_jobs,
 )
 
 
@@ -25,19 +25,19 @@ def every_minute(until: float, live: str, found: str) -> list[tuple[float, str, 
 
 
 def test_a_job_that_no_list_named_for_ten_minutes_is_gone() -> None:
-    assert orphans(seen(*every_minute(PATIENCE_SECONDS - 60, "a", "ab"))) == ()
-    assert orphans(seen(*every_minute(PATIENCE_SECONDS, "a", "ab"))) == ("b",)
+    assert orphaned_jobs(seen(*every_minute(PATIENCE_SECONDS - 60, "a", "ab"))) == ()
+    assert orphaned_jobs(seen(*every_minute(PATIENCE_SECONDS, "a", "ab"))) == ("b",)
 
 
 def test_one_list_that_names_it_begins_the_wait_anew() -> None:
     looks = every_minute(PATIENCE_SECONDS, "", "b")
     looks[5] = (300.0, "b", "b")
-    assert orphans(seen(*looks)) == ()
+    assert orphaned_jobs(seen(*looks)) == ()
 
 
 def test_lists_too_far_apart_prove_nothing() -> None:
-    assert orphans(seen((0.0, "", "b"), (PATIENCE_SECONDS, "", "b"))) == ()
-    assert orphans(seen((0.0, "", "b"), (LONGEST_GAP_SECONDS + 1, "", "b"))) == ()
+    assert orphaned_jobs(seen((0.0, "", "b"), (PATIENCE_SECONDS, "", "b"))) == ()
+    assert orphaned_jobs(seen((0.0, "", "b"), (LONGEST_GAP_SECONDS + 1, "", "b"))) == ()
 
 
 def test_a_clock_that_was_set_back_begins_anew() -> None:
@@ -64,6 +64,6 @@ def test_no_job_goes_that_some_list_of_the_last_ten_minutes_named(
         now += pause
         known = absences(known, live, found, now)
         named |= dict.fromkeys(live, now)
-        for job in orphans(known):
+        for job in orphaned_jobs(known):
             assert job in found
             assert now - named.get(job, float("-inf")) >= PATIENCE_SECONDS

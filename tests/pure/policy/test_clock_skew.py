@@ -11,7 +11,7 @@ from surefoot_operator.api.status import ExcludedNode, Incident, Restart, World
 from surefoot_operator.controller.leader.term_clock import TermClock
 from surefoot_operator.policy.clock_skew import not_ahead
 from surefoot_operator.policy.plan import plan
-from surefoot_operator.reconcile.ages import Ages
+from surefoot_operator.reconcile.worker_ages import WorkerAges
 
 NOW = BEGAN + 100
 HOUR = 3600.0
@@ -76,7 +76,7 @@ def test_a_claim_of_a_leader_whose_clock_ran_ahead_ends_as_soon_as_any() -> None
 
 
 def test_workers_are_as_old_as_we_know_them_whatever_their_fabric_s_clock_says() -> None:
-    ages = Ages()
+    ages = WorkerAges()
     old, odd = worker(0, created_seconds=NOW - 50), worker(1, created_seconds=NOW + HOUR)
     assert [w.created_seconds for w in ages.told((old, odd), NOW)] == [NOW - 50, NOW]
     new = worker(2, created_seconds=NOW - HOUR)

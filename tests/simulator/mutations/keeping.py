@@ -25,7 +25,7 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.lifecycle import last_checkpoint
 from surefoot_operator.policy.maintenance import maintain as upkeep
-from surefoot_operator.policy.maintenance import promotion
+from surefoot_operator.policy.maintenance import promotion_plan
 
 _drops, _standing, _copies = retention.memory_drops, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
@@ -122,8 +122,8 @@ KEEPING = (
              patches=((Operator, "due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
-    Mutation("the floor rises with the first rank", patches=((promotion, "_floor", _hasty_floor),), settings=PROMOTING),
-    Mutation("a floor may lie off the lineage", patches=((promotion, "on_lineage", constant(True)),), settings=CHURNED),
+    Mutation("the floor rises with the first rank", patches=((promotion_plan, "_floor", _hasty_floor),), settings=PROMOTING),
+    Mutation("a floor may lie off the lineage", patches=((promotion_plan, "on_lineage", constant(True)),), settings=CHURNED),
     Mutation("a job that finished does not wait for its last checkpoint",
              patches=((last_checkpoint, "outstanding", constant(None)),), settings=ENDING),
     Mutation("an epoch without a step of its own has no last checkpoint",
@@ -133,7 +133,7 @@ KEEPING = (
     Mutation("nothing is ever dropped", patches=((retention, "memory_drops", constant([])),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
-    Mutation("nothing is uploaded", patches=((promotion, "_uploads", constant(())),), settings=ENDING),
+    Mutation("nothing is uploaded", patches=((promotion_plan, "_uploads", constant(())),), settings=ENDING),
     Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
              settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
 )  # fmt: skip

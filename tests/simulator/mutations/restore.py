@@ -22,12 +22,12 @@ from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol import completeness
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.coordinator import desired_messages, orders, sessions
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy import facts, plan
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.maintenance import maintain as upkeep
-from surefoot_operator.policy.maintenance import promotion
+from surefoot_operator.policy.maintenance import promotion_plan
 from surefoot_operator.policy.world import claim, restore_point
 
 
@@ -71,20 +71,20 @@ def _whoever_lives(known: facts.Facts, session: Any) -> bool:
     return facts.worker_id(session) in known.workers
 
 
-def _named_by_anybody(status: Any, ready: Any, replicas: int) -> speech.Rule:
+def _named_by_anybody(status: Any, ready: Any, replicas: int) -> desired_messages.DesiredState:
     """Agents hear of every holder that answers, whether status names it or not."""
     found = tuple(ready)
     return _rule(replace(status, named_holders=found), found, replicas)
 
 
-_rule = speech.rule
+_rule = desired_messages.desired_state
 
 
 def _asked_before(order: orders.Orders) -> orders.Orders:
     return order
 
 
-_SEALED = tuple((module, "sealed_holders", _any_ready) for module in (facts, upkeep, claim, promotion))
+_SEALED = tuple((module, "sealed_holders", _any_ready) for module in (facts, upkeep, claim, promotion_plan))
 
 RESTORE = (
     Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
@@ -97,7 +97,7 @@ RESTORE = (
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
     Mutation("a silent named holder is forgotten at once",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
-    Mutation("agents hear of holders that status does not name", patches=((speech, "rule", _named_by_anybody),), settings=PARTED),
+    Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),), settings=PARTED),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
     Mutation("a listing made before the last index counts", patches=((orders, "void_listing", _asked_before),), settings=PROMOTING,

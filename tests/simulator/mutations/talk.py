@@ -10,14 +10,14 @@ from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.state import AgentState
 from surefoot.protocol import messages as said
-from surefoot_operator.coordinator import orders, sessions, speech
+from surefoot_operator.coordinator import desired_messages, orders, sessions
 from surefoot_operator.policy import plan, workers
 from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import restart_budget as budget
 from surefoot_operator.policy.world import planned_change as planned
 
 _hold_answered, _advance, _assigned = orders._hold_answered, agent_life.transition, agent_life._assigned
-_bound, _unsaid, _place = planned._bound, speech.unsaid, speech._place
+_bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._place
 _rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
 
 
@@ -27,7 +27,7 @@ def _one_will_do(order: orders.Orders, worker: Any, answer: said.HoldAnswer) -> 
     hold = after.hold
     if hold is None or hold.seen.state != "Proposed" or not answer.accepted or after is order:
         return after
-    return replace(after, hold=orders.Hold(replace(hold.seen, state="Bound"), frozenset()))
+    return replace(after, hold=orders.HoldProposal(replace(hold.seen, state="Bound"), frozenset()))
 
 
 def _one_rank_will_do(life: AgentState, mine: Any, event: on.HoldAnswered) -> Any:
@@ -107,9 +107,9 @@ TALK = (
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),)),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
     Mutation("an agent says its facts once", patches=((agent_life, "advance", _tells_once),), settings=PARTED),
-    Mutation("an agent's place is that of its worker, whoever it is", patches=((speech, "_place", _every_worker),),
+    Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_place", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
-    Mutation("agents do not hear when holders change", patches=((speech, "unsaid", _said_before),)),
+    Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
     Mutation("what a node did counts as what the program did", patches=((plan, "allowance", _all_program),),
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
     Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),

@@ -44,9 +44,10 @@ from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
-from surefoot_operator.fabric.processes.life import Life, life_of
-from surefoot_operator.fabric.processes.records import (
+from surefoot_operator.fabric.processes.job_store import Store
+from surefoot_operator.fabric.processes.process_identity import ProcessIdentity, identity_of
+from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.run_records import (
     HolderRecord,
     NodeRecord,
     WorkerRecord,
@@ -54,7 +55,6 @@ from surefoot_operator.fabric.processes.records import (
     from_json,
     to_json,
 )
-from surefoot_operator.fabric.processes.store import Store
 
 STEP_SECONDS = 0.02
 
@@ -338,5 +338,5 @@ class Town:
 
 
 def _life(pid: int) -> str:
-    life = life_of(pid)
-    return str(life) if life is not None else str(Life(pid, 0))
+    life = identity_of(pid)
+    return str(life) if life is not None else str(ProcessIdentity(pid, 0))

@@ -8,7 +8,7 @@ from typing import Any
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
-from surefoot_operator.fabric.kubernetes.fabric import KubernetesFabric
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 
 JOB: dict[str, Any] = {
     "apiVersion": "surefoot.dev/v1alpha1",

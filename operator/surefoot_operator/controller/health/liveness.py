@@ -1,4 +1,4 @@
-"""Whether this process is still worth keeping: what was measured -> why it should be restarted. Pure; called by `probes`.
+"""Whether this process is still worth keeping: what was measured -> why it should be restarted. Pure; called by `cluster`.
 
 A restart helps against what is stuck in here. It does not help against an API server that is away, and must not
 begin then: a watch that is stale for that reason is no fault of ours.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LivenessLimits:
     watch_seconds: float = 120.0
     """A watch renews itself every half minute; one that has not for so long, while the server answers, is stuck."""
     round_seconds: float = 180.0
@@ -23,7 +23,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class LivenessSigns:
     watches: Mapping[str, float]
     """Kind -> seconds since the API server was last heard of it."""
     rounds: Mapping[str, float]
@@ -36,7 +36,7 @@ class Vitals:
     """Why the thread that wakes us is gone for good; empty: it is not."""
 
 
-def complaints(vitals: Vitals, limits: Limits) -> tuple[str, ...]:
+def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
     """Sentences; none means well."""
     found = []
     if vitals.api_seconds <= limits.answered_seconds:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client import start_http_server
 
-from surefoot_operator.fabric.processes.folder import RunFolder
+from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class LeaseTimings:
     lease_seconds: float = 15.0
     """Others wait so long after the last change that they saw."""
     renew_seconds: float = 10.0
@@ -64,7 +64,7 @@ def seen(candidate: Candidate, lease: LeaseSeen | None, now: float) -> Candidate
     return replace(candidate, lease=lease, looked=True, changed_at=at)
 
 
-def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: Timings) -> Candidate:
+def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: LeaseTimings) -> Candidate:
     """After a write of ours that the server took. It counts from when it was asked for, not from the answer."""
     return replace(
         candidate, lease=lease, looked=True, changed_at=asked_at, leads_until=asked_at + timings.renew_seconds
@@ -76,7 +76,7 @@ def leads(candidate: Candidate, now: float) -> bool:
     return candidate.leads_until is not None and now < candidate.leads_until
 
 
-def decide(candidate: Candidate, now: float, timings: Timings) -> Step:
+def decide(candidate: Candidate, now: float, timings: LeaseTimings) -> Step:
     """What to do now."""
     lease = candidate.lease
     if candidate.leads_until is not None:
@@ -96,7 +96,7 @@ def decide(candidate: Candidate, now: float, timings: Timings) -> Step:
     return Step("wait", f"{lease.holder} leads", min(left, timings.retry_seconds))
 
 
-def _leading(candidate: Candidate, until: float, now: float, timings: Timings) -> Step:
+def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimings) -> Step:
     lease = candidate.lease
     if lease is None:
         return Step("lost", "the lease was deleted")

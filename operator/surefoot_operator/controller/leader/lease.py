@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from surefoot_operator.controller.leader import election
-from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, Step, Timings
+from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, LeaseTimings, Step
 from surefoot_operator.errors import FabricError, OperatorError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 
@@ -60,11 +60,11 @@ class Elector:
         api: Api,
         where: LeaseAt,
         identity: str,
-        timings: Timings | None = None,
+        timings: LeaseTimings | None = None,
         now: Callable[[], float] = clock,
     ) -> None:
         self._api, self._where, self._now = api, where, now
-        self._timings = timings or Timings()
+        self._timings = timings or LeaseTimings()
         self._candidate = Candidate(identity)
         self._body: Body | None = None
         self._waited_for = ""

@@ -1,6 +1,6 @@
 """Calls to the API server with plain JSON values, through `kubernetes.aio`; every one bounded in time.
 
-Touches the network. Called by `cache` and `apply`. What the server refuses is an `ApiRefused`, what cannot be known
+Touches the network. Called by `cache` and `api_writes`. What the server refuses is an `ApiRefused`, what cannot be known
 an `ApiSilent`; both are FabricErrors and say what was asked.
 """
 

@@ -1,6 +1,6 @@
 """Everything that is watched of a cluster, once for all its jobs: jobs, worker pods, holders, nodes, their leases.
 
-Touches the network through `feed`. Made and ended by the controller; read by each job's fabric. A change that a plan
+Touches the network through `watched_objects`. Made and ended by the controller; read by each job's fabric. A change that a plan
 cannot care about (a heartbeat, our own status write) wakes nobody.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes import labels, nodes, seen
+from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
 from surefoot_operator.fabric.kubernetes.api import Api
-from surefoot_operator.fabric.kubernetes.feed import Feed, Object
 from surefoot_operator.fabric.kubernetes.leases import Heard, Leases
+from surefoot_operator.fabric.kubernetes.watched_objects import Object, WatchedObjects
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ClusterCache:
         self.holders = self._feed(pods, labels.HOLDER_SELECTOR, "holders")
         self.nodes = self._feed("/api/v1/nodes", "")
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        self.leases = Feed(api, leases, "", self._renewed)
+        self.leases = WatchedObjects(api, leases, "", self._renewed)
         self._named = {
             "trainingjobs": self.jobs,
             "workers": self.workers,
@@ -117,14 +117,14 @@ class ClusterCache:
         """Which kubelets were heard of lately, as far as the leases' watch lives."""
         return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
 
-    def _feed(self, path: str, selector: str, kind: str = "") -> Feed:
+    def _feed(self, path: str, selector: str, kind: str = "") -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
 
         def heard(old: Object | None, new: Object | None) -> None:
             for listener in list(self._listeners.get(kind, ())):
                 listener(old, new)
 
-        return Feed(self.api, path, selector, heard)
+        return WatchedObjects(self.api, path, selector, heard)
 
     def _renewed(self, old: Object | None, new: Object | None) -> None:
         self._kubelets.changed(old, new, time.monotonic())
@@ -144,7 +144,7 @@ class ClusterCache:
 
     def _holder(self, old: Object | None, new: Object | None) -> None:
         found = new or old
-        node = seen.node_of(found) if found is not None else None
+        node = pod_observations.node_of(found) if found is not None else None
         if node is None:
             return
         if new is None and found is not None:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot_operator.fabric.fabric import HolderPlace, TierAccess
-from surefoot_operator.fabric.kubernetes import labels, nodes, seen
+from surefoot_operator.fabric.interface import HolderPlace, TierAccess
+from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
 from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.observed import NodeSeen
@@ -24,7 +24,7 @@ _APPS = "/apis/apps/v1/namespaces"
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestRevision:
     """What the DaemonSet wants: `wanted` pods, all of `revision`."""
 
     uid: str
@@ -40,8 +40,8 @@ def places(
     known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
     chosen: dict[str, HolderPlace] = {}
     for pod, is_gone in known:
-        where = seen.node_of(pod) or ""
-        place = seen.holder(pod, is_gone, domains.get(where, where), access)
+        where = pod_observations.node_of(pod) or ""
+        place = pod_observations.holder(pod, is_gone, domains.get(where, where), access)
         if place is not None and (place.running or not (where in chosen and chosen[where].running)):
             chosen[where] = place
     return tuple(chosen[where] for where in sorted(chosen))
@@ -51,14 +51,14 @@ def pods(
     found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard, topology_key: str
 ) -> tuple[HolderPod, ...]:
     """The pods of one DaemonSet, as a rollout sees them."""
-    weighed = nodes.weighed(nodes.node(one, heard, topology_key) for one in around)
+    weighed = nodes.without_mass_doubt(nodes.node(one, heard, topology_key) for one in around)
     known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
 
 
 def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
     metadata = pod["metadata"]
-    where = seen.node_of(pod) or ""
+    where = pod_observations.node_of(pod) or ""
     node = known.get(where)
     return HolderPod(
         name=metadata["name"],
@@ -66,13 +66,13 @@ def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
         node=where,
         domain=node.domain if node is not None else where,
         revision=str((metadata.get("labels") or {}).get(_REVISION, "")),
-        ready=seen.is_ready(pod),
+        ready=pod_observations.is_ready(pod),
         deleting=metadata.get("deletionTimestamp") is not None,
         node_ready=node is None or node.ready,
     )
 
 
-async def newest(api: Api, namespace: str, name: str) -> Newest | None:
+async def newest(api: Api, namespace: str, name: str) -> NewestRevision | None:
     """None where there is no such DaemonSet, or its controller has not looked at its newest template yet."""
     try:
         found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
@@ -90,7 +90,7 @@ async def newest(api: Api, namespace: str, name: str) -> Newest | None:
     if not revisions:
         return None
     last = max(revisions, key=lambda one: int(one["revision"]))
-    return Newest(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
+    return NewestRevision(uid, last["metadata"]["labels"][_REVISION], int(status.get("desiredNumberScheduled", 0)))
 
 
 async def restart(api: Api, namespace: str, pod: HolderPod) -> None:

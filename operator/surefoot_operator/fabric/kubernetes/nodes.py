@@ -1,4 +1,4 @@
-"""What nodes of the API, and their kubelets' leases, mean to a plan. Pure; called by `fabric`, `cache` and `holders`.
+"""What nodes of the API, and their kubelets' leases, mean to a plan. Pure; called by `kubernetes_fabric`, `cache` and `holders`.
 
 That a node is not ready is mostly the node controller's word, and means that it did not hear the kubelet: so does its
 own absence, or the API server's. So a kubelet that was heard of outweighs it, and where most nodes seem gone at once
@@ -23,7 +23,7 @@ _UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
-    """A node by itself. What may be its observer's fault is a doubt, until it is `weighed` among all nodes."""
+    """A node by itself. What may be its observer's fault is a doubt, until it is `without_mass_doubt` among all nodes."""
     name = found["metadata"]["name"]
     down = _out_of_service(found)
     return NodeSeen(
@@ -37,7 +37,7 @@ def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = 
     )
 
 
-def weighed(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
+def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
     """All nodes: a doubt is believed, unless most of them seem gone at once. Then whoever watches them may have been."""
     found = tuple(nodes)
     seem_gone = sum(not one.ready or bool(one.doubt) for one in found)

@@ -1,4 +1,4 @@
-"""A worker's pod, its secret and the job's headless service, from the job's template. Pure; called by `fabric`.
+"""A worker's pod, its secret and the job's headless service, from the job's template. Pure; called by `kubernetes_fabric`.
 
 The template is taken whole: only the trainer's command gets the agent in front of it, and what the agent needs is added
 beside what stands there. Where the template says itself how pods are spread, nothing is added to it.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from surefoot_operator.api.names import API_VERSION
 from surefoot_operator.api.spec import KIND, TrainingJob
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.api.yaml_names import API_VERSION
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.policy.actions import CreateWorker
 

@@ -1,6 +1,6 @@
 """The pod that deletes what a job has in its persistent tier: the job's identity and image, nothing of its training. Pure.
 
-Called by `fabric`. It stands once per attempt, never restarts, and goes with the job.
+Called by `kubernetes_fabric`. It stands once per attempt, never restarts, and goes with the job.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.pods import CREDENTIALS, PodSettings, from_secret, owner
 

@@ -1,6 +1,6 @@
 """Runs a module in a process that ends with the one that started it: `python -m …bound PARENT_PID MODULE ARGUMENT…`.
 
-Used by `machine` for processes that know nothing of it. Setting the bond before exec would need a fork hook, which is
+`machine` starts programs through it that know nothing of it. Setting the bond before exec would need a fork hook, which is
 unsafe as soon as the starting process has a second thread.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from surefoot_operator.fabric.processes.life import die_with_parent
+from surefoot_operator.fabric.processes.process_identity import die_with_parent
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError
 from surefoot.holder.server import HolderServer, ServerSettings, find_program, start
-from surefoot_operator.fabric.processes.life import die_with_parent, life_of
-from surefoot_operator.fabric.processes.records import HolderRecord
+from surefoot_operator.fabric.processes.process_identity import die_with_parent, identity_of
+from surefoot_operator.fabric.processes.run_records import HolderRecord
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 _FILL_BYTES = 128 * 1024**2
@@ -75,7 +75,7 @@ class HolderProcess:
 
     def _has_ended(self, server: HolderServer) -> bool:
         """Also one whose first thread is dead while others still are being ended: it can be reaped in a moment."""
-        if server.process.poll() is None and life_of(server.process.pid) is not None:
+        if server.process.poll() is None and identity_of(server.process.pid) is not None:
             return False
         try:
             server.process.wait(_END_SECONDS)
@@ -84,7 +84,7 @@ class HolderProcess:
         return True
 
     def _record_of(self, server: HolderServer) -> HolderRecord:
-        life = life_of(server.process.pid)
+        life = identity_of(server.process.pid)
         if life is None:
             raise HolderStartError("the memory tier of this node ended right after it had answered")
         settings = server.settings

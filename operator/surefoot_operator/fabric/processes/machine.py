@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
-from surefoot_operator.fabric.processes.life import (
-    Life,
+from surefoot_operator.fabric.processes.process_identity import (
+    ProcessIdentity,
     become_subreaper,
     is_alive,
     members,
@@ -29,7 +28,8 @@ from surefoot_operator.fabric.processes.life import (
     send_group,
     with_environment,
 )
-from surefoot_operator.fabric.processes.records import Deletion, NodeRecord, from_json, to_json
+from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, from_json, to_json
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
 _END_SECONDS = 3.0
@@ -155,7 +155,7 @@ class Machine:
     def running_workers(self) -> int:
         """Agents that live."""
         states = [read_json(path) or {} for path in self.folder.workers.glob("*.state")]
-        return sum(1 for state in states if state.get("life") and is_alive(Life.parse(state["life"])))
+        return sum(1 for state in states if state.get("life") and is_alive(ProcessIdentity.parse(state["life"])))
 
     # ---- parts of nodes -------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Machine:
         killed = False
         for path in self.folder.workers.glob("*.state"):
             state = read_json(path) or {}
-            life = Life.parse(state["life"]) if state.get("life") else None
+            life = ProcessIdentity.parse(state["life"]) if state.get("life") else None
             if life is not None and life.pid in group:
                 killed = send(life, signal.SIGKILL) or killed
         return killed
@@ -181,7 +181,11 @@ class Machine:
     def kill_holder(self, name: str) -> bool:
         """SIGKILL of the node's Redis; False if none runs there."""
         record = self.node_record(name)
-        return record is not None and record.holder is not None and send(Life.parse(record.holder.life), signal.SIGKILL)
+        return (
+            record is not None
+            and record.holder is not None
+            and send(ProcessIdentity.parse(record.holder.life), signal.SIGKILL)
+        )
 
     def return_holder(self, name: str) -> None:
         """Has the node start its Redis again."""
@@ -192,15 +196,21 @@ class Machine:
         """What the node says of itself in its present life; None before it has spoken."""
         body = read_json(self.folder.node(name))
         record = None if body is None else from_json(NodeRecord, body)
-        if record is None or Life.parse(record.life).pid != self._nodes[name].pid:
+        if record is None or ProcessIdentity.parse(record.life).pid != self._nodes[name].pid:
             return None
-        return record if is_alive(Life.parse(record.life)) else None
+        return record if is_alive(ProcessIdentity.parse(record.life)) else None
 
     # ---- the operator ---------------------------------------------------------------------------------------------
 
     def start_operator(self, port: int) -> None:
         command = [sys.executable, "-m", "surefoot_operator.fabric.processes.bound", str(os.getpid())]
-        command += ["surefoot_operator.controller.local", "--run-folder", str(self.folder.root), "--port", str(port)]
+        command += [
+            "surefoot_operator.controller.local_operator",
+            "--run-folder",
+            str(self.folder.root),
+            "--port",
+            str(port),
+        ]
         command += ["--metrics"] if self._with_metrics else []
         self._operator = self._spawn(command, "operator.log")
 

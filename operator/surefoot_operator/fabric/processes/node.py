@@ -22,10 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from surefoot_operator.fabric.processes.folder import RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.folder_watch import FolderWatch
 from surefoot_operator.fabric.processes.holder_process import HolderProcess, HolderStartError
-from surefoot_operator.fabric.processes.life import become_subreaper, die_with_parent, life_of, own_life, reap_orphans
-from surefoot_operator.fabric.processes.records import (
+from surefoot_operator.fabric.processes.process_identity import (
+    become_subreaper,
+    die_with_parent,
+    identity_of,
+    own_identity,
+    reap_orphans,
+)
+from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.run_records import (
     Deletion,
     NodeRecord,
     WorkerRecord,
@@ -33,7 +40,6 @@ from surefoot_operator.fabric.processes.records import (
     from_json,
     to_json,
 )
-from surefoot_operator.fabric.processes.watch import FolderWatch
 
 _LAST_WORDS_BYTES = 4096
 _LEAVING_SECONDS = 2.0
@@ -41,7 +47,7 @@ _LEAVING_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class _Running:
+class _WorkerProcess:
     """One agent. `kill_at`: when its grace period ends, on the monotonic clock."""
 
     record: WorkerRecord
@@ -56,8 +62,8 @@ class Node:
     def __init__(self, folder: RunFolder, name: str, memory_bytes: int | None) -> None:
         self._folder = folder
         self._name = name
-        self._life = str(own_life())
-        self._workers: dict[str, _Running] = {}
+        self._life = str(own_identity())
+        self._workers: dict[str, _WorkerProcess] = {}
         self._holder = HolderProcess(folder.logs / f"{name}-holder", folder.holder_socket(name), memory_bytes)
         self._leaving_until: float | None = None
         # wakes the poll below; signals may arrive at any point, their work is done in the loop
@@ -170,11 +176,11 @@ class Node:
             text = f"the agent could not be started: {error or type(error).__name__}"
             self._say(record, WorkerState(record.uid, "Failed", message=text, unstarted=True))
             return
-        self._workers[record.uid] = _Running(record, process, log)
-        life = life_of(process.pid)
+        self._workers[record.uid] = _WorkerProcess(record, process, log)
+        life = identity_of(process.pid)
         self._say(record, WorkerState(record.uid, "Running", life=str(life) if life else None))
 
-    def _end(self, running: _Running, grace_seconds: float) -> None:
+    def _end(self, running: _WorkerProcess, grace_seconds: float) -> None:
         kill_at = time.monotonic() + grace_seconds
         if running.kill_at is None:
             running.process.terminate()

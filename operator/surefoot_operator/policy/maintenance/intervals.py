@@ -1,6 +1,6 @@
 """Which interval each tier has now, where the operator chooses it: kept in status with its inputs, told as events. Pure.
 
-Part of upkeep. Trainers hear of the memory tier's level from `coordinator.speech`; `promotion` follows the persistent
+Part of upkeep. Trainers hear of the memory tier's level from `coordinator.desired_messages`; `promotion` follows the persistent
 tier's steps. What is not measured yet leaves the choice as it is: at first the base, so that there is soon something
 to measure.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from surefoot_operator.api.spec import MemoryTier, PersistentTier
+from surefoot_operator.api.spec import MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Interval, JobStatus
 from surefoot_operator.names import INTERVAL_CHOSEN
 from surefoot_operator.policy.actions import Event
@@ -57,7 +57,7 @@ def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     return tuple(told)
 
 
-def _memory(facts: Facts, tier: MemoryTier, risk: Risk) -> Interval | None:
+def _memory(facts: Facts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
     step, stall, drain = (_slowest(facts, name) for name in ("step_seconds", "stall_seconds", "drain_seconds"))
     cost = None if stall is None else stall + BESIDE_SHARE * (drain or 0.0)
     inputs = Inputs(step, cost, drain, risk.from_memory_seconds)
@@ -66,7 +66,7 @@ def _memory(facts: Facts, tier: MemoryTier, risk: Risk) -> Interval | None:
     )
 
 
-def _persistent(facts: Facts, tier: PersistentTier, memory: Interval | None, risk: Risk) -> Interval | None:
+def _persistent(facts: Facts, tier: PersistentTierSpec, memory: Interval | None, risk: Risk) -> Interval | None:
     upload = facts.seen.upload_seconds
     cost = None if upload is None else BESIDE_SHARE * upload
     inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)

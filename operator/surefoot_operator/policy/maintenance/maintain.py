@@ -33,7 +33,7 @@ from surefoot_operator.policy.facts import (
     step_of,
     worker_id,
 )
-from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion
+from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion_plan
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
     reporting_sessions,
@@ -97,14 +97,14 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
         return Maintenance((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
     memory = _read(facts)
     status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
-    promoting = promotion.promote(facts, memory.complete, pinned)
+    promoting = promotion_plan.promote(facts, memory.complete, pinned)
     status = replace(status, floor=promoting.floor, recorded=status.recorded or promoting.floor is not None)
     actions: tuple[MaintenanceAction, ...] = (
         *_seals(facts),
         *_drops(facts, memory, status, promoting.pinned),
         *_repairs(facts, memory),
         *promoting.actions,
-        *promotion.persistent_drops(facts, status.floor, promoting.pinned),
+        *promotion_plan.persistent_drops(facts, status.floor, promoting.pinned),
     )
     sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions))
     reason = "; ".join(sentences) or "the tiers are as they should be"
@@ -279,5 +279,5 @@ def _nearest(agents: list[SessionSeen], repair: retention.Repair, place: int) ->
 
 def _wake(facts: Facts) -> float | None:
     """Nothing here waits for a moment alone, except a listing that has to be asked for again."""
-    due = promotion.listing_due(facts)
+    due = promotion_plan.listing_due(facts)
     return due - facts.now if due is not None and due > facts.now else None

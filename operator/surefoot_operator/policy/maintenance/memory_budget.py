@@ -16,8 +16,8 @@ from surefoot.protocol.completeness import effective_replicas
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.placement import targets
 from surefoot_operator import names
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.spec import CheckpointPolicy
+from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.policy.actions import Event

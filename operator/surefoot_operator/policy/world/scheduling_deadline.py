@@ -24,7 +24,7 @@ _FIRST_PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Released:
     """What a claimed epoch's workers do with their nodes; `reason`: why none are asked for, empty: they are."""
 
     scheduling: Scheduling
@@ -32,17 +32,17 @@ class Held:
     events: tuple[Event, ...] = ()
 
 
-def held(facts: Facts, tied: int | None = None) -> Held:
+def held(facts: Facts, tied: int | None = None) -> Released:
     """Whether the workers that have nodes may keep them. `tied`: the one size that the world may have; None: any."""
     known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
-        return Held(known, told(known))
+        return Released(known, told(known))
     placed = _placed(facts)
     if not placed or largest_size(facts.spec, placed, tied):
-        return Held(Scheduling(releases=known.releases))
+        return Released(Scheduling(releases=known.releases))
     since = facts.now if known.since_seconds is None else min(known.since_seconds, facts.now)
     if facts.now < since + deadline:
-        return Held(Scheduling(since, known.releases))
+        return Released(Scheduling(since, known.releases))
     releases = known.releases + 1
     pause = pause_seconds(facts.seen.job.uid, releases, deadline)
     new = Scheduling(None, releases, facts.now + pause)
@@ -50,7 +50,7 @@ def held(facts: Facts, tied: int | None = None) -> Held:
         f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
         f" for any world: they are given back, and asked for again after {pause:.0f} s"
     )
-    return Held(new, told(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
+    return Released(new, told(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
 
 
 def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:

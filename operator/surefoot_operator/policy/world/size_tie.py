@@ -15,8 +15,8 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.ties import tied_objects
 from surefoot_operator import names
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.policy.facts import Facts, reading_at
 

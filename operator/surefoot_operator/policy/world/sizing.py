@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from surefoot_operator.api.limits import allowed_sizes
 from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.api.spec_limits import allowed_sizes
 
 
 def target_size(spec: TrainingJobSpec) -> int:

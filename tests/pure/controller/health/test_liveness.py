@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import job, worker
 from surefoot_operator.api.status import JobStatus, Member, World
-from surefoot_operator.controller.health.liveness import Limits, Vitals, complaints
+from surefoot_operator.controller.health.liveness import LivenessLimits, LivenessSigns, liveness_failures
 from surefoot_operator.controller.job_runners import looked_after
 from surefoot_operator.policy.lifecycle.idle import is_idle
 
@@ -16,20 +16,20 @@ from surefoot_operator.policy.lifecycle.idle import is_idle
 @pytest.mark.parametrize(
     ("vitals", "said"),
     [
-        (Vitals({"pods": 30.0}, {"a/b": 2.0}, 0.1, 1.0), ()),
+        (LivenessSigns({"pods": 30.0}, {"a/b": 2.0}, 0.1, 1.0), ()),
         (
-            Vitals({"pods": 121.0}, {}, 0.0, 1.0),
+            LivenessSigns({"pods": 121.0}, {}, 0.0, 1.0),
             ("the watch of pods was not heard of for 121 s, though the API server answers",),
         ),
         # the server is away: a restart would help nobody
-        (Vitals({"pods": 1000.0}, {}, 0.0, 1000.0), ()),
-        (Vitals({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has taken 181 s",)),
-        (Vitals({}, {}, 5.1, 1.0), ("the event loop was 5.1 s late",)),
-        (Vitals({}, {}, 0.0, 1.0, "kopf has ended"), ("kopf has ended",)),
+        (LivenessSigns({"pods": 1000.0}, {}, 0.0, 1000.0), ()),
+        (LivenessSigns({}, {"a/b": 181.0}, 0.0, 1.0), ("the reconcile of job a/b has taken 181 s",)),
+        (LivenessSigns({}, {}, 5.1, 1.0), ("the event loop was 5.1 s late",)),
+        (LivenessSigns({}, {}, 0.0, 1.0, "kopf has ended"), ("kopf has ended",)),
     ],
 )
-def test_only_what_a_restart_helps_against_is_a_complaint(vitals: Vitals, said: tuple[str, ...]) -> None:
-    assert complaints(vitals, Limits()) == said
+def test_only_what_a_restart_helps_against_is_a_complaint(vitals: LivenessSigns, said: tuple[str, ...]) -> None:
+    assert liveness_failures(vitals, LivenessLimits()) == said
 
 
 MEMBERS = (Member(0, 1, "i", "n"),)

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from surefoot_operator.controller.leader import election
-from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, Timings
+from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, LeaseTimings
 
-TIMINGS = Timings()
+TIMINGS = LeaseTimings()
 ME = Candidate("me")
 
 

@@ -48,13 +48,13 @@ def revision(name: str, number: int, owner: str = "ds-1") -> dict[str, Any]:
     return {"metadata": {"labels": labels, "ownerReferences": [{"uid": owner}]}, "revision": number}
 
 
-def newest(server: Server) -> holders.Newest | None:
+def newest(server: Server) -> holders.NewestRevision | None:
     api: Any = server
     return asyncio.run(holders.newest(api, "surefoot-system", "surefoot-memory"))
 
 
 def test_the_newest_revision_is_the_highest_of_its_own() -> None:
-    assert newest(Server()) == holders.Newest("ds-1", "bbb", 2)
+    assert newest(Server()) == holders.NewestRevision("ds-1", "bbb", 2)
 
 
 def test_a_template_that_nobody_looked_at_yet_has_no_revision() -> None:

@@ -25,7 +25,7 @@ def node(name: str = "n0", ready: str = "True", **spec: Any) -> dict[str, Any]:
 def among(found: dict[str, Any], heard: Heard, gone: int = 0, of: int = 5) -> NodeSeen:
     """`found` beside nodes of which `gone` more seem gone, all told `of`."""
     others = [node(f"n{i}", "Unknown" if i <= gone else "True") for i in range(1, of)]
-    return nodes.weighed(nodes.node(one, heard, "zone") for one in (found, *others))[0]
+    return nodes.without_mass_doubt(nodes.node(one, heard, "zone") for one in (found, *others))[0]
 
 
 @pytest.mark.parametrize("gone", [0, 1])

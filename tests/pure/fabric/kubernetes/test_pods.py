@@ -10,7 +10,7 @@ import pytest
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.fabric.fabric import WorkerEnvironment
+from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import pods
 from surefoot_operator.policy.actions import CreateWorker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.fabric.fabric import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.interface import WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import labels, pod_observations
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.fabric.kubernetes.purging import purge_pod
 
@@ -88,9 +88,9 @@ def test_another_image_may_be_given_and_it_is_no_worker() -> None:
 
 def test_how_it_goes_is_read_from_its_pod() -> None:
     pod = made()
-    assert (seen.purge(pod) or pod).phase == "Unknown"
+    assert (pod_observations.purge(pod) or pod).phase == "Unknown"
     ended = {"terminated": {"exitCode": 1, "message": '{"problem": "AccessDenied"}\n'}}
     pod["status"] = {"phase": "Failed", "containerStatuses": [{"name": "delete", "state": ended}]}
-    found = seen.purge(pod)
+    found = pod_observations.purge(pod)
     assert found is not None
     assert (found.attempt, found.phase, found.message) == (2, "Failed", '{"problem": "AccessDenied"}')

@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import BEGAN, endpoint, manifest, running, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, WorkerId
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround, Plan
@@ -17,7 +17,7 @@ from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
 NODES = ("n0", "n1", "n2")
-MEMORY = MemoryTier(interval_steps=10)
+MEMORY = MemoryTierSpec(interval_steps=10)
 TIMEOUT = "n0/i0 does not answer while reading the index: timed out"
 WRONGPASS = "n0/i0 refuses this account: WRONGPASS invalid username-password pair"
 
@@ -30,7 +30,7 @@ def decided(seen: Observed) -> Plan:
 
 def blind(ago: float = 11.0, floor: int | None = None, trouble: str = TIMEOUT, **policy: object) -> Observed:
     """Epoch 2 is claimed since `ago`; every holder is silent to the operator, every agent is heard, warm and stopped."""
-    persistent = PersistentTier("file:///tmp/checkpoints") if floor is not None else None
+    persistent = PersistentTierSpec("file:///tmp/checkpoints") if floor is not None else None
     checkpoint = CheckpointPolicy(MEMORY, persistent, **policy)  # type: ignore[arg-type]  # real fields
     seen = running(checkpoint=checkpoint)
     world = seen.status.world

@@ -10,7 +10,7 @@ import pytest
 from support.builders import BEGAN, manifest, running, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier, RunPolicy
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RunPolicy
 from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.policy.actions import DeleteWorker, PromoteSaves
 from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
@@ -20,7 +20,7 @@ from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
-KEPT = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_steps=20))
+KEPT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///there", interval_steps=20))
 
 
 def finished(step: int, saved: int, persistent: bool = True) -> Observed:

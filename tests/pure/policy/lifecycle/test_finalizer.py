@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.builders import BEGAN, running, with_node
-from surefoot_operator.api.spec import CheckpointPolicy, PersistentTier, RunPolicy
+from surefoot_operator.api.spec import CheckpointPolicy, PersistentTierSpec, RunPolicy
 from surefoot_operator.observed import Observed, PurgeSeen
 from surefoot_operator.policy.actions import (
     CleanMemory,
@@ -24,7 +24,7 @@ from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
-DELETE = CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix", on_job_deletion="Delete"))
+DELETE = CheckpointPolicy(persistent=PersistentTierSpec("s3://bucket/prefix", on_job_deletion="Delete"))
 
 
 def kinds(seen: Observed, *wanted: type[Any]) -> list[Any]:
@@ -168,5 +168,5 @@ def test_nobody_is_stuck_with_what_cannot_be_deleted() -> None:
 
 
 def test_a_job_that_no_longer_wants_it_is_let_go_with_its_data_kept() -> None:
-    seen = deleted(checkpoint=CheckpointPolicy(persistent=PersistentTier("s3://bucket/prefix")))
+    seen = deleted(checkpoint=CheckpointPolicy(persistent=PersistentTierSpec("s3://bucket/prefix")))
     assert kinds(seen, PurgePersistent, SetFinalizer) == [SetFinalizer(False)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.builders import BEGAN, manifest, running
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.observed import HoldSeen, Observed
 from surefoot_operator.policy.lifecycle.suspension import PROMOTION_SECONDS
 from surefoot_operator.policy.maintenance.maintain import maintain
@@ -14,12 +14,12 @@ from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 44)
-MEMORY = MemoryTier(interval_steps=10)
+MEMORY = MemoryTierSpec(interval_steps=10)
 
 
 def halting(persistent: bool = True, floor: int | None = None, ago: float = 5.0) -> Observed:
     """Every rank waits at step 44 because the job is suspended; that save is on two holders each."""
-    tier = PersistentTier("file:///there", interval_steps=20) if persistent else None
+    tier = PersistentTierSpec("file:///there", interval_steps=20) if persistent else None
     seen = running(step=44, suspend=True, checkpoint=CheckpointPolicy(MEMORY, tier))
     saves = [manifest(1, 44, r, 3) for r in range(3)]
     return replace(

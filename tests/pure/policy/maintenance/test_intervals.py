@@ -12,7 +12,7 @@ from support.builders import BEGAN, running
 from support.talk import STATUS, A, talking, words
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import SaveLevel
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, Interval, JobStatus
 from surefoot_operator.names import INTERVAL_CHOSEN
 from surefoot_operator.observed import FEWEST_STEPS, Observed
@@ -20,13 +20,13 @@ from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.failure.risk import Risk, risk_of
 from surefoot_operator.policy.maintenance.intervals import DWELL_SECONDS, REFRESH_SECONDS
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.maintenance.promotion import interval_of
+from surefoot_operator.policy.maintenance.promotion_plan import interval_of
 from surefoot_operator.policy.reporting.conditions import protection
 
 NOW = BEGAN + 100
 DAY = 86400.0
-SECONDS = CheckpointPolicy(MemoryTier(interval_seconds=2.0))
-AUTO = CheckpointPolicy(MemoryTier(interval="auto"), PersistentTier("file:///there", interval="auto"))
+SECONDS = CheckpointPolicy(MemoryTierSpec(interval_seconds=2.0))
+AUTO = CheckpointPolicy(MemoryTierSpec(interval="auto"), PersistentTierSpec("file:///there", interval="auto"))
 
 
 def timed(seen: Observed, **figures: float) -> Observed:
@@ -189,7 +189,9 @@ def test_what_is_persistent_was_saved_to_memory_also_while_nothing_is_measured()
 
 
 def test_seconds_of_the_persistent_tier_count_in_steps_that_memory_has() -> None:
-    policy = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///there", interval_seconds=30.0))
+    policy = CheckpointPolicy(
+        MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///there", interval_seconds=30.0)
+    )
     kept = maintain(timed(running(checkpoint=policy), steps=0.1))
     assert kept.status.memory_interval is None
     assert kept.status.persistent_interval is not None
@@ -205,7 +207,7 @@ def test_a_choice_of_another_spec_counts_no_more() -> None:
 
 
 def test_short_intervals_are_late_after_seconds_not_after_steps() -> None:
-    each = CheckpointPolicy(MemoryTier(interval_steps=1))
+    each = CheckpointPolicy(MemoryTierSpec(interval_steps=1))
     soon = running(step=75, checkpoint=each)
     assert protection(gather(soon))[1] == "Protected"
     assert protection(gather(running(step=95, checkpoint=each)))[1] == "Stalled"

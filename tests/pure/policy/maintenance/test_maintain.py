@@ -10,7 +10,7 @@ import pytest
 from support.builders import BEGAN, endpoint, holder, manifest, running, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.settled import Settled
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import HolderSeen, Observed, PersistentSeen
 from surefoot_operator.policy.actions import (
@@ -22,11 +22,11 @@ from surefoot_operator.policy.actions import (
     SealHolder,
 )
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
-from surefoot_operator.policy.maintenance.promotion import MOST_STUMBLES
+from surefoot_operator.policy.maintenance.promotion_plan import MOST_STUMBLES
 
 NOW = BEGAN + 100
 PERSISTENT = CheckpointPolicy(
-    MemoryTier(interval_steps=10), PersistentTier("file:///tmp/checkpoints", interval_steps=15, keep=1)
+    MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///tmp/checkpoints", interval_steps=15, keep=1)
 )
 
 
@@ -149,7 +149,7 @@ def test_what_was_read_to_be_complete_is_never_taken_for_hopeless() -> None:
 
 
 def test_a_checkpoint_that_cannot_become_complete_takes_nobodys_place_among_those_kept() -> None:
-    policy = CheckpointPolicy(MemoryTier(interval_steps=10, keep=2))
+    policy = CheckpointPolicy(MemoryTierSpec(interval_steps=10, keep=2))
     seen = with_saves(running(step=62, checkpoint=policy), 20, 50, 60)
     seen = without(seen, 50, rank=1)
     assert steps_dropped(maintain(seen)) == {20, 30, 40}
@@ -281,8 +281,8 @@ def test_the_persistent_tier_is_listed_before_anything_of_it_is_deleted() -> Non
     [({}, {10, 20, 30}), ({"keep_every_steps": 15}, {10}), ({"keep_seconds": 25.0}, {10}), ({"keep_seconds": 5.0}, {10, 20, 30})],
 )  # fmt: skip
 def test_the_persistent_tier_keeps_milestones_and_what_is_young(longer: dict[str, Any], gone: set[int]) -> None:
-    tier = PersistentTier("file:///tmp/checkpoints", interval_steps=10, keep=1, **longer)
-    seen = running(step=62, checkpoint=CheckpointPolicy(MemoryTier(interval_steps=10), tier))
+    tier = PersistentTierSpec("file:///tmp/checkpoints", interval_steps=10, keep=1, **longer)
+    seen = running(step=62, checkpoint=CheckpointPolicy(MemoryTierSpec(interval_steps=10), tier))
     seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
     # saved ten seconds apart, the newest just now
     entries = tuple(replace(manifest(1, s, r, 3), saved_at=NOW - (40 - s)) for s in (10, 20, 30, 40) for r in range(3))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, manifest, running, with_holder, with_session
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather
@@ -16,7 +16,7 @@ from surefoot_operator.policy.maintenance.memory_budget import HolderShare, chec
 from surefoot_operator.policy.plan import plan
 
 GIB = 1 << 30
-POLICY = CheckpointPolicy(MemoryTier(interval_steps=10))
+POLICY = CheckpointPolicy(MemoryTierSpec(interval_steps=10))
 
 
 def share(node: str = "node-b", **other: int | None) -> HolderShare:
@@ -48,7 +48,7 @@ def condition(kept: Maintenance) -> Condition | None:
         ),
         (
             [share(others_bytes=2_000_000_000, ranks=1, save_bytes=3_000_000_000)],
-            CheckpointPolicy(MemoryTier(interval_steps=10, keep=1, replicas=1)),
+            CheckpointPolicy(MemoryTierSpec(interval_steps=10, keep=1, replicas=1)),
             "node-b would hold 3 checkpoints of 1 rank at 3.00 GB = 9.00 GB; its memory tier has 8.59 GB, of which other"
             " jobs use 2.00 GB: raise the memory tier's maxMemory to 11.0 GB or more or train with more workers",
         ),
@@ -94,7 +94,7 @@ def test_what_would_not_fit_in_the_smallest_world_is_told_ahead(limit: int, reas
 
 def test_a_checkpoint_that_is_being_uploaded_stays_too() -> None:
     assert checkpoints(POLICY) == 3
-    assert checkpoints(replace(POLICY, persistent=PersistentTier("file:///x", interval_steps=10))) == 4
+    assert checkpoints(replace(POLICY, persistent=PersistentTierSpec("file:///x", interval_steps=10))) == 4
 
 
 def test_what_agents_say_is_placed_as_their_saves_are() -> None:

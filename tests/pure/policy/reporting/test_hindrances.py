@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, job
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.fabric.kubernetes import labels, seen
+from surefoot_operator.fabric.kubernetes import labels, pod_observations
 from surefoot_operator.observed import CreateSeen, Observed, WorkerSeen
 from surefoot_operator.policy.plan import Plan, plan
 
@@ -29,7 +29,9 @@ def pod(index: int, state: dict[str, Any] | None = None, **status: Any) -> Worke
     containers = [] if state is None else [{"name": labels.TRAINER, "state": state}]
     body = {"phase": "Pending", "containerStatuses": containers, **status}
     spec = {"containers": []} if state is None else {"nodeName": f"n{index}", "containers": []}
-    return replace(seen.worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1)
+    return replace(
+        pod_observations.worker({"metadata": metadata, "spec": spec, "status": body}), created_seconds=NOW - 1
+    )
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from surefoot.protocol.lineage import LineageEntry, epoch_at, first_step, on_lin
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.retention import memory_drops
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier, RestoreFrom
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RestoreFrom
 from surefoot_operator.api.status import Incident, JobStatus, World
 from surefoot_operator.api.status_json import status_from_json, status_to_json
 from surefoot_operator.observed import Observed, PersistentSeen
@@ -30,8 +30,8 @@ OLDER = OlderJob("file:///ckpt", "old")
 
 def policy(step: Any = "latest", **other: Any) -> CheckpointPolicy:
     given = RestoreFrom(uri="file:///ckpt/old", step=step)
-    tier = PersistentTier("file:///own")
-    return CheckpointPolicy(MemoryTier(interval_steps=10), tier, restore_from=given, **other)
+    tier = PersistentTierSpec("file:///own")
+    return CheckpointPolicy(MemoryTierSpec(interval_steps=10), tier, restore_from=given, **other)
 
 
 def older(*checkpoints: tuple[int, int], world: int = 2) -> tuple[RankManifest, ...]:

@@ -21,7 +21,7 @@ from support.builders import (
 )
 from support.fakes.fake_world import FakeWorld
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, FailurePolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident
 from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
@@ -225,8 +225,8 @@ def drained(
     *nodes: str, replicas: int = 2, persistent: bool = False, least: int | None = None, copies: int = 2
 ) -> Observed:
     """Three workers and a node more with a holder alone; `nodes` are cordoned and their workers leave, all wait at 40."""
-    tier = PersistentTier("s3://b/p") if persistent else None
-    policy = CheckpointPolicy(memory=MemoryTier(interval_steps=10, replicas=replicas), persistent=tier)
+    tier = PersistentTierSpec("s3://b/p") if persistent else None
+    policy = CheckpointPolicy(memory=MemoryTierSpec(interval_steps=10, replicas=replicas), persistent=tier)
     seen = running(least=least, checkpoint=policy)
     seen = replace(seen, hold=HoldSeen(1, 40, "Bound", NOW - 1))
     at = {"step": 40, "held": 40, "saved": Checkpoint(1, 40), "copies": copies}

@@ -9,7 +9,7 @@ import pytest
 from support.builders import BEGAN, COVERED, endpoint, holder, manifest, running, with_holder, with_session
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, Plan, SealHolder
@@ -17,7 +17,7 @@ from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
-PERSISTENT = CheckpointPolicy(MemoryTier(interval_steps=10), PersistentTier("file:///tmp/checkpoints"))
+PERSISTENT = CheckpointPolicy(MemoryTierSpec(interval_steps=10), PersistentTierSpec("file:///tmp/checkpoints"))
 
 
 def decided(seen: Observed) -> Plan:
@@ -126,11 +126,11 @@ def test_a_named_holder_that_nobody_shows_is_unknown_not_empty() -> None:
 
 def test_losing_every_copy_fails_a_job_that_says_so_unless_it_may_begin_again() -> None:
     lost = tuple(replace(h, entries=()) for h in claimed().holders)
-    fails = CheckpointPolicy(MemoryTier(interval_steps=10), on_total_loss="Fail")
+    fails = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Fail")
     made = decided(replace(claimed(checkpoint=fails), holders=lost))
     assert made.status.phase == "Failed"
     assert "onTotalLoss" in made.status.message
-    again = CheckpointPolicy(MemoryTier(interval_steps=10), on_total_loss="Restart")
+    again = CheckpointPolicy(MemoryTierSpec(interval_steps=10), on_total_loss="Restart")
     assert parent(replace(claimed(checkpoint=again), holders=lost)) is None
 
 

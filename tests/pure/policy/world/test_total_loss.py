@@ -9,7 +9,7 @@ import pytest
 from support.builders import BEGAN, endpoint, holder, running
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import LineageEntry
-from surefoot_operator.api.spec import CheckpointPolicy, MemoryTier, PersistentTier
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, Plan, SealHolder
@@ -17,7 +17,7 @@ from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
-MEMORY = MemoryTier(interval_steps=10)
+MEMORY = MemoryTierSpec(interval_steps=10)
 
 
 def decided(seen: Observed) -> Plan:
@@ -28,7 +28,7 @@ def decided(seen: Observed) -> Plan:
 
 def lost(policy: str = "Wait", ago: float = 60.0, accepted: str = "", persistent: bool = False) -> Observed:
     """Epoch 2 is claimed, every holder was read, and none has anything of the job."""
-    tier = PersistentTier("file:///tmp/checkpoints") if persistent else None
+    tier = PersistentTierSpec("file:///tmp/checkpoints") if persistent else None
     seen = running(checkpoint=CheckpointPolicy(MEMORY, tier, on_total_loss=policy))  # type: ignore[arg-type]
     world = seen.status.world
     assert world is not None

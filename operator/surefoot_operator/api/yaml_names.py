@@ -1,0 +1,74 @@
+"""How a field of a dataclass is called in YAML, and which fields of the API are known but not acted upon yet.
+
+Pure. Called by `spec_reader` and `parse`, and by the test that holds docs/api.md equal to the dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from surefoot_operator.api import spec
+
+RENAMED = {
+    ("MemoryTierSpec", "size_limit_bytes"): "sizeLimit",
+    ("FailureRule", "exit_codes"): "onExitCodes",
+    ("Template", "raw"): "",
+    ("FailureRule", "operator"): "",
+}
+"""Where YAML does not simply say the field in camelCase; empty: it is part of another field."""
+
+NOT_YET: dict[str, dict[str, str]] = {
+    "TrainingJobSpec": {
+        "spares": "the world shrinks and grows without them",
+        "nodeSelector": "put it into template.spec",
+    },
+    "ElasticPolicy": {"gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"},
+    "RunPolicy": {
+        "schedulingPolicy": "put queue and priority into template",
+        "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
+    },
+    "FailurePolicy": {
+        "restartStrategy": "trainers are always restarted in place where a worker lives",
+    },
+    "FailureRule": {"onPodConditions": "rules match exit codes"},
+    "CheckpointPolicy": {
+        "onEviction": "a world whose pod is to end halts at a saved step first",
+    },
+}
+"""Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""
+
+
+REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
+    ("RunPolicy", "clean_pod_policy"): {
+        "None": "write Running (the default): pods that ended by themselves stay for their logs, and one that still runs"
+        " would hold its node for ever, as nobody looks after it any more"
+    },
+    ("TrainingJobSpec", "nproc_per_node"): dict.fromkeys(
+        ("auto", "gpu", "cpu"),
+        "write the number of trainers in each worker, as a rule that of its GPUs: the size of a world and who holds what"
+        " of a checkpoint follow from it before any worker has a node that could be asked",
+    ),
+}
+"""What neighbouring systems take in a field that is here as well: refused with the reason and what to write instead."""
+
+
+def camel_case(name: str) -> str:
+    """`min_replicas` -> `minReplicas`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def yaml_name(cls: type[Any], field: str) -> str:
+    """The name of `cls.field` in YAML, or "" where it has none of its own."""
+    return RENAMED.get((cls.__name__, field), camel_case(field))
+
+
+def yaml_fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """YAML name -> field, without those that are refused for now."""
+    refused = NOT_YET.get(cls.__name__, {})
+    named = {yaml_name(cls, field.name): field for field in dataclasses.fields(cls)}
+    return {name: field for name, field in named.items() if name and name not in refused}
+
+
+API_VERSION = f"{spec.GROUP}/{spec.VERSION}"

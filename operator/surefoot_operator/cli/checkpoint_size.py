@@ -1,0 +1,42 @@
+"""How large a complete checkpoint is, as a holder's index says. Called by `supervise` now and then; never in its way."""
+
+from __future__ import annotations
+
+from surefoot.errors import SurefootError
+from surefoot.holder import Credentials, HolderClient
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.fabric.processes.run_records import NodeRecord
+
+_CALL_SECONDS = 0.3
+
+
+def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) -> int | None:
+    """Bytes of all ranks of one checkpoint, found in the indexes of these nodes' holders; None if not all are there."""
+    found: dict[int, RankManifest] = {}
+    for node in nodes:
+        for manifest in _index_of(job, node):
+            if manifest.save.checkpoint == checkpoint:
+                found[manifest.save.rank] = manifest
+    if not found or len(found) < next(iter(found.values())).world:
+        return None
+    return sum(m.stream_bytes + m.values_bytes + m.digests_bytes for m in found.values())
+
+
+def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
+    if node.holder is None:
+        return ()
+    host, port, password = node.holder.host, node.holder.port, node.holder.admin_password
+    admin = HolderAdmin(host, port, password, _CALL_SECONDS)
+    try:
+        place = HolderEndpoint(HolderId(node.name, admin.instance()), host, port, node.domain)
+        client = HolderClient(place, job, Credentials("", password), _CALL_SECONDS)
+        try:
+            return client.index().manifests
+        finally:
+            client.close()
+    except (SurefootError, ValueError):
+        return ()  # damaged, just killed, or not provisioned yet: a figure for people is not worth waiting for
+    finally:
+        admin.close()

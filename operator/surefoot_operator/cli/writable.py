@@ -1,0 +1,42 @@
+"""Whether a file or a folder that a person named can be written to, tried before anything is started.
+
+Touches the file system and leaves it as it was. A run of hours must not end at the name of its report.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from surefoot_operator.cli.cli_errors import UsageError
+
+
+def try_file(option: str, path: Path) -> None:
+    """Raises UsageError where `path` cannot be written; what it holds stays."""
+    try:
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file")
+        with open(path, "ab"):
+            pass
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be written: {_why(error)}; name another file") from error
+
+
+def try_folder(option: str, path: Path) -> None:
+    """Makes the folder if need be. Raises UsageError where it cannot be made or written to."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{option} {path} is a file; name a folder, new or of a former run")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path} cannot be written to: {_why(error)}; name another folder") from error
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,164 @@
+"""What an installation decides about the operator process: read once, from its environment and its command line.
+
+Called by `__main__` alone; everybody below gets the frozen value, or a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from surefoot import __version__
+from surefoot_operator.coordinator.agent_server import PATH
+from surefoot_operator.errors import OperatorError
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_HIGHEST_PORT = 65535
+
+
+class BadSetting(OperatorError):
+    """A variable or flag that cannot be: names it, its value and what is allowed."""
+
+    def __init__(self, name: str, value: str, allowed: str) -> None:
+        super().__init__(f"{name} is {value!r}; {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """One operator process. Each field is a variable of the same name in capitals after `SUREFOOT_`."""
+
+    namespace: str
+    """Where the operator itself lives: its lease and its secrets."""
+    pod_name: str
+    """Its pod, for the leader's label."""
+    identity: str
+    """Among the replicas. The pod's name: one that starts again in its pod knows its own lease, and need not wait for it."""
+    coordinator_url: str
+    """What agents are told. `wss` is served over TLS, `ws` (on a desk only) without."""
+    kubeconfig: Path | None = None
+    """Only a flag; None: the API server of the pod that this runs in."""
+    only_namespace: str = ""
+    """Jobs of this namespace alone are looked after; empty: all. Two operators may share a cluster so."""
+    lease_name: str = "surefoot-operator"
+    coordinator_port: int = 8443
+    """0: any free one."""
+    metrics_port: int = 8080
+    """Plain HTTP: /metrics, /healthz, /readyz. 0: any free one."""
+    tls_secret: str = "surefoot-coordinator-tls"
+    """ca.crt, tls.crt, tls.key; made if it is not there."""
+    keys_secret: str = "surefoot-keys"
+    """root: what the jobs' passwords on the memory tier follow from; made if it is not there."""
+    memory_admin_secret: str = "surefoot-memory-admin"
+    """password: the operator's own on every holder; made if it is not there."""
+    memory_daemonset: str = "surefoot-memory"
+    memory_tls: bool = False
+    """Whether holders are to speak TLS."""
+    memory_tls_secret: str = "surefoot-memory-tls"
+    """ca.crt, tls.crt, tls.key of the holders, if they are to; made if it is not there."""
+    memory_socket_folder: str = ""
+    """Folder of each node in which its holder has a Unix socket; empty: workers are given none."""
+    agent_command: tuple[str, ...] = ("surefoot-agent", "--")
+    """Put in front of the trainer's command."""
+    runtime_image: str = ""
+    """Of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
+    log_level: str = "INFO"
+
+
+def cluster_settings(
+    environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", life: str = ""
+) -> ClusterSettings:
+    """Flags win over variables, variables over defaults. `pod_namespace`: what the pod's own files say. Raises BadSetting.
+
+    `life`: a word that no other process bears, for an operator on a desk: two of one name may run there.
+    """
+    chosen = _parser().parse_args(arguments)
+    told = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
+    given = {name: text for name, text in vars(chosen).items() if text is not None and name != "kubeconfig"}
+    told |= {f"SUREFOOT_{name.upper()}": text for name, text in given.items()}
+
+    def text(field: str, default: str) -> str:
+        return told.get(f"SUREFOOT_{field.upper()}", default)
+
+    namespace = text("namespace", pod_namespace or "surefoot-system")
+    port = _port("SUREFOOT_COORDINATOR_PORT", text("coordinator_port", "8443"))
+    url = text("coordinator_url", f"wss://surefoot-coordinator.{namespace}.svc:{port}{PATH}")
+    if urlsplit(url).scheme not in ("ws", "wss") or not urlsplit(url).hostname:
+        raise BadSetting("SUREFOOT_COORDINATOR_URL", url, "it has the form wss://HOST:PORT/v1/agents")
+    pod_name = text("pod_name", environment.get("HOSTNAME", "surefoot-operator"))
+    return ClusterSettings(
+        namespace=namespace,
+        pod_name=pod_name,
+        identity=f"{pod_name}-{life}" if chosen.kubeconfig is not None and life else pod_name,
+        coordinator_url=url,
+        kubeconfig=chosen.kubeconfig,
+        only_namespace=text("only_namespace", ""),
+        lease_name=text("lease_name", "surefoot-operator"),
+        coordinator_port=port,
+        metrics_port=_port("SUREFOOT_METRICS_PORT", text("metrics_port", "8080")),
+        tls_secret=text("tls_secret", "surefoot-coordinator-tls"),
+        keys_secret=text("keys_secret", "surefoot-keys"),
+        memory_admin_secret=text("memory_admin_secret", "surefoot-memory-admin"),
+        memory_daemonset=text("memory_daemonset", "surefoot-memory"),
+        memory_tls=_flag("SUREFOOT_MEMORY_TLS", text("memory_tls", "0")),
+        memory_tls_secret=text("memory_tls_secret", "surefoot-memory-tls"),
+        memory_socket_folder=_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
+        agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
+        runtime_image=text("runtime_image", ""),
+        log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="surefoot-operator",
+        description="The Surefoot operator. In a pod it needs no flag; on a desk, --kubeconfig.",
+    )
+    parser.add_argument("--version", action="version", version=f"surefoot-operator {__version__}")
+    parser.add_argument("--kubeconfig", type=Path, help="an API server other than the one of this pod")
+    parser.add_argument("--namespace", help="where the operator's lease and secrets lie (default surefoot-system)")
+    parser.add_argument("--only-namespace", help="look after the jobs of one namespace (default all)")
+    parser.add_argument("--pod-name", help="this operator's identity in the lease (default the host's name)")
+    parser.add_argument("--coordinator-url", help="what agents are told, as wss://HOST:PORT/v1/agents")
+    parser.add_argument("--coordinator-port", help="where agents are listened for (default 8443; 0: any free one)")
+    parser.add_argument("--metrics-port", help="/metrics, /healthz and /readyz (default 8080; 0: any free one)")
+    parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
+    return parser
+
+
+def _port(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > _HIGHEST_PORT:
+        raise BadSetting(name, text, "a port from 0 to 65535 is needed")
+    return int(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise BadSetting(name, text, "0 or 1 is needed")
+    return text == "1"
+
+
+def _folder(name: str, text: str) -> str:
+    if text and not text.startswith("/"):
+        raise BadSetting(name, text, "a folder's whole path is needed, from /")
+    return text
+
+
+def _command(name: str, text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadSetting(name, text, f"a command line is needed: {error}") from error
+    if not words:
+        raise BadSetting(name, text, "a command line is needed")
+    return words
+
+
+def _level(name: str, text: str) -> str:
+    if text.upper() not in _LEVELS:
+        raise BadSetting(name, text, f"one of {', '.join(_LEVELS)} is needed")
+    return text.upper()

@@ -1,0 +1,151 @@
+"""The operator of one job on one machine: builds its parts, runs them, ends them. `python -m …controller.local_operator`.
+
+Started by the machine under `surefoot local`. It may be killed at any moment and started again: the status lies in
+the run folder, everything else is heard again from agents and holders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from surefoot.logs import begin_logs
+from surefoot_operator import metrics
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.controller.credentials.derived_secrets import Secrets, secrets_in
+from surefoot_operator.controller.health.local_metrics import served
+from surefoot_operator.controller.health.probes import LoopLag
+from surefoot_operator.controller.leader.term_clock import TermClock
+from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_server import AgentServer, tokens
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.interface import Fabric
+from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
+from surefoot_operator.memory import JobHolders
+from surefoot_operator.reconcile import Reconciler
+from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BEGIN_SECONDS = 10.0
+"""How long the job's file and the port are waited for: a former operator may still be ending."""
+_AGAIN_SECONDS = 0.1
+
+
+class LocalOperator:
+    """One job's operator over any fabric. `start`, then `stop`; `reconciler` runs in between."""
+
+    def __init__(self, fabric: Fabric, secrets: Secrets, settings: OperatorSettings) -> None:
+        self._fabric, self._secrets, self._settings = fabric, secrets, settings
+        self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
+        self._clock = TermClock()
+        self._memory: JobHolders | None = None
+        self._running: asyncio.Task[None] | None = None
+        self.reconciler: Reconciler | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        """Listens, then reconciles. Raises FabricError without a job, OSError if the port stays taken."""
+        job = await _patiently(self._job, FabricError)
+        await _patiently(self._server.start, OSError)
+
+        def changed(urgent: bool = True) -> None:
+            if self.reconciler is not None:
+                self.reconciler.wake(urgent)
+
+        account = self._secrets.holder_account(job.uid)
+        self._memory = JobHolders(job.uid, account, self._settings.memory, self._clock, changed)
+        channel = AgentChannel(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
+        telling = WorkerEnvironmentFactory(
+            self._server.url,
+            self._settings.memory.call_seconds,
+            self._secrets,
+            metrics_port=self._settings.metrics_port,
+        )
+        token = partial(self._secrets.epoch_token, job.uid)
+        parts = Dependencies(self._fabric, channel, self._memory, telling, self._settings, self._clock, token)
+        self.reconciler = Reconciler(parts)
+        self._server.serve(job.uid, channel)
+        self._server.lead(True)
+        metrics.leader.set(1)  # of its one job, there is no other
+        self._running = asyncio.create_task(self.reconciler.run(), name=f"reconcile {job.name}")
+        log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
+
+    async def stop(self) -> None:
+        """Ends everything of the operator; workers and holders stay as they are, agents look for a coordinator."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self._server.close()
+        if self._memory is not None:
+            await self._memory.close()
+        await self._fabric.close()
+
+    async def _job(self) -> TrainingJob:
+        return (await self._fabric.observe()).job
+
+
+async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception]) -> T:
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while True:
+        try:
+            return await call()
+        except hopeful:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(_AGAIN_SECONDS)  # nothing announces that a port or a file has become usable
+
+
+async def run(folder: Path, port: int, with_metrics: bool) -> None:
+    """Runs until SIGTERM or SIGINT. `with_metrics`: its own and its workers' are served, each on a free port."""
+    settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
+    operator = LocalOperator(ProcessesFabric(folder), secrets_in(folder), settings)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    lag = asyncio.create_task(LoopLag().run(), name="loop lag")
+    try:
+        with served(folder) if with_metrics else nullcontext():
+            await operator.start()
+            await ended.wait()
+    finally:
+        lag.cancel()
+        await asyncio.gather(lag, return_exceptions=True)
+        await operator.stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="The operator of one job on this machine.")
+    parser.add_argument("--run-folder", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True, help="where agents connect, on 127.0.0.1")
+    parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
+    chosen = parser.parse_args(arguments)
+    form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), form, "%H:%M:%S")
+    try:
+        asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
+    except (FabricError, OSError) as error:
+        log.error("the operator cannot run: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""One job's agents: the pure sessions, the lines to them, and the rule that everything said follows from.
+
+Holds state, decides nothing: every change goes through `sessions`, `orders` and `desired_messages`. Called by
+`coordinator.agent_server` for what agents say, by `reconcile` for what the API and the tier say. Runs on one event loop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.messages import FromAgent, Hello, Refused, Welcome
+from surefoot_operator.coordinator import sessions as transitions
+from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.desired_messages import DesiredState, desired_messages
+from surefoot_operator.coordinator.sessions import Sessions
+from surefoot_operator.observed import SessionSeen
+
+Changed = Callable[[bool], None]
+"""Called after each change; True if a plan should be made at once, False if it may wait for the next progress write."""
+
+
+class AgentChannel:
+    """Everything between the operator and the agents of one job."""
+
+    def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: Changed) -> None:
+        self.sessions: Sessions = transitions.begin(job, clock())
+        self.term = uuid.uuid4().hex
+        self._heartbeat_seconds = heartbeat_seconds
+        self._clock = clock
+        self._changed = changed
+        self._known: frozenset[WorkerId] | None = None
+        self._rule: DesiredState | None = None
+        self._lines: dict[WorkerId, AgentConnection] = {}
+
+    # -- from the reconciler
+
+    def know(self, workers: Iterable[WorkerId]) -> None:
+        """The fabric's workers, those just created included: whoever else says hello is refused."""
+        self._known = frozenset(workers)
+        self.sessions = transitions.forgotten(self.sessions, self._known)
+
+    def rule(self, rule: DesiredState) -> None:
+        """What stands in the API and the tier now; agents hear what follows from it at once."""
+        self._rule = rule
+        self.sessions = transitions.ruled(self.sessions, rule.status.world)
+        self._tell_all()
+
+    def change(self, transition: Callable[[Sessions], Sessions]) -> None:
+        """Applies a wish (a pure transition, of `orders` mostly) and says what follows from it."""
+        before, self.sessions = self.sessions, transition(self.sessions)
+        if self.sessions != before:
+            self._tell_all()
+
+    def taken(self) -> tuple[Sessions, float]:
+        """The sessions with their notices and failures, which are forgotten here, and the time."""
+        whole = self.sessions
+        self.sessions = replace(whole, notices=(), orders=replace(whole.orders, failures=()))
+        return whole, self._clock()
+
+    # -- from the server
+
+    def refusal(self, hello: Hello) -> Refused | None:
+        return transitions.refusal(self.sessions, hello, self._known)
+
+    def join(self, hello: Hello, line: AgentConnection) -> None:
+        """An accepted hello: its line takes the place of an older one of the same worker."""
+        worker = WorkerId(hello.index, hello.attempt)
+        older = self._lines.pop(worker, None)
+        if older is not None:
+            older.cut()
+        line.worker = worker
+        self._lines[worker] = line
+        self.sessions = transitions.connected(self.sessions, hello, self._clock())
+        line.send(Welcome(self.term, self._heartbeat_seconds))
+        self._tell_all()
+        self._changed(True)
+
+    def hear(self, line: AgentConnection, message: FromAgent) -> None:
+        """One message; what a replaced line still had to say is ignored."""
+        worker = line.worker
+        if worker is None or self._lines.get(worker) is not line:
+            return
+        before = self.sessions
+        self.sessions = transitions.heard(before, worker, message, self._clock())
+        address = transitions.store_address
+        if self.sessions.orders is not before.orders or address(self.sessions) != address(before):
+            self._tell_all()
+        old, new = before.by_worker[worker].seen, self.sessions.by_worker[worker].seen
+        claimed = self.sessions.world is not None and self.sessions.world.state == "Claimed"
+        spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
+        self._changed(spoke or _matters(old, new, claimed))
+
+    def leave(self, line: AgentConnection) -> None:
+        """The line ended, for whatever reason."""
+        worker = line.worker
+        if worker is not None and self._lines.get(worker) is line:
+            del self._lines[worker]
+            self.sessions = transitions.broken(self.sessions, worker, self._clock())
+            self._changed(True)
+
+    @property
+    def lines(self) -> tuple[AgentConnection, ...]:
+        return tuple(self._lines.values())
+
+    def _tell_all(self) -> None:
+        if self._rule is None:
+            return
+        for worker, line in tuple(self._lines.items()):
+            line.tell(desired_messages(self._rule, self.sessions, worker))
+
+
+def _matters(old: SessionSeen, new: SessionSeen, claimed: bool) -> bool:
+    """Whether a plan could differ: steps and saves alone only move progress, unless a claim waits for the saves."""
+    calm = replace(
+        new,
+        heard_seconds=old.heard_seconds,
+        step=old.step,
+        step_seconds=old.step_seconds,
+        timings=old.timings,
+        step_at_seconds=old.step_at_seconds
+        if new.step_at_seconds is not None and old.step_at_seconds
+        else new.step_at_seconds,
+    )
+    if not claimed:
+        calm = replace(calm, pending=old.pending, saved=old.saved, copies=old.copies)
+    return calm != old

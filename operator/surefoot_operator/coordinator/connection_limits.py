@@ -1,0 +1,140 @@
+"""Connections that have not said who they are: few of each address, few in all, few bytes of each, for a few seconds.
+
+Whoever reaches the agents' port can connect to it. Without this, one pod that says nothing on thousands of lines shuts
+all agents out, and one hello of many megabytes costs the operator ten times as much memory. Used by `agent_server`, which
+says of each connection that it was let in; what stands behind it is aiohttp's protocol, untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from surefoot_operator import metrics
+from surefoot_operator.settings import CoordinatorSettings
+
+log = logging.getLogger(__name__)
+
+_HEAD_BYTES = 16 * 1024
+"""Of the HTTP request that opens the WebSocket, beside the hello."""
+
+
+class ConnectionLimiter:
+    """Counts strangers, and turns away those that are too many. `door` makes the protocol of one connection."""
+
+    def __init__(self, settings: CoordinatorSettings, behind: Callable[[], asyncio.Protocol]) -> None:
+        self.settings = settings
+        self._behind = behind
+        self._strangers: dict[asyncio.BaseTransport, LimitedConnection] = {}
+        """In the order in which they came."""
+        self._of_peer: Counter[str] = Counter()
+        self._shut = False
+
+    def door(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        return LimitedConnection(self, self._behind())
+
+    def admit(self, transport: asyncio.BaseTransport | None) -> None:
+        """This connection's hello was accepted: no limit of this gate binds it any more."""
+        door = self._strangers.get(transport) if transport is not None else None
+        if door is not None:
+            door.admitted = True
+            self.left(door)
+
+    def came(self, door: LimitedConnection) -> bool:
+        """Whether a connection that was just made may stay."""
+        if self._of_peer[door.peer] >= self.settings.strangers_of_a_peer:
+            return self._turned_away(door.peer)
+        if len(self._strangers) >= self.settings.strangers:
+            # whoever holds most loses its oldest: an agent has one, and is never that one while others flood
+            most = self._of_peer.most_common(1)[0][0]
+            if self._of_peer[most] <= self._of_peer[door.peer]:
+                return self._turned_away(door.peer)
+            oldest = next(d for d in self._strangers.values() if d.peer == most)
+            self._turned_away(most)
+            oldest.cut()
+            self.left(oldest)
+        assert door.transport is not None, "it was just made"
+        self._strangers[door.transport] = door
+        self._of_peer[door.peer] += 1
+        return True
+
+    def left(self, door: LimitedConnection) -> None:
+        """It ended, or was let in."""
+        if door.transport is not None and self._strangers.pop(door.transport, None) is not None:
+            self._of_peer[door.peer] -= 1
+            if not self._of_peer[door.peer]:
+                del self._of_peer[door.peer]
+
+    def _turned_away(self, peer: str) -> bool:
+        metrics.agents_refused.labels("crowd").inc()
+        if not self._shut:
+            self._shut = True  # a flood must not become a flood of lines
+            log.warning("%s has too many connections that have not said hello; those beyond are cut, and counted", peer)
+        return False
+
+
+class LimitedConnection(asyncio.Protocol):
+    """One connection: passes everything on, until a stranger takes too much or too long."""
+
+    def __init__(self, gate: ConnectionLimiter, behind: asyncio.Protocol) -> None:
+        self._gate, self._behind = gate, behind
+        self._left_bytes = gate.settings.hello_bytes + _HEAD_BYTES
+        self._late: asyncio.TimerHandle | None = None
+        self._passed = False
+        self.admitted = False
+        self.transport: asyncio.Transport | None = None
+        self.peer = ""
+
+    def cut(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream's"
+        self.transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) and name else ""
+        if not self._gate.came(self):
+            self.cut()
+            return
+        self._passed = True
+        # the server itself says a word when a hello is late; a connection that does not even open a WebSocket ends here
+        self._late = asyncio.get_running_loop().call_later(2 * self._gate.settings.hello_seconds, self._too_late)
+        self._behind.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._passed:
+            return
+        if not self.admitted:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                metrics.agents_refused.labels("size").inc()
+                self.cut()
+                return
+        self._behind.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._behind.eof_received() if self._passed else None
+
+    def pause_writing(self) -> None:
+        if self._passed:
+            self._behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._passed:
+            self._behind.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gate.left(self)
+        if self._late is not None:
+            self._late.cancel()
+        if self._passed:
+            self._behind.connection_lost(exc)
+
+    def _too_late(self) -> None:
+        if not self.admitted:
+            metrics.agents_refused.labels("timeout").inc()
+            self.cut()

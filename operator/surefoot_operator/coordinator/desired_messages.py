@@ -1,0 +1,169 @@
+"""What each agent must hear now, derived from `status.world` alone, and what of it its line was not told yet. Pure.
+
+Level-triggered: `desired_messages` says the whole word, `outbox_diff` the difference to what a connection was told. A new connection
+was told nothing, so it hears everything again; agents take a repeated word as the same word. Called by
+`coordinator.agent_channel` after every change, and by the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from surefoot.protocol import messages
+from surefoot.protocol.completeness import effective_replicas
+from surefoot.protocol.identities import HolderEndpoint, WorkerId
+from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
+from surefoot.protocol.placement import targets
+from surefoot_operator.api.status import JobStatus, Member
+from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
+
+Delivered = Mapping[str, ToAgent]
+"""What one connection was told last, by slot; see `slot_of`."""
+
+
+_VERBS: Mapping[str, Literal["propose", "bind", "cancel"]] = {
+    "Proposed": "propose",
+    "Bound": "bind",
+    "Refused": "cancel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """What stands in the API and in the tier: everything said to agents follows from it."""
+
+    status: JobStatus
+    replicas: int
+    """R_eff: copies of each save, given the failure domains that live."""
+    holders: tuple[HolderEndpoint, ...] = ()
+    """Provisioned, answering and named in status: nobody else's address is ever given away."""
+    targets: Mapping[int, tuple[HolderEndpoint, ...]] = field(default_factory=dict)
+    """worker index → where its saves go."""
+    token: str = field(default="", repr=False)
+    """The epoch's secret, which stands nowhere else."""
+
+
+def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
+    """The rule that follows from `status`, the holders that are ready for this epoch, the spec's R and its secret.
+
+    A holder must stand in status as named before an agent hears of it: what is saved there could be the newest, and
+    whoever chooses the next restore point must know whom to wait for.
+    """
+    named = {endpoint.holder for endpoint in status.named_holders}
+    holders = tuple(sorted((e for e in ready if e.holder in named), key=lambda e: e.holder))
+    members = status.world.members if status.world is not None else ()
+    wanted = effective_replicas(replicas, len({e.domain for e in holders}))
+    places = targets({m.index: m.node for m in members}, holders, wanted)
+    return DesiredState(status, wanted, holders, places, token)
+
+
+def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
+    """Everything that this worker's agent must have heard by now."""
+    session = sessions.by_worker.get(worker)
+    world = rule.status.world
+    if session is None:
+        return ()
+    words: list[ToAgent] = []
+    if world is not None and world.state == "Claimed":
+        words.append(Stop(world.epoch, world.reason))
+    elif world is not None:
+        place = _place(world.members, session)
+        if place is None:
+            # A thawed member of an older world must not go on; for a newcomer that waits warm this changes nothing.
+            words.append(Stop(world.epoch, f"epoch {world.epoch} runs without this agent"))
+        else:
+            words += _to_member(rule, sessions, session, place)
+    words += _orders(sessions, worker)
+    return tuple(words)
+
+
+def _place(members: tuple[Member, ...], session: Session) -> int | None:
+    mine = (session.seen.index, session.seen.attempt, session.seen.incarnation)
+    places = (n for n, m in enumerate(members) if (m.index, m.attempt, m.incarnation) == mine)
+    return next(places, None)
+
+
+def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: int) -> list[ToAgent]:
+    world = rule.status.world
+    assert world is not None
+    local = world.size // len(world.members)
+    words: list[ToAgent] = [
+        Assign(
+            epoch=world.epoch,
+            world=world.size,
+            first_rank=place * local,
+            local_ranks=local,
+            group_rank=place,
+            group_size=len(world.members),
+            restarts=rule.status.restarts,
+            parent=world.parent,
+            lineage=tuple((e.epoch, e.parent, e.size) for e in rule.status.lineage),
+            token=rule.token,
+            hosts_store=place == 0,
+            store=store_address(sessions),
+            holders=rule.holders,
+            targets=tuple(e.holder for e in rule.targets.get(session.seen.index, ())),
+            replicas=rule.replicas,
+            older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
+        )
+    ]
+    hold = sessions.orders.hold
+    if hold is not None and hold.seen.epoch == world.epoch:
+        words.append(messages.Hold(world.epoch, hold.seen.step, _VERBS[hold.seen.state]))
+    elif session.hello_epoch == world.epoch:
+        words.append(messages.Hold(world.epoch, 0, "cancel"))
+    if rule.status.memory_interval is not None:
+        words.append(SaveLevel(world.epoch, rule.status.memory_interval.level))
+    return words
+
+
+def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
+    orders = sessions.orders
+    words: list[ToAgent] = [order.message for _, order in sorted(orders.outstanding.items()) if order.worker == worker]
+    if worker in orders.promotions:
+        words.append(orders.promotions[worker])
+    if worker in orders.retired:
+        words.append(orders.retired[worker])
+    return words
+
+
+def slot_of(message: ToAgent) -> str:
+    """Messages of one slot replace each other; requests have a slot each."""
+    match message:
+        case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | messages.LookAtHolders():
+            return f"request {message.request}"
+        case Stop() | Assign() | Holders():
+            return "world"
+        case _:
+            return type(message).__name__
+
+
+def outbox_diff(told: Delivered, wanted: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
+    """What must be sent, in order, and what will have been told then."""
+    send: list[ToAgent] = []
+    now_told: dict[str, ToAgent] = {}
+    for message in wanted:
+        slot = slot_of(message)
+        difference = _difference(told.get(slot), message)
+        if difference is not None:
+            send.append(difference)
+        now_told[slot] = message
+    for slot, message in told.items():
+        if slot not in now_told and not slot.startswith("request "):
+            now_told[slot] = message
+    return tuple(send), now_told
+
+
+def _difference(told: ToAgent | None, wanted: ToAgent) -> ToAgent | None:
+    """None if it was said. An assignment whose holders alone changed is said as Holders."""
+    if told == wanted:
+        return None
+    if isinstance(told, Assign) and isinstance(wanted, Assign) and told.epoch == wanted.epoch:
+        if told.store != wanted.store:
+            return wanted
+        tier = Holders(wanted.epoch, wanted.holders, wanted.targets, wanted.replicas)
+        same = (told.holders, told.targets, told.replicas) == (tier.holders, tier.targets, tier.replicas)
+        return None if same else tier
+    return wanted

@@ -1,0 +1,49 @@
+"""What agents see of holders that the operator does not reach, as questions and answers make it up. Pure; part of `orders`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.messages import Sighting
+from surefoot_operator.observed import SightSeen
+
+Sightings = Mapping[HolderId, SightSeen]
+
+
+@dataclass(frozen=True, slots=True)
+class SightingRequest:
+    """One question to one agent."""
+
+    epoch: int
+    asked_seconds: float
+    holders: tuple[HolderEndpoint, ...]
+
+
+def asked(sights: Sightings, question: SightingRequest) -> Sightings:
+    """What was seen in an older epoch counts no more."""
+    found = {holder: sight for holder, sight in sights.items() if sight.epoch == question.epoch}
+    for endpoint in question.holders:
+        now = question.asked_seconds
+        known = found.get(endpoint.holder, SightSeen(question.epoch, now, now))
+        found[endpoint.holder] = replace(known, asked_seconds=now)
+    return found
+
+
+def answered(sights: Sightings, question: SightingRequest, answer: Sighting, now: float) -> Sightings:
+    """One that sees a holder is believed before one that does not, which may stand on the wrong side of a broken line.
+
+    An answer that does not fit its question is none.
+    """
+    if len(answer.seen) != len(question.holders) or len(answer.trouble) != len(question.holders):
+        return sights
+    found = dict(sights)
+    for endpoint, there, trouble in zip(question.holders, answer.seen, answer.trouble, strict=True):
+        known = found.get(endpoint.holder)
+        if known is None or known.epoch != question.epoch:
+            continue
+        beaten = known.there and not there and (known.answered_seconds or 0.0) >= question.asked_seconds
+        if not beaten:
+            found[endpoint.holder] = replace(known, answered_seconds=now, there=there, trouble=trouble)
+    return found

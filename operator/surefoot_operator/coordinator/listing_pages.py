@@ -1,0 +1,91 @@
+"""The pages of a listing as they come, and which layout records are still to be asked for. Pure; part of `orders`.
+
+An agent first tells the manifests, which name their layouts by digest; then it is asked for the layouts that are not
+known here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent unasked they filled the line
+that heartbeats go by. Each page is read as it comes, so that no listing holds up the operator for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.messages import Listing
+from surefoot.protocol.records import RankManifest
+
+LAYOUTS_AT_ONCE = 128
+"""Asked for in one request: tens of megabytes at most, in the agent and on the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListingPage:
+    """What one or more pages said."""
+
+    entries: tuple[RankManifest, ...] = ()
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    """Why manifests in it could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialListing:
+    """Of one listing: what earlier requests brought, and the pages of the present one."""
+
+    before: ListingPage = field(default_factory=ListingPage)
+    pages: tuple[ListingPage, ...] = ()
+
+    def whole(self) -> ListingPage:
+        """All of it as one."""
+        return _joined((self.before, *self.pages))
+
+    def asked_anew(self) -> PartialListing:
+        """Once the present request is answered, for the next one."""
+        return PartialListing(self.whole())
+
+    def answered(self, asked: Collection[str]) -> PartialListing:
+        """Once these layouts were asked for: one that was neither given nor named counts as withheld, lest it be asked
+        for without an end."""
+        found = self.whole()
+        withheld = set(asked) - found.layouts.keys() - {one.digest for one in found.left_out}
+        told = tuple(LeftOut(f"layout {d} was not told by the agent", True, digest=d) for d in sorted(withheld))
+        return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
+
+
+def taken(gathered: PartialListing, page: Listing, manifests: bool) -> PartialListing | None:
+    """With one page more; None where pages before it are missing. One that came before belongs to an answer begun anew.
+
+    `manifests`: whether they were asked for; older agents tell them with whatever they are asked.
+    """
+    if page.page > len(gathered.pages):
+        return None
+    read = _read(page) if manifests else ListingPage(layouts=page.layouts, left_out=page.left_out)
+    return PartialListing(gathered.before, (*gathered.pages[: page.page], read))
+
+
+def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
+    """Digests of layouts that the manifests name and nobody has given or refused yet: the next to be asked for."""
+    told = {one.digest for one in found.left_out}
+    named = {m.layout for m in found.entries}
+    return tuple(sorted(named - told - set(known) - found.layouts.keys())[:LAYOUTS_AT_ONCE])
+
+
+def _read(page: Listing) -> ListingPage:
+    entries, unreadable = [], []
+    for text in page.manifests:
+        try:
+            entries.append(RankManifest.from_json(text))
+        except ProtocolError as error:
+            unreadable.append(str(error))
+    return ListingPage(tuple(entries), page.layouts, page.left_out, tuple(unreadable))
+
+
+def _joined(pages: Collection[ListingPage]) -> ListingPage:
+    return ListingPage(
+        tuple(m for page in pages for m in page.entries),
+        {digest: text for page in pages for digest, text in page.layouts.items()},
+        tuple(one for page in pages for one in page.left_out),
+        tuple(why for page in pages for why in page.unreadable),
+    )

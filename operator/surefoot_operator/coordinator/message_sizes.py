@@ -1,0 +1,50 @@
+"""How large each message of an agent may be, told from its first bytes. Pure; called by `agent_server` before it reads one.
+
+An agent runs beside a user's program, and one operator serves all jobs: what one of them sends must not cost the others
+theirs. Only a listing has a reason to be large.
+"""
+
+from __future__ import annotations
+
+import re
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.messages import Exited, Heartbeat, Hello, Listing, UnreadableSave
+from surefoot.protocol.plain import shown
+
+USUAL_CHARACTERS = 64 * 1024
+_LARGER = {
+    # as large as a line takes: agents of version 1 answer in one piece
+    Listing.__name__: None,
+    Heartbeat.__name__: 1024 * 1024,
+    Exited.__name__: 1024 * 1024,
+    UnreadableSave.__name__: 1024 * 1024,
+}
+_TYPE = re.compile(r'\{"v":\d{1,9},"type":"(\w{1,40})"')
+"""How every agent of ours begins. What begins otherwise may be right, and is small."""
+
+_HELLO_CHARACTERS = {"job": 128, "incarnation": 128, "node": 253, "token": 32 * 1024, "store": 512}
+_LARGEST_NUMBER = 2**53
+
+
+def check_size(text: str) -> None:
+    """Raises ProtocolError if a message is larger than its kind ever is."""
+    if len(text) <= USUAL_CHARACTERS:
+        return
+    found = _TYPE.match(text)
+    name = found[1] if found is not None else "unknown"
+    limit = _LARGER.get(name, USUAL_CHARACTERS)
+    if limit is not None and len(text) > limit:
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is so long")
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises ProtocolError if a field of a hello is what no agent says: it is looked up, kept, and named in sentences."""
+    for name, most in _HELLO_CHARACTERS.items():
+        text = getattr(hello, name)
+        if text is not None and len(text) > most:
+            raise ProtocolError(f"Hello.{name} has {len(text)} characters, more than {most}")
+    for name in ("index", "attempt", "epoch", "stopped"):
+        number = getattr(hello, name)
+        if not 0 <= number <= _LARGEST_NUMBER:
+            raise ProtocolError(f"Hello.{name} is {shown(number)}, which is no such number")

@@ -1,0 +1,126 @@
+"""Writes to the API server, each safe to repeat: pods, their secrets, events. Called by `kubernetes_fabric`.
+
+What is there already as ours, and what is gone already, is success; what belongs to somebody else is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from surefoot_operator.api.spec import FINALIZER, KIND
+from surefoot_operator.api.yaml_names import API_VERSION
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.status_patch import timestamp
+from surefoot_operator.policy.actions import DeleteWorker, Event
+
+Object = dict[str, Any]
+
+
+async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> Object:
+    """Makes a pod, a service or a secret, or finds the one of this job that bears its name."""
+    name = body["metadata"]["name"]
+    try:
+        return await api.post(labels.core_path(job.namespace, kind), body)
+    except ApiRefused as error:
+        if error.code != 409:
+            raise
+    if kind == "secrets":
+        return body  # named by a digest of its content, so it has that content; and we need no right to read secrets
+    path = labels.core_path(job.namespace, kind, name)
+    found = await api.get(path)
+    given = found["metadata"].get("labels") or {}
+    if given.get(labels.JOB_UID) != job.uid:
+        if kind == "services" and labels.job_labels(job.name, given.get(labels.JOB_UID, "")).items() <= given.items():
+            # the garbage collector may miss what was made beside a deletion while the API server was away
+            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": found["metadata"]["uid"]}}
+            await api.delete(path, options)
+            return await api.post(labels.core_path(job.namespace, kind), body)
+        raise FabricError(
+            f"{kind} {job.namespace}/{name} belongs to somebody else than job {job.name}; delete or rename it"
+        )
+    return found
+
+
+async def try_pod(api: Api, namespace: str, body: Object) -> None:
+    """Has the server judge a pod, to its last field, without making it."""
+    await api.post(labels.core_path(namespace, "pods"), body, {"dryRun": "All", "fieldValidation": "Strict"})
+
+
+async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object | None:
+    """Deletes exactly that pod; what is left of it, or None where nothing is (or the name is another's now)."""
+    options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": worker.uid}}
+    if worker.force:
+        options["gracePeriodSeconds"] = 0
+    try:
+        found = await api.delete(labels.core_path(namespace, "pods", worker.name), options)
+    except ApiRefused as error:
+        if error.code in (404, 409):
+            return None
+        raise
+    return None if worker.force or found.get("kind") != "Pod" else found
+
+
+async def hold(api: Api, stored: Object, held: bool) -> Object:
+    """The job with or without our finalizer; `stored` as it was last seen. A race with somebody else's is an error."""
+    metadata = stored["metadata"]
+    there: list[str] = metadata.get("finalizers") or []
+    if (FINALIZER in there) == held:
+        return stored
+    path = "/metadata/finalizers"
+    operations = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": path, "value": there or None},
+    ]
+    left = [*there, FINALIZER] if held else [name for name in there if name != FINALIZER]
+    operations.append({"op": "add", "path": path, "value": left})
+    return await api.patch(labels.jobs_path(metadata["namespace"], metadata["name"]), operations)
+
+
+async def delete_job(api: Api, job: labels.JobIdentity) -> None:
+    """Exactly this job; what bears its name now may be another."""
+    options: Object = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": job.uid},
+        "propagationPolicy": "Background",
+    }
+    try:
+        await api.delete(labels.jobs_path(job.namespace, job.name), options)
+    except ApiRefused as error:
+        if error.code not in (404, 409):
+            raise
+
+
+async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, now: float) -> None:
+    """One core/v1 Event. Named by what it says: said again in the same epoch, it is the same event."""
+    said = "\0".join((job.uid, str(epoch), event.reason, event.message))
+    name = f"{job.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    at = timestamp(now)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.namespace, "labels": labels.job_labels(job.name, job.uid)},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],  # the API's own limit
+        "source": {"component": labels.OPERATOR},
+        "reportingComponent": labels.OPERATOR,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+    try:
+        await api.post(labels.core_path(job.namespace, "events"), body)
+    except ApiRefused as error:
+        if error.code != 409:
+            raise

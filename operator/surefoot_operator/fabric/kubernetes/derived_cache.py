@@ -1,0 +1,34 @@
+"""Remembers what was made of each object of the cache, for as long as the cache holds that very object. Pure but for that.
+
+Called by `kubernetes_fabric`: a cluster has thousands of nodes, a job is looked at twice a second, and hardly anything has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+
+class DerivedCache(Generic[T]):
+    """Of one kind of object. The cache replaces objects and never changes one, so the same object means the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Object, Hashable, T]] = {}
+
+    def all(
+        self, found: Iterable[Object], make: Callable[[Object], T], besides: Callable[[Object], Hashable]
+    ) -> list[T]:
+        """`make` of each; `besides` is what else it depends on. Of objects that are gone nothing is kept."""
+        old, self._known = self._known, {}
+        made: list[T] = []
+        for one in found:
+            uid, other = one["metadata"]["uid"], besides(one)
+            known = old.get(uid)
+            same = known is not None and known[0] is one and known[1] == other
+            value = known[2] if known is not None and same else make(one)
+            self._known[uid] = (one, other, value)
+            made.append(value)
+        return made

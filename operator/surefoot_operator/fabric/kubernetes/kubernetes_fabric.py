@@ -1,0 +1,296 @@
+"""The Fabric protocol on Kubernetes, for one job: looks come from the cluster's cache, writes go to its API server.
+
+Touches the network through `cache` and `api_writes`. The reconciler calls it through the protocol; the controller makes it
+and owns the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import FINALIZER, KNOWN_SIGNALS, TrainingJob
+from surefoot_operator.api.status import JobStatus, stamp
+from surefoot_operator.api.status_json import status_from_json
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
+from surefoot_operator.fabric.interface import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
+from surefoot_operator.fabric.kubernetes import api_writes, holders, labels, nodes, pod_observations, pods, status_patch
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
+from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
+from surefoot_operator.fabric.kubernetes.purging import purge_pod
+from surefoot_operator.fabric.kubernetes.template_dry_run import TemplateDryRun
+from surefoot_operator.observed import NodeSeen, PurgeSeen, WorkerSeen
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+_PATCH_TRIES = 3
+
+
+class KubernetesFabric:
+    """One job. `access`: what the operator reaches holders with."""
+
+    def __init__(
+        self,
+        cache: ClusterCache,
+        namespace: str,
+        name: str,
+        uid: str,
+        access: TierAccess | None = None,
+        settings: pods.PodSettings | None = None,
+    ) -> None:
+        self._cache, self._api = cache, cache.api
+        self._me = labels.JobIdentity(namespace, name, uid)
+        self._good: TrainingJob | None = None
+        """The newest spec that could be read."""
+        self._access, self._settings = access or TierAccess(), settings or pods.PodSettings()
+        self._nodes_seen, self._workers_seen = DerivedCache[NodeSeen](), DerivedCache[WorkerSeen]()
+        self._strangers = frozenset[str]()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._shared: set[tuple[str, str]] = set()
+        self._sharing = asyncio.Lock()
+        self._proof = TemplateDryRun(self._api)
+        self._listeners: dict[str, Listener] = {
+            "trainingjobs": self._job_heard,
+            "pods": self._pod_heard,
+            "holders": self._heard,
+            "nodes": self._node_heard,
+        }
+        for kind, listener in self._listeners.items():
+            cache.listen(kind, listener)
+
+    async def observe(self) -> FabricSeen:
+        """The cache as it is now; our own writes are in it."""
+        self._cache.check_fresh()
+        stored = self._stored()
+        job, refusal = self._job(stored)
+        around = self._nodes(job)
+        return FabricSeen(
+            job=job,
+            status=self._status(stored),
+            workers=self._workers(),
+            purges=self._purges(),
+            nodes=around,
+            holders=self._holders(around),
+            refusal=refusal,
+            free_nodes=None,
+        )
+
+    async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
+        stored = self._stored()
+        job, _ = self._job(stored)
+        pod = pods.pod(job, worker, environment, self._settings)
+        async with self._sharing:  # workers made side by side share them
+            if not self._status(stored).lineage:
+                await self._proof.give(self._me.namespace, pod, job.generation)
+            await self._share("secrets", pods.secret(job, environment))
+            await self._share("services", pods.service(job))
+        made = await api_writes.create(self._api, "pods", pod, self._me)
+        self._cache.workers.learn(made)
+
+    async def delete_worker(self, worker: DeleteWorker) -> None:
+        left = await api_writes.delete_pod(self._api, self._me.namespace, worker)
+        if left is not None:
+            self._cache.workers.learn(left)
+        else:
+            self._cache.workers.forget(self._me.namespace, worker.name, worker.uid)
+
+    async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
+        stored, tested = self._stored(), stamp(old)
+        written = replace(new, serial=old.serial + 1)
+        problem: FabricError | None = None
+        for _ in range(_PATCH_TRIES):
+            body = status_patch.shown(written, self._workers(), stored, time.time())
+            try:
+                operations = status_patch.operations(stored, body, tested)
+                self._cache.jobs.learn(await self._api.patch(f"{self._path}/status", operations))
+                return written
+            except ApiRefused as error:
+                if error.code not in (409, 422):
+                    raise
+                problem = error
+            # either the test failed, or we guessed the stored shape wrongly, or the status itself is refused
+            stored = await self._api.get(self._path)
+            self._cache.jobs.learn(stored)
+            if stored["metadata"]["uid"] != self._me.uid:
+                raise FabricError(f"job {self._me} is another one now; this one was deleted")
+            if status_patch.stored_stamp(stored) != tested:
+                raise WorldMoved(
+                    f"job {self._me}: the stored status is {status_patch.stored_stamp(stored)}, this write expects"
+                    f" {tested}: observe again"
+                ) from problem
+        assert problem is not None
+        raise problem
+
+    async def hold_job(self, held: bool) -> None:
+        try:
+            self._cache.jobs.learn(await api_writes.hold(self._api, self._stored(), held))
+        except ApiRefused as error:
+            if error.code == 404 and not held:
+                return
+            if error.code in (409, 422):  # somebody else changed the finalizers: the next try knows them
+                self._cache.jobs.learn(await self._api.get(self._path))
+            raise
+
+    async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
+        job, _ = self._job(self._stored())
+        made = await api_writes.create(
+            self._api, "pods", purge_pod(job, attempt, environment, self._settings), self._me
+        )
+        self._cache.workers.learn(made)
+
+    async def delete_job(self) -> None:
+        await api_writes.delete_job(self._api, self._me)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        stored = self._cache.jobs.items.get((self._me.namespace, self._me.name), {})
+        epoch = (
+            status_patch.stored_stamp(stored).epoch or 0
+        )  # the last words on a job may be said when it is gone already
+        for event in events:
+            await api_writes.record(self._api, self._me, event, epoch, time.time())
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields when the job's spec, one of its pods, a holder or a node changed in what a plan can see."""
+        self._changed.set()  # something may have changed between the last look and this watch
+        while True:
+            await self._changed.wait()
+            if self._closed:
+                return
+            self._changed.clear()
+            yield
+
+    async def close(self) -> None:
+        """Hears nothing any more; cache and connections are the controller's."""
+        if not self._closed:
+            for kind, listener in self._listeners.items():
+                self._cache.unlisten(kind, listener)
+        self._closed = True
+        self._changed.set()
+
+    async def _share(self, kind: str, body: Object) -> None:
+        name = body["metadata"]["name"]
+        if (kind, name) not in self._shared:
+            await api_writes.create(self._api, kind, body, self._me)
+            self._shared.add((kind, name))
+
+    # ---- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> str:
+        return labels.jobs_path(self._me.namespace, self._me.name)
+
+    def _stored(self) -> Object:
+        found = self._cache.jobs.items.get((self._me.namespace, self._me.name))
+        if found is None or found["metadata"]["uid"] != self._me.uid:
+            raise FabricError(f"there is no job {self._me} with uid {self._me.uid}; was it deleted?")
+        return found
+
+    def _job(self, stored: Object) -> tuple[TrainingJob, str]:
+        """The newest spec that could be read, and why a newer one cannot."""
+        metadata, good = stored["metadata"], self._good
+        generation, deleted = metadata.get("generation", 1), metadata.get("deletionTimestamp") is not None
+        held = FINALIZER in (metadata.get("finalizers") or ())
+        if good is not None and (good.generation, good.deleted, good.held) == (generation, deleted, held):
+            return good, ""
+        try:
+            self._good = parse_job(stored)
+            return self._good, ""
+        except SpecError as error:
+            refusal = f"the job cannot be run as it is asked for: {error}"
+            if good is None:
+                leaving = deleted and held
+                raise JobRefused(refusal, generation, self._status(stored), leaving) from error
+            return replace(good, deleted=deleted, held=held), refusal
+
+    def _status(self, stored: Object) -> JobStatus:
+        try:
+            return status_from_json(stored.get("status", {}))
+        except InvariantBroken as error:
+            sentence = (
+                f"the job's status was edited and cannot be read: {error}. Nothing of it is written over;"
+                " put back what stood there, or make the job anew with checkpoint.restoreFrom"
+            )
+            metadata = stored["metadata"]
+            leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
+            raise JobRefused(sentence, metadata.get("generation", 1), None, leaving) from error
+
+    def _workers(self) -> tuple[WorkerSeen, ...]:
+        workers = [pod for pod in self._pods() if labels.part_of(pod) != labels.PURGE]
+        return tuple(self._workers_seen.all(workers, pod_observations.worker, lambda pod: None))
+
+    def _purges(self) -> tuple[PurgeSeen, ...]:
+        found = (pod_observations.purge(pod) for pod in self._pods() if labels.part_of(pod) == labels.PURGE)
+        return tuple(one for one in found if one is not None)
+
+    def _pods(self) -> list[Object]:
+        """This job's own; a stranger that bears its labels is told of once and counts for nothing."""
+        bearing = self._cache.pods_of(self._me.uid)
+        strangers = {pod["metadata"]["uid"]: pod for pod in bearing if not labels.is_of(pod, self._me)}
+        for uid in strangers.keys() - self._strangers:
+            metadata = strangers[uid]["metadata"]
+            log.warning(
+                "pod %s/%s bears labels of job %s, which does not control it: it is no worker, and is left alone",
+                metadata.get("namespace"), metadata["name"], self._me,
+            )  # fmt: skip
+        self._strangers = frozenset(strangers)
+        return [pod for pod in bearing if pod["metadata"]["uid"] not in strangers]
+
+    def _nodes(self, job: TrainingJob) -> tuple[NodeSeen, ...]:
+        heard, key = self._cache.kubelets(), job.spec.checkpoint.memory.topology_key
+        signals = job.spec.health_policy.node_signals or KNOWN_SIGNALS
+        found = self._nodes_seen.all(
+            self._cache.nodes.items.values(),
+            lambda one: nodes.node(one, heard, key, signals),
+            lambda one: (
+                one["metadata"]["name"] in heard.silent,
+                one["metadata"]["name"] in heard.renewed,
+                key,
+                signals,
+            ),
+        )
+        return nodes.without_mass_doubt(sorted(found, key=lambda one: one.name))
+
+    def _holders(self, around: Sequence[NodeSeen]) -> tuple[HolderPlace, ...]:
+        domains = {node.name: node.domain for node in around}
+        return holders.places(
+            self._cache.holders.items.values(), self._cache.gone_holders.values(), domains, self._access
+        )
+
+    # ---- hearing ----------------------------------------------------------------------------------------------------
+
+    def _heard(self, _old: Object | None, _new: Object | None) -> None:
+        self._changed.set()
+
+    def _pod_heard(self, old: Object | None, new: Object | None) -> None:
+        if any(pod is not None and labels.job_of(pod) == self._me.uid for pod in (old, new)):
+            self._changed.set()
+
+    def _job_heard(self, old: Object | None, new: Object | None) -> None:
+        """Our own status writes are no news."""
+        found = new or old
+        if found is None or found["metadata"]["uid"] != self._me.uid:
+            return
+        if old is None or new is None or _asked(old) != _asked(new):
+            self._changed.set()
+
+    def _node_heard(self, old: Object | None, new: Object | None) -> None:
+        """A kubelet's heartbeat is no news."""
+        if old is None or new is None or nodes.marks(old) != nodes.marks(new):
+            self._changed.set()
+
+
+def _asked(job: Object) -> tuple[Any, ...]:
+    metadata = job["metadata"]
+    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("finalizers")

@@ -1,0 +1,183 @@
+"""What pods of the API mean to a plan. Pure; called by `kubernetes_fabric` and `cache`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.interface import HolderPlace, TierAccess
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.observed import PurgeSeen, WorkerSeen
+
+Object = dict[str, Any]
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+_PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
+_SAID = 400
+"""Characters of a pod's last words that people are told."""
+_NEVER_STARTED = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+    "RegistryUnavailable", "SignatureValidationFailed", "CreateContainerConfigError", "CreateContainerError",
+    "RunContainerError",
+)  # fmt: skip
+"""What a kubelet waits for that no time alone mends; it tries again by itself."""
+
+
+def node_of(pod: Object) -> str | None:
+    """Where it runs, or None before it was scheduled."""
+    found = pod["spec"].get("nodeName")
+    return str(found) if found else None
+
+
+def seconds(text: str | None) -> float:
+    """Unix seconds of a time as Kubernetes writes it; 0 for none."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def worker(pod: Object) -> WorkerSeen:
+    """A worker's pod. The trainer's container decides, not the pod's phase: a sidecar may outlive it."""
+    metadata = pod["metadata"]
+    try:
+        index, attempt = (int(metadata["labels"][name]) for name in (labels.WORKER_INDEX, labels.ATTEMPT))
+    except (KeyError, ValueError) as error:
+        raise FabricError(
+            f"pod {metadata['name']} bears labels that this operator never gives ({error}); delete the pod"
+        ) from error
+    phase, exit_code, message = _trainer(pod)
+    return WorkerSeen(
+        index=index,
+        attempt=attempt,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=node_of(pod),
+        phase=phase,
+        exit_code=exit_code,
+        message=_disruption(pod) or message,
+        created_seconds=seconds(metadata.get("creationTimestamp")),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        disrupted=bool(_disruption(pod)),
+        lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
+        unstarted=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
+    )
+
+
+def _unstarted(pod: Object) -> str:
+    """Why its containers cannot be started, as its kubelet says; also that what had to run before them has failed."""
+    status = pod.get("status", {})
+    if _disruption(pod) or status.get("reason"):
+        return ""  # an eviction, or a node that did not take it: no fault of what the pod asks for
+    for found in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = found.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _NEVER_STARTED:
+            return f"{waiting['reason']}: {waiting.get('message', '')}"[:_SAID]
+    for found in status.get("initContainerStatuses", ()) if status.get("phase") == "Failed" else ():
+        ended = found.get("state", {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = _last_words(ended, int(ended["exitCode"])) or ended.get("reason") or ""
+            return f"init container {found['name']} ended with exit code {ended['exitCode']}: {said}"[:_SAID]
+    return ""
+
+
+def _disruption(pod: Object) -> str:
+    """Why the cluster itself ends or ended this pod: an eviction, a preemption, a taint."""
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return f"{condition.get('reason', 'DisruptionTarget')}: {condition.get('message', '')}"
+    return ""
+
+
+def purge(pod: Object) -> PurgeSeen | None:
+    """A pod that deletes persistent data; None for one whose labels are not ours."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    attempt = metadata["labels"].get(labels.ATTEMPT, "")
+    if not attempt.isdecimal():
+        return None
+    phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
+    state: Object = next((c.get("state", {}) for c in status.get("containerStatuses", ())), {})
+    ended = state.get("terminated") or {}
+    said = status.get("message") or ended.get("message") or _waiting(status, state)
+    created = seconds(metadata.get("creationTimestamp"))
+    return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created)
+
+
+def _last_words(ended: Object, code: int) -> str:
+    """The last line of what a program that ended by itself left; one that was killed had no word on it."""
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return lines[-1][:_SAID] if lines and code > 0 else ""
+
+
+def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
+    status = pod.get("status", {})
+    state = _state(status, labels.TRAINER)
+    said = status.get("message") or status.get("reason") or ""
+    ended = state.get("terminated")
+    if ended is not None:
+        code = exit_code(int(ended["exitCode"]))
+        return ("Failed" if code else "Succeeded"), code, said or _last_words(ended, code) or ended.get("reason") or ""
+    phase: Phase = next((p for p in _PHASES if p == status.get("phase")), "Unknown")
+    if phase == "Running" and "running" not in state:
+        phase = "Pending"  # init containers or sidecars run, the trainer does not yet
+    if phase == "Pending":
+        said = said or _waiting(status, state)
+    return phase, None, said
+
+
+def exit_code(code: int) -> int:
+    """As the kernel says it: container runtimes add 128 to a signal."""
+    return 128 - code if 128 < code < 128 + 65 else code
+
+
+def _state(status: Object, container: str) -> Object:
+    found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == container), {})
+    state: Object = found.get("state", {})
+    return state
+
+
+def _waiting(status: Object, state: Object) -> str:
+    waiting = state.get("waiting", {})
+    if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        return f"{waiting['reason']}: {waiting.get('message', '')}"
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message", ""))
+    return ""
+
+
+def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPlace | None:
+    """A holder's pod; None while it has not begun: unknown, not dead."""
+    status = pod.get("status", {})
+    server, port = _server(pod)
+    found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == server), {})
+    where, address, container = node_of(pod), status.get("podIP"), found.get("containerID")
+    if where is None or not address or not container:
+        return None
+    return HolderPlace(
+        node=where,
+        domain=domain,
+        host=address,
+        port=port,
+        process=f"{pod['metadata']['uid']}/{container}",
+        running=not gone and "running" in found.get("state", {}) and status.get("phase") == "Running",
+        settling=len(pod["spec"]["containers"]) > 1 and not is_ready(pod),
+        admin_user=access.user,
+        admin_password=access.password,
+        tls_ca=access.authority if labels.HOLDER_TLS in (pod["metadata"].get("annotations") or {}) else None,
+    )
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether every container of it says so."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _server(pod: Object) -> tuple[str, int]:
+    """Which container is the holder, and where it listens: a companion may stand beside it."""
+    containers = pod["spec"]["containers"]
+    for container in containers:
+        for port in container.get("ports", ()):
+            if port.get("name") == labels.HOLDER_CONTAINER:
+                return str(container["name"]), int(port["containerPort"])
+    first = next((str(container["name"]) for container in containers), labels.HOLDER_CONTAINER)
+    return first, labels.HOLDER_PORT

@@ -1,0 +1,77 @@
+"""A job's status as JSON Patch: the whole of it, under a test of its stamp. Pure; called by `kubernetes_fabric`.
+
+The test is on our own serial and the world's epoch and state, not on resourceVersion: an edited label or spec is no
+reason to decide anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from surefoot_operator.api.status import JobStatus, Stamp
+from surefoot_operator.api.status_json import status_to_json
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.observed import WorkerSeen
+
+Object = dict[str, Any]
+
+
+_NOTHING = Stamp(0, None, None)
+"""Of a job that nobody has written to."""
+
+
+def stored_stamp(stored: Object) -> Stamp:
+    """Of a job as the API gives it."""
+    found = stored.get("status") or {}
+    world = found.get("world") or {}
+    return Stamp(found.get("serial", 0), world.get("epoch"), world.get("state"))
+
+
+def operations(stored: Object, body: Object, test: Stamp) -> list[Object]:
+    """Replaces the status of exactly this job if its stamp is as tested. `stored`: as it was last seen."""
+    tests = [_test("/metadata/uid", stored["metadata"]["uid"])]
+    # a missing member equals null; the mapping around it must be there
+    if "status" not in stored and test == _NOTHING:
+        tests.append(_test("/status", None))
+    else:
+        tests.append(_test("/status/serial", test.serial or None))
+        if test.epoch is None:
+            tests.append(_test("/status/world", None))
+        else:
+            tests += [_test("/status/world/epoch", test.epoch), _test("/status/world/state", test.state)]
+    return [*tests, {"op": "add", "path": "/status", "value": body}]
+
+
+def _test(path: str, value: Any) -> Object:
+    return {"op": "test", "path": path, "value": value}
+
+
+def shown(new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: float) -> Object:
+    """The status with what people and autoscalers read beside it; `now` in Unix seconds."""
+    body = status_to_json(new)
+    old = stored.get("status", {})
+    wanted = stored["spec"].get("replicas", 1)
+    ready = sum(worker.phase == "Running" and not worker.deleting for worker in workers)
+    body |= {
+        # at their defaults too: a column without a value looks like a job that nobody looks after
+        "phase": new.phase,
+        "step": new.step,
+        "restarts": new.restarts,
+        "replicas": sum(worker.phase not in ("Succeeded", "Failed") for worker in workers),
+        "readyReplicas": ready,
+        "ready": f"{ready}/{wanted}",
+        "selector": labels.selector(stored["metadata"]["uid"]),
+    }
+    if new.last_complete is not None:
+        same = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old
+        body["checkpointTime"] = old["checkpointTime"] if same else timestamp(now)
+    for condition in body.get("conditions", ()):
+        condition["lastTransitionTime"] = timestamp(condition["lastTransitionSeconds"])
+    return body
+
+
+def timestamp(now: float) -> str:
+    """Unix seconds as Kubernetes writes a time."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

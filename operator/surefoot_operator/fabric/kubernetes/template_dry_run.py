@@ -1,0 +1,49 @@
+"""Whether the API server would make a job's pods as their template is written: asked by a dry run, before the first world.
+
+A field that does not exist is dropped from a pod without a word, unless strict validation is asked for: a job would run
+without its limits or tolerations. Owned by `kubernetes_fabric`; touches the network through `api_writes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from surefoot_operator.fabric.kubernetes import api_writes
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+
+log = logging.getLogger(__name__)
+
+_UNSUPPORTED = "does not support dry run"
+"""Of an admission webhook with side effects. The server says 400 then, and nothing of the pod is wrong."""
+_ANSWERED = (403, 409)
+"""Whoever answers so has read the pod and found no fault in it."""
+
+
+class TemplateDryRun:
+    """Of one job's template. What was answered holds until the spec changes; what was not is asked with the next pod."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._proved = 0
+        self._wrong: tuple[int, ApiRefused] | None = None
+
+    async def give(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
+        """Raises ApiRefused, lasting, if a pod like this is never made. One call at a time."""
+        if self._wrong is not None and self._wrong[0] == generation:
+            raise self._wrong[1]
+        if self._proved == generation:
+            return
+        try:
+            await api_writes.try_pod(self._api, namespace, pod)
+        except ApiSilent:
+            return  # the pod itself is asked for then: a webhook that only hangs on dry runs keeps no job from beginning
+        except ApiRefused as error:
+            if error.lasting and _UNSUPPORTED not in str(error):
+                self._wrong = generation, error
+                raise
+            if not error.lasting and error.code not in _ANSWERED:
+                return  # a server in trouble says nothing of the pod; it is asked again with the next
+            if error.lasting:
+                log.warning("pods of %s are made without having been validated: %s", namespace, error)
+        self._proved = generation

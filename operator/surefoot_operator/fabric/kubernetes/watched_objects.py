@@ -1,0 +1,197 @@
+"""One kind of object as the API server has it now: listed once, then watched; listed anew when the watch fell behind.
+
+Touches the network through `api`. Owned by `cache`, which starts and ends it. What we write ourselves is learned at
+once, so that a look after a write shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+from surefoot_operator import metrics
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+Heard = Callable[[Object | None, Object | None], None]
+"""Old and new state of one object; None: it is not there."""
+
+WATCH_SECONDS = 30
+"""The server ends each watch after this: one that was cut without a word is noticed by then, not by TCP's patience."""
+SILENCE_SECONDS = WATCH_SECONDS + 5.0
+STALE_SECONDS = 45.0
+PAGE = 500
+_BACKOFF_SECONDS = (0.1, 5.0)
+_FORGOTTEN = 4096
+_SHORT_SECONDS = 1.0
+
+
+class _Behind(Exception):
+    """The watch cannot be continued from where it stood."""
+
+
+class WatchedObjects:
+    """`items` by namespace and name. `run` until cancelled; `heard` is called after each change, in the loop."""
+
+    def __init__(self, api: Api, path: str, selector: str, heard: Heard) -> None:
+        self.path = path
+        self.items: dict[tuple[str, str], Object] = {}
+        self.synced = asyncio.Event()
+        self.heard_at = self.heard_since = time.monotonic()
+        """When the server was last heard of, and since when it is without a break."""
+        self._broken = False
+        self._api, self._selector, self._heard = api, selector, heard
+        self._version = ""
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._learned: set[str] = set()
+        """Uids of what was learned since the listing under way began: its pages may be from before."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether `items` can be believed: it was listed, and the server was heard of since."""
+        return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
+
+    def age_seconds(self) -> float:
+        """Since the server was last heard of."""
+        return time.monotonic() - self.heard_at
+
+    async def run(self) -> None:
+        """Lists and watches, for ever; each failure is counted and waited after."""
+        first, longest = _BACKOFF_SECONDS
+        wait = first
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                begin = time.monotonic()
+                await self._watch()
+                wait = first
+                if time.monotonic() - begin < _SHORT_SECONDS:
+                    await asyncio.sleep(_SHORT_SECONDS)  # something between ends watches at once: no busy loop
+            except _Behind:
+                self._version = ""  # listed anew at once: the server told us to
+            except FabricError as error:
+                self._broken = True
+                metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
+                log.warning("%s; trying again", error)
+                # jitter: many operators must not come back to a restarted server at one moment
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, longest)
+
+    def learn(self, found: Object) -> None:
+        """An object as a write of ours returned it, unless something newer or its end is known."""
+        key, old = _key(found), self.items.get(_key(found))
+        # what the watch has passed and does not hold has ended meanwhile: learning it would raise a ghost
+        known = int(self._version or 0) if old is None else _version(old)
+        if _uid(found) in self._forgotten or known >= _version(found):
+            return
+        self._learned.add(_uid(found))
+        self.items[key] = found
+        self._heard(old, found)
+
+    def forget(self, namespace: str, name: str, uid: str) -> None:
+        """An object that a write of ours ended: late events of it must not bring it back."""
+        self._forgotten[uid] = None
+        while len(self._forgotten) > _FORGOTTEN:
+            self._forgotten.popitem(last=False)
+        old = self.items.get((namespace, name))
+        if old is not None and _uid(old) == uid:
+            del self.items[namespace, name]
+            self._heard(old, None)
+
+    async def _list(self) -> None:
+        found: dict[tuple[str, str], Object] = {}
+        self._learned.clear()
+        query: dict[str, str | int] = {"limit": PAGE, **self._select()}
+        while True:
+            page = await self._api.get(self.path, query)
+            found |= {_key(item): item for item in page["items"] if _uid(item) not in self._forgotten}
+            following = page["metadata"].get("continue")
+            if not following:
+                break
+            query["continue"] = following
+        self._version = page["metadata"]["resourceVersion"]
+        self._hears()
+        # newer than the list alone would not do: where a store was restored, everything known is newer, and a ghost
+        newer = {
+            key
+            for key, item in self.items.items()
+            if _uid(item) in self._learned and _version(item) > int(self._version)
+        }
+        self._learned.clear()
+        for key in [key for key in self.items if key not in found and key not in newer]:
+            self._heard(self.items.pop(key), None)
+        for key, item in found.items():
+            if key not in newer:
+                self._take(item)
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        query: dict[str, str | int] = {
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": WATCH_SECONDS,
+            **self._select(),
+        }
+        try:
+            async with aclosing(self._api.watch(self.path, query, SILENCE_SECONDS)) as events:
+                async for event in events:
+                    self._hears()
+                    self._event(event["type"], event.get("object", {}))
+        except ApiRefused as error:
+            if error.code == 410:
+                raise _Behind from error
+            raise
+
+    def _hears(self) -> None:
+        self.heard_at = time.monotonic()
+        if self._broken:
+            self.heard_since, self._broken = self.heard_at, False
+
+    def _event(self, kind: str, found: Object) -> None:
+        if kind == "ERROR":
+            if found.get("code") == 410:
+                raise _Behind
+            self._version = ""
+            raise FabricError(f"the watch of {self.path} was ended: {found.get('message')}")
+        if kind == "OPEN":
+            return
+        self._version = found["metadata"]["resourceVersion"]
+        if kind == "DELETED":
+            old = self.items.get(_key(found))
+            if old is not None and _uid(old) == _uid(found):
+                del self.items[_key(found)]
+                self._heard(old, None)
+        elif kind != "BOOKMARK" and _uid(found) not in self._forgotten:
+            self._take(found)
+
+    def _take(self, found: Object) -> None:
+        old = self.items.get(_key(found))
+        if old is None or _version(old) < _version(found) or _uid(old) != _uid(found):
+            self.items[_key(found)] = found
+            self._heard(old, found)
+
+    def _select(self) -> dict[str, str | int]:
+        return {"labelSelector": self._selector} if self._selector else {}
+
+
+def _key(found: Object) -> tuple[str, str]:
+    return found["metadata"].get("namespace", ""), found["metadata"]["name"]
+
+
+def _uid(found: Object) -> str:
+    return str(found["metadata"]["uid"])
+
+
+def _version(found: Object) -> int:
+    # ordered numbers in every server that keeps them in etcd, and promised to be since Kubernetes 1.35
+    return int(found["metadata"]["resourceVersion"])

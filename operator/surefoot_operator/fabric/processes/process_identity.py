@@ -1,0 +1,143 @@
+"""One life of a process: its id and when it started, so that a number used again is never taken for it.
+
+Reads /proc, sends signals; standard library only (Linux). Called by `node`, `processes_fabric` and `machine`. Whether a process
+is *stopped* is never asked: on a cluster nobody could see it either, silence alone has to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Process `pid` that started `ticks` clock ticks after boot."""
+
+    pid: int
+    ticks: int
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.ticks}"
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity:
+        pid, ticks = text.split(":")
+        return cls(int(pid), int(ticks))
+
+
+def identity_of(pid: int) -> ProcessIdentity | None:
+    """The life that now has this id; None if there is none or it has ended and only waits to be reaped."""
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return ProcessIdentity(pid, int(fields[19]))
+
+
+def own_identity() -> ProcessIdentity:
+    life = identity_of(os.getpid())
+    assert life is not None
+    return life
+
+
+def is_alive(life: ProcessIdentity) -> bool:
+    """Whether exactly this process still is."""
+    return identity_of(life.pid) == life
+
+
+def group_of(pid: int) -> int | None:
+    """The process group of `pid`."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[2])
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        content = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # the command name stands in parentheses and may hold anything, also parentheses
+    return content.rpartition(")")[2].split()
+
+
+def members(group: int) -> list[int]:
+    """Every living process of a process group."""
+    return [pid for pid in _all() if group_of(pid) == group]
+
+
+def with_environment(name: str, value: str) -> list[int]:
+    """Every living process of ours that was started with `name=value`, whatever group it is in."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for pid in _all():
+        try:
+            content = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+        if wanted in content.split(b"\0") and identity_of(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def send(life: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signals exactly this process; False if it is gone."""
+    try:
+        descriptor = os.pidfd_open(life.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_alive(life):  # asked after the descriptor was opened: the number cannot be used again now
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def send_group(group: int, number: signal.Signals) -> None:
+    """Signals a whole process group; one that is gone is success."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when the thread that started it ends; ends it at once if `parent` already has.
+
+    Survives exec, not fork.
+    """
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants become children of this process: somebody has to collect them."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def reap_orphans(known: set[int]) -> None:
+    """Collects ended children that nobody else waits for; stops at one that has an owner (`known`)."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in known:
+            return  # its owner collects it, and then this is called again
+        os.waitpid(ended.si_pid, os.WNOHANG)

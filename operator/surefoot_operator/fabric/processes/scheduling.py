@@ -1,0 +1,89 @@
+"""Which pending worker goes to which node, and how a worker looks from outside: the decisions of the fabric, pure.
+
+Called by `processes_fabric` with what it read from the run folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, WorkerRecord, WorkerState
+from surefoot_operator.observed import WorkerSeen
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """All that lies in the run folder about one worker; `state` and `deletion` only if they are of the same uid."""
+
+    record: WorkerRecord
+    state: WorkerState | None = None
+    deletion: Deletion | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state is not None and self.state.over
+
+
+def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
+    """Whether the node's life that this worker was bound to has ended: its processes ended with it."""
+    if record.node is None:
+        return False
+    node = live.get(record.node)
+    return node is None or node.life != record.node_life
+
+
+def has_no_process(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> bool:
+    """Whether nothing runs for this worker, and nothing ever will without the fabric's doing."""
+    return worker.record.node is None or worker.over or node_is_gone(worker.record, live)
+
+
+def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | None:
+    """The worker as `observe` shows it; None once it was force-deleted, whatever its node still does."""
+    record, state = worker.record, worker.state
+    if worker.deletion is not None and worker.deletion.force:
+        return None
+    gone = node_is_gone(record, live)
+    running = state is None or not state.over
+    message = f"its node {record.node} is gone" if gone and running else (state.message if state else "")
+    message = message or (worker.deletion.reason if worker.deletion is not None else "")
+    return WorkerSeen(
+        index=record.index,
+        attempt=record.attempt,
+        name=record.name,
+        uid=record.uid,
+        node=record.node,
+        phase="Failed" if gone and running else state.phase if state else "Pending",
+        exit_code=state.exit_code if state else None,
+        message=message,
+        created_seconds=record.created_seconds,
+        deleting=worker.deletion is not None,
+        unstarted=state.message if state is not None and state.unstarted else "",
+    )
+
+
+def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
+    """Live nodes with a holder and no worker, by name, that are not cordoned. A force-deleted worker still occupies its node until it ends."""
+    taken = {w.record.node for w in workers if not has_no_process(w, live)}
+    open_ = (node for _, node in sorted(live.items()) if node.holder is not None and not node.cordoned)
+    return [node for node in open_ if node.name not in taken]
+
+
+def bindings(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
+    """Worker name -> node, for pending workers that can be placed now: the oldest first, avoided nodes last."""
+    workers = list(workers)
+    free = free_nodes(workers, live)
+    chosen: dict[str, NodeRecord] = {}
+    waiting = [w.record for w in workers if w.record.node is None and w.deletion is None]
+    for record in sorted(waiting, key=lambda r: (r.created_seconds, r.index)):
+        if not free:
+            break
+        node = min(free, key=lambda n: n.name in record.avoid_nodes)
+        free.remove(node)
+        chosen[record.name] = node
+    return chosen
+
+
+def tidy(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[WorkerRecord]:
+    """Workers whose deletion nobody is left to carry out."""
+    return [w.record for w in workers if w.deletion is not None and has_no_process(w, live)]

@@ -1,0 +1,243 @@
+"""Keeps one holder in view: visits it again and again, and knows whether it is Ready, Silent or Gone.
+
+A task of its own per holder, so that a frozen one delays nobody else; the blocking visit runs in a thread. Owned by
+`memory.job_holders`. Tells `changed` only when something that a plan could read has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from surefoot.errors import AccessRefused, BeingFilled, Fenced, SurefootError, TierUnavailable
+from surefoot.holder import Credentials
+from surefoot.holder.provisioning import Memory
+from surefoot_operator import metrics
+from surefoot_operator.api.status import World
+from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.holder_probe import HolderProbe, ProbeRequest, ProbeResult
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+log = logging.getLogger(__name__)
+_GRAINS = 100
+Changed = Callable[[bool], None]
+"""Called after each change; True if a plan should be made at once, False if newer saves alone were read."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HolderMonitor:
+    """One place, from when the fabric first named it until it names another process there."""
+
+    def __init__(
+        self,
+        place: HolderPlace,
+        probe: HolderProbe,
+        pool: ThreadPoolExecutor,
+        settings: MemorySettings,
+        clock: Callable[[], float],
+        changed: Changed,
+    ) -> None:
+        self.place = place
+        self.seen: HolderSeen | None = None
+        """None until it answered once: then nothing is known of it, not even its name."""
+        self.trouble = ""
+        """How the last visit failed; empty: it did not."""
+        self.refusing = False
+        """Whether something answers here that refuses the operator."""
+        self.replaced: list[HolderSeen] = []
+        """Instances that were here before the present one."""
+        self._probe, self._pool, self._settings = probe, pool, settings
+        self._clock, self._changed = clock, changed
+        self._world: World | None = None
+        self._resting = False
+        self._sealing: int | None = None
+        self._read_due = 0.0
+        self._settles_until = clock() + settings.settle_seconds
+        self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
+
+    def settle(self, settling: bool) -> None:
+        """Whether its pod is not Ready yet. No reason to wait for long."""
+        if self._probe.settling and not settling:
+            self._wake.set()
+        self._probe.settling = settling and self._clock() < self._settles_until
+
+    def renew(self, place: HolderPlace) -> None:
+        """The same server, reached with another password or authority: tried at once."""
+        log.info("the holder on %s is reached with what the secrets hold now", place.node)
+        self.place = place
+        self._probe.renew(place)
+        self._wake.set()
+
+    def follow(self, world: World | None, resting: bool = False) -> None:
+        """The world as status has it. A new commit, and the end of a rest, are reasons to look at once."""
+        if world != self._world or (self._resting and not resting):
+            self._world = world
+            self._wake.set()
+        self._resting = resting
+
+    def seal(self, epoch: int) -> bool:
+        """Seal at this claimed epoch, then read: by the next visit, which begins now. Whether that is still to come."""
+        if self.seen is not None and self.seen.read_epoch == epoch:
+            return False
+        if self._sealing != epoch:
+            self._sealing = epoch
+            self._wake.set()
+        return True
+
+    def look(self) -> None:
+        """Read the index again soon: something was just changed there."""
+        self._read_due = 0.0
+        self._wake.set()
+
+    async def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Runs one of the probe's methods in a thread, between visits."""
+        async with self._turn:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *arguments, **named))
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                # the thread goes on until its own time limit: until then the connections are its own
+                await asyncio.wait([future])
+                if not future.cancelled():
+                    future.exception()  # looked at: nobody is left to be told
+                raise
+
+    @property
+    def probe(self) -> HolderProbe:
+        return self._probe
+
+    async def stop(self) -> None:
+        """Ends the task, and waits for the call under way (≤ its time limits)."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Gives the connections back, once no thread uses them."""
+        async with self._turn:
+            self._probe.close()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            request = self._request()
+            if request is not None and self.place.running:
+                await self._once(request)
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # time for the next visit
+
+    def _pause(self) -> float | None:
+        if self._world is None:
+            return None  # nothing was ever begun: nothing is to be known here
+        return self._settings.rest_seconds if self._resting else self._settings.probe_seconds
+
+    def _request(self) -> ProbeRequest | None:
+        world = self._world
+        if world is None:
+            return None
+        claimed = world.state == "Claimed"
+        returning = self.seen is None or self.seen.state != "Ready"
+        due = self._clock() >= self._read_due or self.seen is None or self.seen.read_epoch != world.epoch or returning
+        # while Claimed an index is read only as ordered: a later reading would void the listing
+        return ProbeRequest(world.epoch, claimed, claimed and self._sealing == world.epoch, not claimed and due)
+
+    async def _once(self, request: ProbeRequest) -> None:
+        try:
+            report = await self.call(self._probe.run, request)
+        except Fenced as error:
+            # a newer leader's epoch rules there: our next write of status will fail, and says so
+            self._unwell("fenced", error)
+        except BeingFilled as error:
+            self._replaced_by(error.instance)
+        except TierUnavailable as error:
+            self._unwell("away", error)
+        except SurefootError as error:
+            self._unwell("refused", error)
+        except Exception as error:
+            log.exception("visiting the holder on %s failed", self.place.node)
+            self._unwell("bug", error)
+        else:
+            self._well(request, report)
+
+    def _well(self, request: ProbeRequest, report: ProbeResult) -> None:
+        self._replaced_by(report.endpoint.holder.instance)
+        now, old = self._clock(), self.seen
+        self.trouble, self.refusing = "", False
+        if old is None or old.state != "Ready":
+            log.info("%s answers: fence %d", report.endpoint.holder, report.fence)
+        since = old.since_seconds if old is not None and old.state == "Ready" else now
+        fresh = HolderSeen(report.endpoint, "Ready", since, fence=report.fence)
+        if report.index is not None and report.fence >= request.epoch:
+            fresh = replace(fresh, read_epoch=request.epoch, entries=report.index.manifests)
+            used, limit = _rounded(report.memory)
+            fresh = replace(fresh, used_bytes=used, limit_bytes=limit)
+            self._read_due = now + self._settings.read_seconds
+        elif old is not None:
+            fresh = replace(old, endpoint=fresh.endpoint, state="Ready", since_seconds=since, fence=report.fence)
+            fresh = replace(fresh, trouble="", refusing=False)
+        if request.seal:
+            self._sealing = None
+        if fresh != self.seen:
+            urgent = self.seen is None or fresh != replace(
+                self.seen, entries=fresh.entries, used_bytes=fresh.used_bytes, limit_bytes=fresh.limit_bytes
+            )
+            self.seen = fresh
+            self._changed(urgent)
+
+    def _replaced_by(self, instance: str) -> None:
+        """Another instance answers here than the one of before: that one is gone, and what it held."""
+        if self.seen is not None and self.seen.endpoint.holder.instance != instance:
+            self.replaced.append(replace(self.seen, state="Gone", since_seconds=self._clock()))
+            self.seen = None
+            self._changed(True)
+
+    def _unwell(self, kind: str, error: Exception) -> None:
+        metrics.holder_failures.labels(kind).inc()
+        refusing = isinstance(error, AccessRefused)
+        if refusing and not self.refusing:
+            log.warning("the holder on %s refuses the operator: %s", self.place.node, error)
+        news = refusing != self.refusing
+        self.trouble, self.refusing = str(error) or type(error).__name__, refusing
+        if self.seen is None:
+            if news:
+                self._changed(True)
+            return
+        if self.seen.state == "Ready":
+            log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
+            self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
+            news = True
+        self.seen = replace(self.seen, trouble=self.trouble, refusing=refusing)
+        if news:
+            self._changed(True)
+
+
+def _rounded(memory: Memory | None) -> tuple[int | None, int | None]:
+    """Used and limit; rounded, so that not every byte more is news. A server without a limit has room for anything."""
+    if memory is None or not memory.limit_bytes:
+        return None, None
+    grain = max(1, memory.limit_bytes // _GRAINS)
+    return -(-memory.used_bytes // grain) * grain, memory.limit_bytes
+
+
+def start_monitor(
+    place: HolderPlace,
+    job: str,
+    account: Credentials,
+    pool: ThreadPoolExecutor,
+    settings: MemorySettings,
+    clock: Callable[[], float],
+    changed: Changed,
+) -> HolderMonitor:
+    """A monitor with connections of its own; begins at once. Needs a running event loop."""
+    return HolderMonitor(place, HolderProbe(place, job, account, settings.call_seconds), pool, settings, clock, changed)

@@ -1,0 +1,190 @@
+"""One visit to one holder, blocking: ask for its instance, make it the job's, seal it, read its index. A thread's work.
+
+Called by `memory.holder_monitor`, one visit at a time. Every call within has its own time limit; what is raised means that the
+holder is unknown for now (TierUnavailable) or that a newer epoch rules it (Fenced).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
+from surefoot.holder import Credentials, HolderClient, HolderIndex
+from surefoot.holder.provisioning import HolderAdmin, Memory
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot_operator import metrics
+from surefoot_operator.memory.holder_place import HolderPlace
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """What a visit is for. `epoch` is that of status.world."""
+
+    epoch: int
+    claimed: bool
+    seal: bool
+    """Seal at `epoch` before reading: the order of a claim, or what a returning holder needs first."""
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a visit found. `index` None: it was not read."""
+
+    endpoint: HolderEndpoint
+    fence: int
+    index: HolderIndex | None
+    memory: Memory | None = None
+    """As of the index."""
+
+
+class HolderProbe:
+    """The operator's connections to one place, for one job. One thread at a time."""
+
+    def __init__(self, place: HolderPlace, job: str, account: Credentials, call_seconds: float) -> None:
+        self._place, self._job, self._account, self._call_seconds = place, job, account, call_seconds
+        self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds, place.tls_ca)
+        self._client: HolderClient | None = None
+        self._renewed: HolderPlace | None = None
+        self._fence = -1
+        self._layouts: dict[str, Layout] = {}
+        self._told: set[str] = set()
+        self.settling = False
+        """Whether a server that is nobody's yet is left to its companion."""
+
+    def run(self, request: ProbeRequest) -> ProbeResult:
+        """Provisions what is new, then does the request. After a failure everything is looked up anew next time."""
+        self._take_up()
+        try:
+            instance = self._admin.instance()
+            if self._client is None or self._client.endpoint.holder.instance != instance:
+                self._client = self._provision(instance, request)
+            return self._carry_out(self._client, request)
+        except TierUnavailable:
+            self._forget()
+            raise
+
+    def renew(self, place: HolderPlace) -> None:
+        """Another password or authority counts from the next visit on. Any thread; nothing is closed under a call."""
+        self._renewed = place
+
+    def _take_up(self) -> None:
+        place, self._renewed = self._renewed, None
+        if place is not None:
+            self._admin.close()
+            self._forget()
+            self._place = place
+            self._admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
+
+    def _carry_out(self, client: HolderClient, request: ProbeRequest) -> ProbeResult:
+        seal = request.seal or (not request.claimed and self._fence < request.epoch)
+        if seal and self._fence < request.epoch:
+            try:
+                client.seal(request.epoch)
+                self._fence = request.epoch
+            except Fenced:
+                self._fence = client.index().fence  # the plan must learn which epoch rules
+        index = memory = None
+        if seal or request.read:
+            index, memory = client.index(), self._admin.memory()
+            self._fence = max(self._fence, index.fence)
+            self._note_damage(index.damaged)
+            self._read_layouts(client, index.manifests)
+        return ProbeResult(client.endpoint, self._fence, index, memory)
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client, self._fence = None, -1
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Every layout record read here so far, by digest."""
+        return self._layouts
+
+    def drop(self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]) -> int:
+        """Drops (save, chunks) from exactly this instance while `due` says so; how many went."""
+        client, gone = self._of(holder), 0
+        for save, chunks in saves:
+            if not due():
+                break
+            client.drop(save, epoch, chunks)
+            gone += 1
+        return gone
+
+    def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
+        """Notes the watermark on exactly this instance."""
+        self._of(holder).set_watermark(checkpoint, epoch)
+
+    def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
+        return self._admin.unindexed(self._job)
+
+    def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
+        """Removes leftover keys of saves that were not committed meanwhile, from exactly this instance; how many went."""
+        client = self._of(holder)
+        return sum(len(names) for save, names in found.items() if client.sweep(save, epoch, names))
+
+    def clean(self) -> None:
+        """Removes the job from this holder: account first, then every key."""
+        self._admin.remove_job(self._job, self._account.user)
+        self._forget()
+
+    def close(self) -> None:
+        self._admin.close()
+        self._forget()
+
+    def _of(self, holder: HolderId) -> HolderClient:
+        where = f"{self._place.host}:{self._place.port}"
+        if self._client is None:
+            raise TierUnavailable(f"{holder} does not answer at {where}")
+        if self._client.endpoint.holder != holder:
+            raise TierUnavailable(f"{holder} is gone: {self._client.endpoint.holder} answers at {where}")
+        return self._client
+
+    def _provision(self, instance: str, request: ProbeRequest) -> HolderClient:
+        """Makes this instance the job's. One that a former leader provisioned keeps its fence while a claim waits for
+        drains: sealing it here, before its time, would refuse saves that may still arrive."""
+        self._forget()
+        place = self._place
+        tls = place.tls_ca is not None
+        endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain, tls)
+        account = Credentials("", place.admin_password, place.tls_ca or "")
+        client = HolderClient(endpoint, self._job, account, self._call_seconds)
+        known = -1
+        with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
+            known = client.index().fence
+        if known < 0 and (self.settling or self._admin.is_being_filled()):
+            client.close()
+            raise BeingFilled(f"the memory of the holder on {place.node} is touched first: it is asked again", instance)
+        fence = known if request.claimed and known >= 0 else max(known, request.epoch)
+        self._admin.provision(self._job, self._account, fence)
+        self._fence = fence
+        return client
+
+    def _read_layouts(self, client: HolderClient, manifests: Iterable[RankManifest]) -> None:
+        """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
+        for digest in sorted({m.layout for m in manifests} - set(self._layouts)):
+            try:
+                text = client.read_layout(digest)
+                if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
+                    raise ProtocolError("its bytes do not match its digest")
+                self._layouts[digest] = Layout.from_json(text)
+            except TierUnavailable:
+                raise
+            except (ChunkMissing, ProtocolError, TierError) as error:
+                self._note_damage((f"{client}: layout {digest}: {error}",))
+
+    def _note_damage(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._told:
+                self._told.add(name)
+                metrics.holder_damaged.inc()
+                log.warning("damaged on %s; another copy is needed", name)

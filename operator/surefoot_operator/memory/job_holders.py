@@ -1,0 +1,298 @@
+"""The whole memory tier as the operator sees it: one monitor a holder, and what was ever learnt of layouts.
+
+Called by `reconcile`: `follow` what the fabric and status say, `seen` for the snapshot, then seals, drops and the like
+as planned. Never blocks the loop; a holder that does not answer delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import xxhash
+
+from surefoot.errors import ProtocolError, SurefootError
+from surefoot.holder import Credentials
+from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check
+from surefoot.protocol.coverage import uncovered
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.settled import Settled
+from surefoot_operator import metrics
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor, start_monitor
+from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.orphaned_keys import orphaned_keys
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+log = logging.getLogger(__name__)
+_Found = Mapping[RankSave, tuple[str, ...]]
+"""Keys without an index entry, by the save that they are of."""
+
+
+class JobHolders:
+    """One job's holders. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        job: str,
+        account: Credentials,
+        settings: MemorySettings,
+        clock: Callable[[], float],
+        changed: Changed,
+    ) -> None:
+        self._job, self._account, self._settings = job, account, settings
+        self._clock, self._changed = clock, changed
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="holder")
+        self._monitors: dict[str, HolderMonitor] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._gone: dict[HolderId, HolderSeen] = {}
+        self._status = JobStatus()
+        self._covers: dict[frozenset[str], bool] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._found: dict[HolderId, _Found] = {}
+        self._cleaned = False
+
+    @property
+    def cleaned(self) -> bool:
+        """Whether `clean` was called: from then on nothing is kept any more."""
+        return self._cleaned
+
+    def rest(self, status: JobStatus) -> None:
+        """Lets go of every holder until `follow` names them again: the job needs nothing of them now."""
+        self._status = status
+        for kept in tuple(self._monitors.values()):
+            del self._monitors[kept.place.node]
+            self._begin_letting_go(kept)
+        self._gone.clear()
+
+    def follow(self, places: Sequence[HolderPlace], status: JobStatus, resting: bool = False) -> None:
+        """What the fabric and the status say now. A place whose process changed holds nothing of before.
+
+        `resting`: nobody reads or writes, so holders are asked seldom.
+        """
+        self._status = status
+        for place in places:
+            kept = self._monitors.get(place.node)
+            if kept is not None and not kept.place.same_server(place):
+                self._retire(kept)
+                kept = None
+            if kept is None and place.running and not self._cleaned:
+                kept = self._monitors[place.node] = start_monitor(
+                    place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
+                )
+            if kept is not None:
+                if not kept.place.same_access(place):
+                    kept.renew(place)
+                kept.settle(place.settling)
+        for kept in self._monitors.values():
+            kept.follow(status.world, resting)
+        self._remember(places)
+
+    def seen(self) -> tuple[HolderSeen, ...]:
+        """Every holder that answers or answered, and those that status names and nobody has seen in this term."""
+        kept = self._monitors.values()
+        gone = (*self._gone.values(), *(old for k in kept for old in k.replaced))
+        known = {h.endpoint.holder: h for h in (*gone, *(k.seen for k in kept if k.seen is not None))}
+        for endpoint in self._status.named_holders:
+            if endpoint.holder not in known:
+                known[endpoint.holder] = self._unheard(endpoint)
+        return tuple(known[holder] for holder in sorted(known))
+
+    def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
+        """Holders that may be named to agents of `epoch`: answering, provisioned, and sealed against older ones."""
+        return tuple(h.endpoint for h in self.seen() if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
+
+    def seal(self, holder: HolderId, epoch: int) -> bool:
+        """Begins to seal this holder and to read its index; `changed` is called when that is done, or failed.
+
+        Whether that is still to be done: an index will be read later than now.
+        """
+        kept = self._keeper_of(holder)
+        return kept is not None and kept.seal(epoch)
+
+    @property
+    def layouts_known(self) -> frozenset[str]:
+        """Digests of the layout records that are known here, whoever brought them."""
+        return frozenset(self._layouts)
+
+    async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
+        """Whether each set of layouts that the readings need covers every tensor once; sets not known are left out."""
+        for kept in self._monitors.values():
+            self._layouts.update(kept.probe.layouts)
+        self._learn(layouts)
+        holders = {h.endpoint.holder: h.entries for h in self.seen() if h.state == "Ready"}
+        wanted = layouts_to_check(TierReading(holders, tuple(persistent)))
+        for digests in wanted - set(self._covers):
+            found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
+            if len(found) == len(digests):
+                problem = await asyncio.to_thread(uncovered, found)
+                self._covers[digests] = problem is None
+                if problem is not None:
+                    log.warning("a checkpoint does not count: %s", problem)
+        return dict(self._covers)
+
+    async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int, seconds: float) -> None:
+        """Drops saves from exactly these instances, for at most so many seconds; what fails is planned again.
+
+        Ends also when the world moves on: nothing is dropped while one is Claimed.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+
+        def due() -> bool:
+            world = self._status.world
+            still = world is not None and (world.epoch, world.state) == (epoch, "Committed")
+            return still and loop.time() < until
+
+        calls = []
+        for holder, saves in drops.items():
+            kept = self._keeper_of(holder)
+            if kept is None or kept.seen is None:
+                continue
+            chunks = {m.save: m.chunks for m in kept.seen.entries}
+            todo = [(save, chunks[save]) for save in saves if save in chunks]
+            calls.append(self._told(kept, "drop", kept.call(kept.probe.drop, holder, todo, epoch, due)))
+        await asyncio.gather(*calls)
+        for holder in drops:
+            kept = self._keeper_of(holder)
+            if kept is not None:
+                kept.look()
+
+    async def mark(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """Writes the watermark to every holder that is sealed at `epoch`."""
+        calls = []
+        for endpoint in self.ready(epoch):
+            kept = self._keeper_of(endpoint.holder)
+            if kept is not None:
+                work = kept.call(kept.probe.mark, endpoint.holder, checkpoint, epoch)
+                calls.append(self._told(kept, "mark", work))
+        await asyncio.gather(*calls)
+
+    async def sweep(
+        self, watermark: Checkpoint | None, busy: frozenset[RankSave], settled: Collection[Settled] = ()
+    ) -> None:
+        """The janitor's pass: data without an index entry that was already there on the last pass goes."""
+        world = self._status.world
+        if world is None or world.state != "Committed":
+            self._found = {}
+            return
+        superfluous = partial(orphaned_keys, epoch=world.epoch, watermark=watermark, busy=busy, settled=settled)
+        calls = [
+            self._told(kept, "sweep", self._sweep(kept, world, superfluous))
+            for kept in self._monitors.values()
+            if kept.seen is not None and kept.seen.state == "Ready" and (kept.seen.fence or 0) >= world.epoch
+        ]
+        await asyncio.gather(*calls)
+
+    async def clean(self) -> None:
+        """Removes the job from every holder that answers, and keeps none any more."""
+        kept = tuple(self._monitors.values())
+        for one in kept:
+            await one.stop()
+        await asyncio.gather(*(self._told(one, "clean", one.call(one.probe.clean)) for one in kept))
+        for one in kept:
+            await one.close()
+        self._monitors.clear()
+        self._gone.clear()
+        self._cleaned = True
+        self._changed(True)
+
+    async def close(self) -> None:
+        """Ends every task and thread; holders stay as they are. A call under way is waited for (≤ its time limit)."""
+        for kept in self._monitors.values():
+            await kept.stop()
+        await asyncio.gather(*self._leaving)
+        await asyncio.to_thread(self._pool.shutdown, True)
+        for kept in self._monitors.values():
+            await kept.close()
+        self._monitors.clear()
+
+    async def _sweep(self, kept: HolderMonitor, world: World, superfluous: Callable[[_Found, _Found], _Found]) -> None:
+        assert kept.seen is not None, "only holders that answered are swept"
+        holder = kept.seen.endpoint.holder
+        found = await kept.call(kept.probe.unindexed)
+        left = superfluous(found, self._found.get(holder, {}))
+        self._found[holder] = found
+        if left and self._status.world == world:
+            gone = await kept.call(kept.probe.sweep, holder, left, world.epoch)
+            log.info("%s: %d keys without an index entry were removed", holder, gone)
+
+    async def _told(self, kept: HolderMonitor, what: str, work: Awaitable[object]) -> None:
+        """Carries one call out; a failure is counted and logged, for the next plan asks again."""
+        try:
+            await work
+        except SurefootError as error:
+            metrics.holder_failures.labels(what).inc()
+            log.warning("%s on %s failed: %s", what, kept.place.node, error)
+
+    def _keeper_of(self, holder: HolderId) -> HolderMonitor | None:
+        kept = self._monitors.get(holder.node)
+        return kept if kept is not None and kept.seen is not None and kept.seen.endpoint.holder == holder else None
+
+    def _retire(self, kept: HolderMonitor) -> None:
+        """The process there ended or was replaced: what it held is gone for good."""
+        del self._monitors[kept.place.node]
+        if kept.seen is not None:
+            self._gone[kept.seen.endpoint.holder] = replace(kept.seen, state="Gone", since_seconds=self._clock())
+        self._collect(kept)
+        self._begin_letting_go(kept)
+
+    def _begin_letting_go(self, kept: HolderMonitor) -> None:
+        task = asyncio.create_task(self._let_go(kept))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    @staticmethod
+    async def _let_go(kept: HolderMonitor) -> None:
+        await kept.stop()
+        await kept.close()
+
+    def _collect(self, kept: HolderMonitor) -> None:
+        while kept.replaced:
+            gone = kept.replaced.pop()
+            self._gone[gone.endpoint.holder] = gone
+
+    def _remember(self, places: Sequence[HolderPlace]) -> None:
+        """Gone is known of those that status names; of others nobody asks."""
+        for one in self._monitors.values():
+            self._collect(one)
+        named = {endpoint.holder: endpoint for endpoint in self._status.named_holders}
+        by_node = {place.node: place for place in places}
+        for holder, endpoint in named.items():
+            place, kept = by_node.get(holder.node), self._monitors.get(holder.node)
+            other = kept is not None and kept.seen is not None and kept.seen.endpoint.holder != holder
+            dead = place is not None and not place.running
+            if (other or dead) and holder not in self._gone:
+                self._gone[holder] = HolderSeen(endpoint, "Gone", self._clock())
+        self._gone = {holder: seen for holder, seen in self._gone.items() if holder in named}
+
+    def _learn(self, layouts: Mapping[str, str]) -> None:
+        """Layout records that a listing brought; one that is damaged is left out."""
+        for digest, text in layouts.items():
+            if digest in self._layouts:
+                continue
+            try:
+                if xxhash.xxh3_64_hexdigest(text.encode()) == digest:
+                    self._layouts[digest] = Layout.from_json(text)
+                    continue
+                raise ProtocolError("its bytes do not match its digest")
+            except ProtocolError as error:
+                metrics.holder_damaged.inc()
+                log.warning("layout %s of the persistent tier is damaged: %s", digest, error)
+
+    def _unheard(self, endpoint: HolderEndpoint) -> HolderSeen:
+        """Named in status, and not seen in this term."""
+        kept = self._monitors.get(endpoint.holder.node)
+        silent = HolderSeen(endpoint, "Silent", self._clock_of_world())
+        return silent if kept is None else replace(silent, trouble=kept.trouble, refusing=kept.refusing)
+
+    def _clock_of_world(self) -> float:
+        world = self._status.world
+        now = self._clock()
+        return min(world.changed_seconds, now) if world is not None else now  # another leader's clock may be ahead

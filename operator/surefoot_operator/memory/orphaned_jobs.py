@@ -1,0 +1,98 @@
+"""What jobs left on holders that exist no more: found by a list of all jobs, removed whole after a long patience.
+
+The fallback of a deletion that no leader saw, or that a holder was away for. `absences` decides and is pure;
+`OrphanSweep` asks the holders and removes. Owned by the leader's upkeep of the memory tier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from surefoot.errors import SurefootError
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot_operator import metrics
+from surefoot_operator.memory.holder_place import HolderPlace
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 600.0
+"""A job that was missing from every list for so long is gone, and not hidden by an API server that was restored."""
+LONGEST_GAP_SECONDS = 180.0
+"""Further apart than this, two lists say nothing about the time between them: counting begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absences:
+    """Job uid -> when it was first missing, of those that holders still know; `listed`: the newest list's time."""
+
+    since: Mapping[str, float] = field(default_factory=dict)
+    listed: float | None = None
+
+
+def absences(before: Absences, live: Collection[str], found: Collection[str], now: float) -> Absences:
+    """`live`: every job of a list that was read through a quorum. `found`: jobs that some holder has keys of."""
+    known = before.since
+    if before.listed is None or now - before.listed > LONGEST_GAP_SECONDS or now < before.listed:
+        known = {}
+    return Absences({job: known.get(job, now) for job in sorted(set(found) - set(live))}, now)
+
+
+def orphaned_jobs(absent: Absences) -> tuple[str, ...]:
+    """The jobs that may go whole."""
+    now = absent.listed
+    return tuple(job for job, since in absent.since.items() if now is not None and now - since >= PATIENCE_SECONDS)
+
+
+class OrphanSweep:
+    """`observe` with each list of all jobs. `user`: the name of a job's account. For one event loop."""
+
+    def __init__(self, user: Callable[[str], str], call_seconds: float, threads: int = 4) -> None:
+        self._user, self._call_seconds = user, call_seconds
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="orphans")
+        self._absent = Absences()
+
+    async def observe(self, live: Collection[str], places: Sequence[HolderPlace], now: float) -> None:
+        """`live`: uids of every job that exists, as of after the last call. A holder that does not answer keeps what
+        it has, and is asked again the next time."""
+        running = [place for place in places if place.running]
+        found = await asyncio.gather(*(self._on(place, self._jobs) for place in running))
+        by_place = dict(zip(running, found, strict=True))
+        everywhere = {job for jobs in found for job in jobs}
+        self._absent = absences(self._absent, live, everywhere, now)
+        gone = set(orphaned_jobs(self._absent))
+        metrics.orphans.set(len(self._absent.since))
+        for place, jobs in by_place.items():
+            for job in sorted(gone.intersection(jobs)):
+                if await self._on(place, self._remove, job):
+                    log.info("job %s exists no more: what it had on %s is removed", job, place.node)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown, True)
+
+    async def _on(self, place: HolderPlace, work: Callable[..., frozenset[str]], *arguments: str) -> frozenset[str]:
+        """Runs `work` with a connection of its own, in a thread; nothing where the holder does not answer."""
+
+        def call() -> frozenset[str]:
+            admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
+            try:
+                return work(admin, *arguments)
+            except SurefootError as error:
+                metrics.holder_failures.labels("orphans").inc()
+                log.info("looking for jobs that are gone: %s", error)
+                return frozenset()
+            finally:
+                admin.close()
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    @staticmethod
+    def _jobs(admin: HolderAdmin) -> frozenset[str]:
+        return admin.jobs()
+
+    def _remove(self, admin: HolderAdmin, job: str) -> frozenset[str]:
+        admin.remove_job(job, self._user(job))
+        return frozenset((job,))

@@ -1,0 +1,37 @@
+"""Which data without an index entry may go. Pure; called by `memory.job_holders` with what two passes found.
+
+A save under way has data and no index entry yet, so nothing goes on one look: only what was there on two looks some
+time apart, and only where nobody could still be about to commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.settled import Settled
+
+
+def orphaned_keys(
+    now: Mapping[RankSave, tuple[str, ...]],
+    before: Mapping[RankSave, tuple[str, ...]],
+    epoch: int,
+    watermark: Checkpoint | None,
+    busy: frozenset[RankSave],
+    settled: Collection[Settled] = (),
+) -> dict[RankSave, tuple[str, ...]]:
+    """Keys to remove from a holder that is sealed at `epoch` (committed), by the save that they are of.
+
+    Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark
+    were given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`)
+    never become a checkpoint.
+    """
+    gone: dict[RankSave, tuple[str, ...]] = {}
+    for save, names in now.items():
+        passed = save.epoch == epoch and watermark is not None and save.step < watermark.step
+        missed = save.epoch == epoch and any(said.misses(save.step) for said in settled)
+        if save in before and save not in busy and (save.epoch < epoch or passed or missed):
+            both = tuple(name for name in names if name in before[save])
+            if both:
+                gone[save] = both
+    return gone

@@ -1,0 +1,170 @@
+"""Carries out what plan and upkeep ask for: fabric calls, orders to agents, calls to holders. Called by `reconcile.loop`.
+
+Nothing here decides. Each action is idempotent, and none waits for another: what is refused is returned, and the next
+plan says what is left to do. Seals, listings and talk come first, for training waits for them; workers are asked for
+beside the loop (`worker_calls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any
+
+from surefoot.protocol.identities import HolderId, RankSave, WorkerId
+from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
+from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator.orders import Orders
+from surefoot_operator.coordinator.sessions import Sessions
+from surefoot_operator.errors import FabricError
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import (
+    Action,
+    CleanMemory,
+    CopySave,
+    CreateWorker,
+    DeleteJob,
+    DeleteWorker,
+    DropPersisted,
+    DropSaves,
+    ListPersistentTier,
+    LookAround,
+    MaintenanceAction,
+    PromoteSaves,
+    ProposeHold,
+    PurgePersistent,
+    RetireWorkers,
+    SealHolder,
+    SetFinalizer,
+)
+from surefoot_operator.reconcile.background import Background
+from surefoot_operator.reconcile.dependencies import Dependencies
+from surefoot_operator.reconcile.worker_calls import WorkerCalls
+
+
+async def carry_out(
+    dependencies: Dependencies, calls: WorkerCalls, actions: Iterable[Action], seen: Observed
+) -> tuple[FabricError, ...]:
+    """A plan's actions; what the fabric would not do of those that are no worker's is returned."""
+    actions, errors = tuple(actions), list[FabricError]()
+    for action in actions:
+        try:
+            await _one(dependencies, action, seen)
+        except FabricError as error:
+            errors.append(error)
+    for action in actions:
+        if isinstance(action, DeleteWorker):
+            calls.delete(action, _delete(dependencies, action))
+        elif isinstance(action, CreateWorker):
+            calls.create(action, _create(dependencies, action, seen))
+    # known before they exist: an agent may be quicker than our next look
+    dependencies.channel.know({WorkerId(w.index, w.attempt) for w in seen.workers} | calls.under_way())
+    return tuple(errors)
+
+
+async def _one(dependencies: Dependencies, action: Action, seen: Observed) -> None:
+    if isinstance(action, CleanMemory):
+        await dependencies.memory.clean()
+    elif isinstance(action, SealHolder):
+        _seal(dependencies, action)
+    elif isinstance(action, SetFinalizer):
+        await dependencies.fabric.hold_job(action.held)
+    elif isinstance(action, PurgePersistent):
+        await dependencies.fabric.purge(action.attempt, dependencies.environment(seen.job, CreateWorker(0, 0)))
+    elif isinstance(action, DeleteJob):
+        await dependencies.fabric.delete_job()
+    elif not isinstance(action, CreateWorker | DeleteWorker):
+        _ask(dependencies, action, seen)
+
+
+def _create(
+    dependencies: Dependencies, action: CreateWorker, seen: Observed
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    return lambda: dependencies.fabric.create_worker(action, dependencies.environment(seen.job, action))
+
+
+def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Coroutine[Any, Any, None]]:
+    return lambda: dependencies.fabric.delete_worker(action)
+
+
+def carry_out_maintenance(
+    dependencies: Dependencies, actions: Iterable[MaintenanceAction], seen: Observed, background: Background
+) -> None:
+    """An upkeep's actions: agents are asked, holders are called in the background."""
+    drops: dict[HolderId, tuple[RankSave, ...]] = {}
+    expires: list[float] = []
+    uploads: dict[WorkerId, PromoteSave] = {}
+    for action in actions:
+        if isinstance(action, DropSaves):
+            drops[action.holder] = action.saves
+            expires.append(action.expires_seconds)
+        elif isinstance(action, PromoteSaves):
+            uploads[action.worker] = PromoteSave(action.epoch, action.saves)
+        elif isinstance(action, SealHolder):
+            _seal(dependencies, action)
+        else:
+            _ask(dependencies, action, seen)
+    _order(dependencies, lambda orders: order_book.promote(orders, uploads))
+    world = seen.status.world
+    if drops and world is not None:
+        left, epoch = min(expires) - dependencies.clock(), world.epoch
+        background.start("drops", lambda: dependencies.memory.drop(drops, epoch, left))
+
+
+def repairing(sessions: Sessions) -> frozenset[RankSave]:
+    """Rank saves that an agent is copying now: their data may lack an index entry."""
+    messages = (order.message for order in sessions.orders.outstanding.values())
+    return frozenset(m.save for m in messages if isinstance(m, RepairSave))
+
+
+def _seal(dependencies: Dependencies, action: SealHolder) -> None:
+    world = dependencies.channel.sessions.world
+    if dependencies.memory.seal(action.holder, action.epoch) and world is not None and world.state == "Claimed":
+        # a listing must come after the last index that was read: data moves from memory to the persistent tier
+        _order(dependencies, order_book.void_listing)
+
+
+def _ask(
+    dependencies: Dependencies,
+    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | CopySave | DropPersisted,
+    seen: Observed,
+) -> None:
+    now = dependencies.clock()
+    if isinstance(action, RetireWorkers):
+        workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
+        message = Retire(action.reason, action.exit_code)
+        _order(dependencies, lambda orders: order_book.retire(orders, workers, message))
+    elif isinstance(action, ListPersistentTier):
+        there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
+        if there:
+            wish, known = action, dependencies.memory.layouts_known
+            _order(
+                dependencies,
+                lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job, known),
+            )
+    elif isinstance(action, LookAround):
+        look = action
+        _order(dependencies, lambda orders: order_book.look(orders, look.worker, look.epoch, look.holders, now))
+    elif isinstance(action, ProposeHold):
+        world = seen.status.world
+        members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
+        hold = action
+        _order(
+            dependencies, lambda orders: order_book.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now)
+        )
+    elif isinstance(action, CopySave):
+        copy = action
+        _order(
+            dependencies,
+            lambda orders: order_book.repair(orders, copy.worker, copy.epoch, copy.save, copy.source, copy.target, now),
+        )
+    else:
+        drop = action
+        _order(
+            dependencies,
+            lambda orders: order_book.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
+        )
+
+
+def _order(dependencies: Dependencies, transition: Callable[[Orders], Orders]) -> None:
+    dependencies.channel.change(lambda sessions: replace(sessions, orders=transition(sessions.orders)))

@@ -1,0 +1,77 @@
+"""What a reconciler stands on, and the one snapshot that a plan is made from. Called by `reconcile.loop`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from surefoot.protocol.identities import WorkerId
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.orders import upload_seconds
+from surefoot_operator.coordinator.sessions import seen as sessions_seen
+from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
+from surefoot_operator.memory import JobHolders
+from surefoot_operator.observed import CreateSeen, Observed
+from surefoot_operator.policy.actions import CreateWorker
+from surefoot_operator.policy.clock_skew import not_ahead
+from surefoot_operator.policy.lifecycle.invalid_spec import accepted
+from surefoot_operator.settings import OperatorSettings
+
+Environment = Callable[[TrainingJob, CreateWorker], WorkerEnvironment]
+"""What a new worker must be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    fabric: Fabric
+    channel: AgentChannel
+    memory: JobHolders
+    environment: Environment
+    settings: OperatorSettings
+    clock: Callable[[], float]
+    """Unix seconds, which only grow: no step of the wall clock moves them."""
+    epoch_token: Callable[[int], str]
+    """The secret of an epoch: the same from every leader, and in no status."""
+    turns: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
+    """How many jobs reconcile at one moment; all that share an event loop share it."""
+
+
+async def observed(
+    dependencies: Dependencies, shown: FabricSeen, term_seconds: float, creates: tuple[CreateSeen, ...] = ()
+) -> Observed:
+    """Everything known now, as one value. `shown` was looked up just before; `creates` are still asked for."""
+    orders = dependencies.channel.sessions.orders
+    listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
+    covers = await dependencies.memory.covers(listed, {**orders.older_layouts, **orders.layouts})
+    sessions = dependencies.channel.sessions
+    hold = sessions.orders.hold
+    now = dependencies.clock()
+    return Observed(
+        now=now,
+        term_seconds=term_seconds,
+        job=shown.job,
+        status=not_ahead(accepted(shown.status), now, shown.job.spec.failure_policy.eval_period_seconds),
+        workers=shown.workers,
+        nodes=shown.nodes,
+        sessions=sessions_seen(sessions),
+        holders=dependencies.memory.seen(),
+        persistent=sessions.orders.persistent,
+        older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot
+        hold=hold.seen if hold is not None else None,
+        covers=covers,
+        promoted=sessions.orders.promoted,
+        stumbled=sessions.orders.stumbled,
+        sights=sessions.orders.sights,
+        upload_seconds=upload_seconds(orders, shown.status.floor),
+        memory_cleaned=dependencies.memory.cleaned,
+        purges=shown.purges,
+        refusal=shown.refusal,
+        free_nodes=shown.free_nodes,
+        creates=creates,
+    )
+
+
+def worker_ids(shown: FabricSeen) -> frozenset[WorkerId]:
+    return frozenset(WorkerId(w.index, w.attempt) for w in shown.workers)

@@ -1,0 +1,102 @@
+"""Tells people what happened to a job, beside its rounds and no more than they can read.
+
+Each event is a call to the API server, one after another: within a round they would hold up the next plan, and agents may
+send notices of any text as fast as they like. Owned by the reconciler. Everything is logged, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from surefoot_operator import metrics, names
+from surefoot_operator.errors import FabricError
+from surefoot_operator.policy.actions import Event
+
+log = logging.getLogger(__name__)
+
+MINUTE_SECONDS = 60.0
+MOST_OF_PLANS = 120
+MOST_OF_AGENTS = 20
+"""Within a minute, of what plans and of what agents say."""
+_AT_ONCE = 16
+_FLUSH_SECONDS = 2.0
+
+Record = Callable[[Sequence[Event]], Awaitable[None]]
+
+
+class EventBudget:
+    """So many within any minute. Says how many were left out, once there is room again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._told: deque[float] = deque()
+        self._left_out = 0
+
+    def allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
+        """Those that may be told at `now`, on a clock that never goes back."""
+        while self._told and now - self._told[0] >= MINUTE_SECONDS:
+            self._told.popleft()
+        allowed: list[Event] = []
+        for event in events:
+            if len(self._told) >= self._most:
+                self._left_out += 1
+                metrics.events_left_out.inc()
+                continue
+            if self._left_out:
+                text = f"{self._left_out} events before this one stand in the operator's log only: too many in a minute"
+                allowed.append(Event(names.EVENTS_LEFT_OUT, text, warning=True))
+                self._told.append(now)
+                self._left_out = 0
+            allowed.append(event)
+            self._told.append(now)
+        return tuple(allowed)
+
+
+class EventRecorder:
+    """One job's. `say`, and `close` once; `flush` where what comes next ends the job."""
+
+    def __init__(self, record: Record, clock: Callable[[], float]) -> None:
+        self._record, self._clock = record, clock
+        self._plans, self._agents = EventBudget(MOST_OF_PLANS), EventBudget(MOST_OF_AGENTS)
+        self._waiting: deque[Event] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def say(self, events: Iterable[Event], of_agents: bool = False) -> None:
+        """Logs them all, and has those told that are not too many."""
+        events = tuple(events)
+        for event in events:
+            log.log(logging.WARNING if event.warning else logging.INFO, "%s: %s", event.reason, event.message)
+        budget = self._agents if of_agents else self._plans
+        self._waiting.extend(budget.allowed(events, self._clock()))
+        if self._waiting and self._task is None:
+            self._task = asyncio.create_task(self._tell(), name="events")
+            self._task.add_done_callback(self._ended)
+
+    async def flush(self) -> None:
+        """Waits until what was said is told, a little while."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_FLUSH_SECONDS)
+
+    async def close(self) -> None:
+        await self.flush()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _tell(self) -> None:
+        while self._waiting:
+            some = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+            try:
+                await self._record(some)
+            except FabricError as error:
+                metrics.reconcile_failures.labels("events").inc()
+                log.warning("%d events are in this log only: %s", len(some), error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            metrics.reconcile_failures.labels("events").inc()
+            log.error("telling events failed: %s", error, exc_info=error)

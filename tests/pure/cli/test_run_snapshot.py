@@ -1,0 +1,109 @@
+"""What people watch while a run lasts: how far, how fast, why it waits, and no rank that is gone."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from surefoot_operator.api.spec import TOTAL_STEPS
+from surefoot_operator.api.status import Member, World
+from surefoot_operator.cli import run_snapshot
+from surefoot_operator.cli.cli_errors import UsageError
+from surefoot_operator.cli.ledger import LedgerLine
+from surefoot_operator.cli.local import _total_steps
+from surefoot_operator.cli.run_snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
+from surefoot_operator.cli.view import drawn
+
+WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
+RUNNING = RunSnapshot("gpt", "Running", "epoch 2 runs", 2, 2, 40, 160, 4.0, 1.25, 35, 1.5, ())
+
+
+def test_a_rank_that_had_another_number_in_an_older_epoch_is_shown_once() -> None:
+    ranks = {0: LedgerLine(1, 6, 0, 1.9, None, 0.0), 1: LedgerLine(2, 40, 1, 1.2, None, 0.0)}
+    assert [(line.rank, line.step) for line in newest_of(ranks, WORLD)] == [(1, 40)]
+    assert newest_of(ranks, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("world", "member", "words"),
+    [
+        (None, False, "warming up (importing torch and the program's modules) or waiting to join, since 12 s"),
+        (WORLD, True, "restoring and making its first step, since 7 s"),
+        (World(3, "Claimed", changed_seconds=100.0), True, "stopped until the new world begins, since 7 s"),
+        (WORLD, False, "warming up (importing torch and the program's modules) or waiting to join, since 12 s"),
+    ],
+)
+def test_a_worker_without_a_step_says_what_it_is_busy_with(world: World | None, member: bool, words: str) -> None:
+    assert doing(world, member, created_seconds=95.0, now=107.0) == words
+
+
+def test_pace_is_of_the_present_world_and_slows_down_when_nothing_comes() -> None:
+    pace = ProgressRate()
+    assert pace.steps_per_second(0.0, 1, 0) is None
+    assert pace.steps_per_second(1.0, 1, 1) is None
+    assert pace.steps_per_second(2.0, 1, 5) == 4.0
+    assert pace.steps_per_second(5.0, 1, 5) == 1.0
+    assert pace.steps_per_second(6.0, 2, 30) is None  # restored there: no step was made for it
+    assert pace.steps_per_second(8.0, 2, 34) == 2.0
+    for second in range(9, 60):
+        pace.steps_per_second(second, 2, 34 + 10 * (second - 8))
+    assert pace.steps_per_second(60.0, 2, 34 + 10 * 52) == pytest.approx(10.0)
+
+
+def test_the_headline_says_how_far_how_fast_and_until_when() -> None:
+    said = RUNNING.headline()
+    assert "step 40 of 160 (25%)" in said
+    assert "4 steps/s  30 s left" in said
+    assert "checkpoint step 35, 1.5 s old" in said
+
+
+def test_without_a_total_there_is_a_rate_and_no_guess_at_the_end() -> None:
+    unknown = RunSnapshot("gpt", "Running", "", 2, 2, 40, None, 4.0, None, None, None, ())
+    assert unknown.left_seconds is None
+    assert "4 steps/s" in unknown.headline()
+    assert "left" not in unknown.headline()
+
+
+def test_what_it_waits_for_is_said_once_for_all_that_wait_alike() -> None:
+    rows = (
+        Row("node-0", "up", "worker-0-1", "warming up"),
+        Row("node-1", "up", "worker-1-1", "warming up"),
+        Row("node-2", "up"),
+    )
+    waiting = RunSnapshot("gpt", "Pending", "waiting for workers", None, 0, 0, 160, None, None, None, None, rows)
+    assert waiting.waits() == "waiting for workers; worker-0-1, worker-1-1 warming up"
+    assert RUNNING.waits() == ""
+
+
+def test_a_terminal_shows_bar_rows_and_nothing_that_it_would_obey() -> None:
+    rows = (Row("node-0", "up", "worker-0-1", "", (LedgerLine(2, 40, 0, 1.25, None, 0.0),)), Row("node-1", "down"))
+    body = RunSnapshot("g\x1b[2J", "Running", "", 2, 1, 40, 160, 4.0, 1.25, None, None, rows)
+    stream = io.StringIO()
+    Console(file=stream, width=150, force_terminal=False).print(drawn(body))
+    said = stream.getvalue()
+    assert next(line for line in said.splitlines() if "━" in line).strip(" ━╸╺") == ""  # a line of its own
+    assert "\x1b" not in said
+    assert [line.split("│")[1:4] for line in said.splitlines() if "node-" in line] == [
+        [" node-0 ", " up    ", " worker-0-1 "],
+        [" node-1 ", " down  ", "            "],
+    ]
+
+
+def test_a_clock_is_short() -> None:
+    assert [run_snapshot.clock(s) for s in (0.4, 59.9, 60, 185, 7800)] == ["0 s", "59 s", "1:00", "3:05", "2:10:00"]
+
+
+@pytest.mark.parametrize("said", ["many", "0", "-1", "9" * 30, "1.5", "²"])
+def test_a_total_that_is_no_number_of_steps_is_refused(said: str) -> None:
+    with pytest.raises(UsageError, match="how many steps the program makes"):
+        _total_steps(Path("job.yaml"), {"metadata": {"annotations": {TOTAL_STEPS: said}}})
+
+
+def test_the_examples_total_is_what_its_program_is_told() -> None:
+    body = yaml.safe_load((Path(__file__).parents[3] / "examples" / "gpt.yaml").read_text(encoding="utf-8"))
+    args = body["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert body["metadata"]["annotations"][TOTAL_STEPS] == args[args.index("--steps") + 1]

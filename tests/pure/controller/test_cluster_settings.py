@@ -1,0 +1,82 @@
+"""The operator's own settings: where each comes from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surefoot_operator.controller.cluster_settings import BadSetting, cluster_settings
+
+
+def test_in_a_pod_the_environment_says_enough() -> None:
+    found = cluster_settings({"SUREFOOT_NAMESPACE": "sf", "SUREFOOT_POD_NAME": "operator-x"}, [], life="abc")
+    assert found.namespace == "sf"
+    assert found.identity == found.pod_name == "operator-x"
+    assert found.coordinator_url == "wss://surefoot-coordinator.sf.svc:8443/v1/agents"
+    assert found.kubeconfig is None
+    assert (found.coordinator_port, found.metrics_port) == (8443, 8080)
+    assert found.agent_command == ("surefoot-agent", "--")
+    assert not found.memory_tls
+
+
+def test_its_own_files_name_the_namespace_and_its_host_the_pod() -> None:
+    found = cluster_settings({"HOSTNAME": "operator-y"}, [], "from-a-file")
+    assert (found.namespace, found.pod_name) == ("from-a-file", "operator-y")
+    assert cluster_settings({}, []).namespace == "surefoot-system"
+
+
+def test_flags_win_over_variables() -> None:
+    environment = {"SUREFOOT_NAMESPACE": "a", "SUREFOOT_COORDINATOR_PORT": "1", "SUREFOOT_LOG_LEVEL": "debug"}
+    found = cluster_settings(environment, ["--namespace", "b", "--coordinator-port", "2"])
+    assert (found.namespace, found.coordinator_port, found.log_level) == ("b", 2, "DEBUG")
+
+
+def test_on_a_desk_two_of_one_name_are_two() -> None:
+    flags = ["--kubeconfig", "some/file", "--pod-name", "me"]
+    first, second = (cluster_settings({}, flags, life=life) for life in ("1", "2"))
+    assert first.kubeconfig == Path("some/file")
+    assert first.pod_name == second.pod_name == "me"
+    assert first.identity != second.identity
+
+
+def test_every_other_variable_is_read() -> None:
+    environment = {
+        "SUREFOOT_ONLY_NAMESPACE": "team",
+        "SUREFOOT_LEASE_NAME": "lease",
+        "SUREFOOT_TLS_SECRET": "tls",
+        "SUREFOOT_KEYS_SECRET": "keys",
+        "SUREFOOT_MEMORY_ADMIN_SECRET": "admin",
+        "SUREFOOT_MEMORY_DAEMONSET": "memory",
+        "SUREFOOT_MEMORY_TLS": "1",
+        "SUREFOOT_MEMORY_SOCKET_FOLDER": "/run/surefoot",
+        "SUREFOOT_AGENT_COMMAND": "python -m surefoot.agent 'a b' --",
+        "SUREFOOT_RUNTIME_IMAGE": "registry/image:1",
+        "SUREFOOT_METRICS_PORT": "0",
+    }
+    found = cluster_settings(environment, [])
+    assert found.only_namespace == "team"
+    assert (found.lease_name, found.tls_secret, found.keys_secret) == ("lease", "tls", "keys")
+    assert (found.memory_admin_secret, found.memory_daemonset, found.memory_tls) == ("admin", "memory", True)
+    assert found.memory_socket_folder == "/run/surefoot"
+    assert found.agent_command == ("python", "-m", "surefoot.agent", "a b", "--")
+    assert (found.runtime_image, found.metrics_port) == ("registry/image:1", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("SUREFOOT_COORDINATOR_URL", "https://x/v1/agents", "it has the form wss://HOST:PORT/v1/agents"),
+        ("SUREFOOT_COORDINATOR_URL", "wss:///v1/agents", "it has the form"),
+        ("SUREFOOT_COORDINATOR_PORT", "70000", "a port from 0 to 65535 is needed"),
+        ("SUREFOOT_METRICS_PORT", "http", "a port from 0 to 65535 is needed"),
+        ("SUREFOOT_MEMORY_TLS", "yes", "0 or 1 is needed"),
+        ("SUREFOOT_MEMORY_SOCKET_FOLDER", "run/surefoot", "a folder's whole path is needed"),
+        ("SUREFOOT_AGENT_COMMAND", "a 'b", "a command line is needed"),
+        ("SUREFOOT_AGENT_COMMAND", " ", "a command line is needed"),
+        ("SUREFOOT_LOG_LEVEL", "LOUD", "one of DEBUG, INFO, WARNING, ERROR is needed"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(name: str, text: str, sentence: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} is .*{sentence}"):
+        cluster_settings({name: text}, [])

@@ -1,0 +1,198 @@
+"""What pods of the API mean, and how a status becomes a patch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.status import Condition, JobStatus, World, stamp
+from surefoot_operator.api.status_json import status_to_json
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import labels, pod_observations, status_patch
+from surefoot_operator.memory import TierAccess
+
+JOB: dict[str, Any] = {
+    "apiVersion": "surefoot.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "gpt", "uid": "u"},
+    "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "trainer", "command": ["a"]}]}}},
+}
+
+
+def pod(phase: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    labels = {"surefoot.dev/worker-index": "1", "surefoot.dev/attempt": "3"}
+    metadata = {"name": "p", "uid": "x", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = {"phase": phase, "containerStatuses": list(containers), **fields}
+    return {"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}, "status": found}
+
+
+def container(name: str, **state: Any) -> dict[str, Any]:
+    return {"name": name, "containerID": "containerd://1", "state": state}
+
+
+@pytest.mark.parametrize(
+    ("found", "phase", "code"),
+    [
+        (pod("Pending"), "Pending", None),
+        (pod("Running", container("trainer", running={})), "Running", None),
+        (pod("Running", container("trainer", waiting={}), container("side", running={})), "Pending", None),
+        (
+            pod("Running", container("trainer", terminated={"exitCode": 137}), container("side", running={})),
+            "Failed",
+            -9,
+        ),
+        (pod("Succeeded", container("trainer", terminated={"exitCode": 0})), "Succeeded", 0),
+        (pod("Failed", container("trainer", terminated={"exitCode": 42})), "Failed", 42),
+        (pod("Failed", reason="Evicted"), "Failed", None),
+        (pod("Strange"), "Unknown", None),
+    ],
+)
+def test_the_trainers_container_says_how_a_worker_is(found: dict[str, Any], phase: str, code: int | None) -> None:
+    worker = pod_observations.worker(found)
+    assert (worker.index, worker.attempt, worker.node, worker.phase) == (1, 3, "n1", phase)
+    assert worker.exit_code == code
+    assert worker.lingering == (phase == "Failed" and found["status"]["phase"] == "Running")
+
+
+def test_a_worker_that_waits_says_for_what() -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    assert pod_observations.worker(pod("Pending", container("trainer", waiting=waiting))).message.endswith(
+        "no such image"
+    )
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+    assert (
+        pod_observations.worker(pod("Failed", reason="x", conditions=[evicted])).message
+        == "EvictionByEvictionAPI: drained"
+    )
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    assert pod_observations.worker(pod("Pending", conditions=[condition])).message == "0/3 nodes are available"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (pod("Pending", container("trainer", waiting={"reason": "ImagePullBackOff", "message": "no"})), "ImagePull"),
+        (pod("Pending", container("trainer", waiting={"reason": "InvalidImageName"})), "InvalidImageName"),
+        (pod("Pending", container("trainer", waiting={"reason": "CreateContainerConfigError"})), "CreateContainer"),
+        (
+            pod("Pending", container("side", waiting={"reason": "ErrImagePull"}), container("trainer", waiting={})),
+            "Err",
+        ),
+        (
+            pod(
+                "Failed",
+                container("trainer", waiting={"reason": "PodInitializing"}),
+                initContainerStatuses=[container("fetch", terminated={"exitCode": 1, "message": "no\nsuch key"})],
+            ),
+            "init container fetch ended with exit code 1: such key",
+        ),
+        (pod("Pending", container("trainer", waiting={"reason": "ContainerCreating"})), ""),
+        (pod("Pending", container("trainer", waiting={"reason": "PodInitializing"})), ""),
+        (pod("Failed", reason="Evicted"), ""),
+        (pod("Failed", container("trainer", terminated={"exitCode": 42})), ""),
+        (pod("Running", container("trainer", running={})), ""),
+    ],
+)
+def test_why_a_worker_cannot_be_started_is_its_kubelets_word(found: dict[str, Any], why: str) -> None:
+    assert pod_observations.worker(found).unstarted.startswith(why)
+    assert bool(pod_observations.worker(found).unstarted) == bool(why)
+
+
+def test_foreign_labels_are_an_error_and_no_worker() -> None:
+    found = pod("Running")
+    found["metadata"]["labels"]["surefoot.dev/attempt"] = "x"
+    with pytest.raises(FabricError, match="delete the pod"):
+        pod_observations.worker(found)
+
+
+def test_a_holder_is_unknown_until_it_began_and_another_with_each_container() -> None:
+    assert pod_observations.holder(pod("Pending"), False, "z", TierAccess("a", "b")) is None
+    running = pod("Running", container("redis", running={}), podIP="10.0.0.1")
+    place = pod_observations.holder(running, False, "z", TierAccess("a", "b"))
+    assert place is not None
+    assert (place.node, place.host, place.port, place.process) == ("n1", "10.0.0.1", 6379, "x/containerd://1")
+    assert place.running
+    for found, gone in ((running, True), (pod("Running", container("redis", waiting={}), podIP="10.0.0.1"), False)):
+        place = pod_observations.holder(found, gone, "z", TierAccess("a", "b"))
+        assert place is not None
+        assert not place.running
+
+
+def test_the_holder_is_the_container_with_the_port_and_not_its_companion() -> None:
+    beside = {"name": "companion", "containerID": "containerd://2", "state": {"waiting": {}}}
+    found = pod("Running", beside, container("server", running={}), podIP="10.0.0.1")
+    ports = [{"name": "metrics", "containerPort": 9465}], [{"name": "redis", "containerPort": 7000}]
+    found["spec"]["containers"] = [
+        {"name": "companion", "ports": ports[0]},
+        {"name": "server", "ports": ports[1]},
+    ]
+    place = pod_observations.holder(found, False, "z", TierAccess("a", "b"))
+    assert place is not None
+    assert (place.process, place.port, place.running) == ("x/containerd://1", 7000, True)
+    assert place.settling
+    found["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    again = pod_observations.holder(found, False, "z", TierAccess("a", "b"))
+    assert again == replace(place, settling=False)
+
+
+def test_a_patch_tests_the_status_that_it_stands_on() -> None:
+    stored: dict[str, Any] = {"metadata": {"uid": "u"}}
+    assert status_patch.stored_stamp(stored) == stamp(JobStatus())
+    paths = [(o["op"], o["path"]) for o in status_patch.operations(stored, {}, stamp(JobStatus()))]
+    assert paths == [("test", "/metadata/uid"), ("test", "/status"), ("add", "/status")]
+    stored["status"] = {}
+    tests = status_patch.operations(stored, {}, stamp(JobStatus()))[1:3]
+    assert [(o["path"], o["value"]) for o in tests] == [("/status/serial", None), ("/status/world", None)]
+    new = JobStatus(serial=7, world=World(3, "Claimed"))
+    tests = status_patch.operations(stored, {}, stamp(new))[1:4]
+    assert [o["value"] for o in tests] == [7, 3, "Claimed"]
+    assert [o["path"] for o in tests] == ["/status/serial", "/status/world/epoch", "/status/world/state"]
+    stored["status"] = status_to_json(new)
+    assert status_patch.stored_stamp(stored) == stamp(new)
+
+
+def test_a_status_that_is_not_there_is_written_only_by_who_has_seen_none() -> None:
+    """Found on a cluster: a writer that expected a world had its test left out, and wrote."""
+    nobody_wrote = {name: value for name, value in JOB.items() if name != "status"}
+    expecting = stamp(JobStatus(world=World(1, "Claimed")))
+    tests = [o for o in status_patch.operations(nobody_wrote, {}, expecting) if o["op"] == "test"]
+    assert ("/status/world/epoch", 1) in [(o["path"], o["value"]) for o in tests]
+
+
+def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
+    new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
+    first = status_patch.shown(new, (), JOB, 0.0)
+    assert first["checkpointTime"] == "1970-01-01T00:00:00Z"
+    assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00Z"
+    assert (first["ready"], first["replicas"]) == ("0/2", 0)
+    again = status_patch.shown(new, (), {**JOB, "status": first}, 100.0)
+    assert again["checkpointTime"] == first["checkpointTime"]
+    newer = JobStatus(last_complete=Checkpoint(1, 6))
+    assert status_patch.shown(newer, (), {**JOB, "status": first}, 100.0)["checkpointTime"] == "1970-01-01T00:01:40Z"
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (
+            {"exitCode": 1, "message": "Traceback\n  File\nModuleNotFoundError: no torch\n", "reason": "Error"},
+            "ModuleNotFoundError: no torch",
+        ),
+        ({"exitCode": 137, "message": "step 41\nstep 42\n", "reason": "OOMKilled"}, "OOMKilled"),
+        ({"exitCode": 2, "reason": "Error"}, "Error"),
+    ],
+)
+def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
+    metadata = {"name": "p", "uid": "u", "labels": {labels.WORKER_INDEX: "0", labels.ATTEMPT: "1"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": labels.TRAINER, "state": {"terminated": ended}}]}
+    assert pod_observations.worker({"metadata": metadata, "spec": {}, "status": status}).message == said
+
+
+@pytest.mark.parametrize("status", ["True", "False"])
+def test_a_pod_may_be_said_to_end_before_its_deletion_is_seen(status: str) -> None:
+    preempted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler", "message": "x"}
+    found = pod_observations.worker(pod("Running", conditions=[preempted]))
+    assert (found.disrupted, found.deleting) == (status == "True", False)

@@ -1,0 +1,157 @@
+"""How a plan's actions are carried out: each on its own, so that none that is refused or slow holds up another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.builders import running
+from surefoot.protocol.identities import WorkerId
+from surefoot_operator.errors import FabricError
+from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker, SetFinalizer
+from surefoot_operator.reconcile import worker_calls
+from surefoot_operator.reconcile.apply_plan import carry_out
+from surefoot_operator.reconcile.worker_calls import AT_ONCE, WorkerCalls
+
+
+class Recorder:
+    """Parts that note what is begun and ended, and let calls overlap, fail and hang."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.most = self.now = 0
+        self.clock = 1000.0
+        self.known: set[WorkerId] = set()
+        self.fails: set[str] = set()
+        self.hangs: set[str] = set()
+        self.released = asyncio.Event()
+        self.calls = WorkerCalls(lambda: self.clock, lambda: None)
+        self.parts: Any = SimpleNamespace(fabric=self, memory=self, channel=self, environment=lambda job, action: None)
+
+    def know(self, known: set[WorkerId]) -> None:
+        self.known = known
+
+    async def create_worker(self, action: CreateWorker, environment: object) -> None:
+        assert WorkerId(action.index, action.attempt) in self.known
+        await self._call(f"create {action.index}")
+
+    async def delete_worker(self, action: DeleteWorker) -> None:
+        await self._call(f"delete {action.name}")
+
+    async def hold_job(self, held: bool) -> None:
+        await self._call("hold")
+
+    async def clean(self) -> None:
+        await self._call("clean")
+
+    async def carry_out(self, *actions: Action) -> tuple[FabricError, ...]:
+        return await carry_out(self.parts, self.calls, actions, running())
+
+    async def _call(self, what: str) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        if what in self.hangs:
+            await self.released.wait()
+        self.now -= 1
+        if what in self.fails:
+            raise FabricError(f"{what} was refused: exceeded quota")
+        self.said.append(what)
+
+
+@pytest.fixture
+async def recorder() -> AsyncIterator[Recorder]:
+    made = Recorder()
+    yield made
+    await made.calls.close()
+
+
+def creates(indexes: Iterable[int]) -> list[CreateWorker]:
+    return [CreateWorker(index, 1) for index in indexes]
+
+
+def refused(recorder: Recorder) -> list[tuple[int, str]]:
+    return [(c.index, c.refusal) for c in recorder.calls.seen()]
+
+
+async def test_workers_are_asked_for_side_by_side_and_no_more_at_once_than_the_limit(recorder: Recorder) -> None:
+    await recorder.carry_out(*creates(range(3 * AT_ONCE)))
+    await recorder.calls.settled()
+    assert sorted(recorder.said) == sorted(f"create {n}" for n in range(3 * AT_ONCE))
+    assert recorder.most == AT_ONCE
+
+
+async def test_nothing_waits_for_a_worker_that_the_fabric_takes_its_time_about(recorder: Recorder) -> None:
+    recorder.hangs = {"create 2", "delete a"}
+    await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5), CleanMemory(""))
+    assert recorder.said == ["clean"]
+    assert [(c.index, c.attempt, c.under_way) for c in recorder.calls.seen()] == [(2, 5, True)]
+    await recorder.carry_out(DeleteWorker("a", "u", False, ""), CreateWorker(2, 5))
+    recorder.released.set()
+    await recorder.calls.settled()
+    assert sorted(recorder.said) == ["clean", "create 2", "delete a"], "what is under way is not asked for again"
+
+
+async def test_a_refused_worker_keeps_no_other_from_being_made_and_is_asked_for_again_when_due(
+    recorder: Recorder,
+) -> None:
+    recorder.fails = {"create 1"}
+    await recorder.carry_out(*creates(range(3)))
+    await recorder.calls.settled()
+    assert sorted(recorder.said) == ["create 0", "create 2"]
+    assert refused(recorder) == [(1, "create 1 was refused: exceeded quota")]
+    recorder.fails.clear()
+    await recorder.carry_out(CreateWorker(1, 1))
+    assert "create 1" not in recorder.said, "it is not due yet"
+    recorder.clock += worker_calls.REFUSED_SECONDS[0]
+    await recorder.carry_out(CreateWorker(1, 1))
+    await recorder.calls.settled()
+    assert "create 1" in recorder.said
+    assert refused(recorder) == []
+
+
+async def test_pauses_between_refusals_grow_to_a_limit(recorder: Recorder) -> None:
+    recorder.fails = {"create 0"}
+    pauses = []
+    for _ in range(9):
+        await recorder.carry_out(CreateWorker(0, 1))
+        await recorder.calls.settled()
+        (seen,) = recorder.calls.seen()
+        pauses.append(seen.until_seconds - recorder.clock)
+        recorder.clock = seen.until_seconds
+    first, longest = worker_calls.REFUSED_SECONDS
+    assert first * 0.75 <= pauses[0] <= first
+    assert pauses[:4] == sorted(pauses[:4])
+    assert 0.75 * longest <= pauses[-1] <= longest
+
+
+async def test_a_refusal_is_forgotten_once_the_worker_is_there(recorder: Recorder) -> None:
+    recorder.fails = {"create 7"}
+    await recorder.carry_out(CreateWorker(7, 1))
+    await recorder.calls.settled()
+    recorder.calls.shown(running().workers)
+    assert refused(recorder) != [], "the fabric shows no worker 7"
+    recorder.fails = {"create 0"}
+    await recorder.carry_out(CreateWorker(0, 1))
+    await recorder.calls.settled()
+    recorder.calls.shown(running().workers)
+    assert [index for index, _ in refused(recorder)] == [7]
+
+
+async def test_what_cannot_be_done_to_the_job_keeps_nothing_else_from_being_done(recorder: Recorder) -> None:
+    recorder.fails = {"hold"}
+    errors = await recorder.carry_out(SetFinalizer(True), CleanMemory(""), CreateWorker(0, 1))
+    await recorder.calls.settled()
+    assert [str(error) for error in errors] == ["hold was refused: exceeded quota"]
+    assert recorder.said == ["clean", "create 0"]
+
+
+async def test_what_is_under_way_ends_with_its_owner(recorder: Recorder) -> None:
+    recorder.hangs = {"create 0"}
+    await recorder.carry_out(CreateWorker(0, 1))
+    await recorder.calls.close()
+    assert recorder.calls.seen() == ()

@@ -1,0 +1,79 @@
+"""Events are told beside a job's rounds, and no more than people can read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from surefoot_operator import names
+from surefoot_operator.errors import FabricError
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.reconcile.event_recorder import MOST_OF_AGENTS, MOST_OF_PLANS, EventBudget, EventRecorder
+
+
+def events(count: int) -> list[Event]:
+    return [Event("Said", f"number {n}") for n in range(count)]
+
+
+def test_within_any_minute_there_are_so_many_and_how_many_were_left_out_is_said_later() -> None:
+    budget = EventBudget(5)
+    assert len(budget.allowed(events(3), 0.0)) == 3
+    assert len(budget.allowed(events(9), 30.0)) == 2
+    assert budget.allowed(events(1), 59.0) == ()
+    later = budget.allowed(events(1), 60.0)
+    assert [event.reason for event in later] == [names.EVENTS_LEFT_OUT, "Said"]
+    assert "8 events" in later[0].message
+    told = sum(len(budget.allowed(events(10), 60.0 + n)) for n in range(60))
+    assert told <= 2 * 5
+
+
+async def test_a_server_that_takes_its_time_holds_nobody_up_and_everything_is_told_in_order() -> None:
+    told: list[Event] = []
+    go = asyncio.Event()
+
+    async def record(some: Sequence[Event]) -> None:
+        await go.wait()
+        told.extend(some)
+
+    voice = EventRecorder(record, lambda: 0.0)
+    voice.say(events(50))
+    voice.say(events(1), of_agents=True)
+    await asyncio.sleep(0)
+    assert told == []
+    go.set()
+    await voice.flush()
+    assert told == [*events(50), *events(1)]
+    await voice.close()
+
+
+async def test_agents_that_say_too_much_leave_room_for_the_operators_own_words() -> None:
+    told: list[Event] = []
+
+    async def record(some: Sequence[Event]) -> None:
+        told.extend(some)
+
+    voice = EventRecorder(record, lambda: 0.0)
+    for _ in range(100):
+        voice.say(events(64), of_agents=True)
+    voice.say([Event("Planned", "this")] * (MOST_OF_PLANS + 1))
+    await voice.flush()
+    assert [event.reason for event in told] == ["Said"] * MOST_OF_AGENTS + ["Planned"] * MOST_OF_PLANS
+    await voice.close()
+
+
+async def test_what_cannot_be_recorded_is_in_the_log_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    tries = []
+
+    async def record(some: Sequence[Event]) -> None:
+        tries.append(len(some))
+        raise FabricError("the API server is away") if len(tries) == 1 else RuntimeError("a bug")
+
+    voice = EventRecorder(record, lambda: 0.0)
+    for _ in range(3):
+        voice.say(events(1))
+        await voice.flush()
+    assert tries == [1, 1, 1]
+    assert "in this log only" in caplog.text
+    await voice.close()
