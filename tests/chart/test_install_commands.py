@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,11 @@ import pytest
 import yaml
 
 from chart import helm
+from chart.walkthrough import commands
 from images.recipes import RECIPES
 from surefoot_operator.fabric.kubernetes import labels
 
-SECTION = "## From an empty machine to a recovered job"
 CONDITIONS = {"Complete", "CheckpointProtected", "Ready"}
-
-
-def commands() -> list[list[str]]:
-    """Each line of the section's block as words."""
-    text = (helm.PROJECT / "docs" / "install.md").read_text(encoding="utf-8").partition(SECTION)[2]
-    [block] = re.findall(r"```sh\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
-    return [shlex.split(line, comments=True) for line in str(block).splitlines()]
 
 
 def position(*words: str) -> int:

@@ -35,7 +35,8 @@ def cache_folder() -> Path:
 def docker(chosen: plan.Daemon, folder: Path) -> Iterator[Docker]:
     """The chosen docker, for as long as the block runs."""
     if chosen.kind == "given":
-        yield Docker("docker")
+        own = _client(folder)
+        yield own if os.environ.get("DOCKER_HOST") == own.host else Docker("docker")
         return
     with _locked(folder) as lock:
         kept = find_kept(folder)

@@ -18,7 +18,7 @@ from cluster.kind import KindCluster
 from images import daemon, plan
 from images.docker import Docker, observe
 from images.errors import ImagesError
-from kind import stand_ins
+from kind import first_hour, loading, stand_ins
 
 
 def main(words: list[str]) -> int:
@@ -27,9 +27,16 @@ def main(words: list[str]) -> int:
     try:
         if options.verb == "down":
             return _down()
-        docker = _docker(make=options.verb == "up")
+        docker = _docker(make=options.verb in ("up", "first-hour"))
         if options.verb == "exec":
             return subprocess.run(options.command, check=False).returncode
+        if options.verb == "load":
+            for image in options.images:
+                loading.load(docker, image, workers(docker))
+            return 0
+        if options.verb == "first-hour":
+            first_hour.run(docker)
+            return 0
         if options.verb == "status":
             return subprocess.run([sys.executable, "-m", "cluster", "status"], check=False).returncode
         _up(docker, options.nodes)
@@ -38,6 +45,12 @@ def main(words: list[str]) -> int:
     except (ImagesError, ClusterError) as error:
         print(f"kind: {error}", file=sys.stderr)
         return 2
+
+
+def workers(docker: Docker) -> list[str]:
+    """The worker nodes that run on this docker, whichever cluster they are of."""
+    label = "io.x-k8s.kind.role=worker"
+    return sorted(docker.run("ps", "--filter", f"label={label}", "--format", "{{.Names}}").split())
 
 
 def _up(docker: Docker, nodes: int) -> Engine:
@@ -81,6 +94,11 @@ def _options(words: list[str]) -> argparse.Namespace:
     up.add_argument("--nodes", type=int, default=3)
     verbs.add_parser("down", help="leave nothing but the cache")
     verbs.add_parser("status", help="what runs, what is Ready")
+    loaded = verbs.add_parser("load", help="bring images into every worker; nothing is written to disk between")
+    loaded.add_argument("images", nargs="+")
+    verbs.add_parser(
+        "first-hour", help="run the commands of docs/install.md in their order, and write how long each took"
+    )
     given = verbs.add_parser("exec", help="run a command on it, such as `exec -- python -m cluster crash NODE`")
     given.add_argument("command", nargs="+")
     return parser.parse_args(words)

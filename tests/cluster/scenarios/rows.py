@@ -1,4 +1,4 @@
-"""What a scenario showed, as one row of build/cluster.json. Rows of scenarios that did not run this time stay."""
+"""What a scenario showed, as one row of build/cluster.json, or of build/kind.json on kind. Rows of scenarios that did not run this time stay."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster import layout
+from cluster import kind, layout, own, state
 from cluster.scenarios.ledger import Account
 
-REPORT = layout.PROJECT / "build" / "cluster.json"
+REPORTS = {own.NAME: layout.PROJECT / "build" / "cluster.json", kind.NAME: layout.PROJECT / "build" / "kind.json"}
 
 
 @dataclass
@@ -41,15 +41,21 @@ class Row:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def write(row: Row, report: Path = REPORT) -> None:
+def report_of_cluster() -> Path:
+    """Where rows of the cluster that stands go: figures of one engine never overwrite those of the other."""
+    return REPORTS[state.required().engine]
+
+
+def write(row: Row, report: Path | None = None) -> None:
     """Puts the row in place of its predecessor."""
     body = {name: value for name, value in asdict(row).items() if name != "scenario"}
     body["at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     update("scenarios", row.scenario, _rounded(body), report)
 
 
-def update(part: str, name: str, value: Any, report: Path = REPORT) -> None:
+def update(part: str, name: str, value: Any, report: Path | None = None) -> None:
     """One entry of one part; several test runs may write at once."""
+    report = report or report_of_cluster()
     report.parent.mkdir(exist_ok=True)
     with report.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
