@@ -24,6 +24,8 @@ ETCD = "v3.6.6"
 HELM = "v4.3.1"
 PAUSE = "pause-1"
 KIND = "v0.32.0"
+REGISTRY = "v3.1.2"
+PROMETHEUS_OPERATOR = "v0.85.0"
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -105,11 +107,32 @@ def helm() -> Path:
     return _built(f"helm-{HELM}", lambda folder: _install(folder, f"helm.sh/helm/v4/cmd/helm@{HELM}")) / "helm"
 
 
+def registry() -> Path:
+    """A registry of images and charts: the one that Docker's own image runs."""
+    package = "github.com/distribution/distribution/v3/cmd/registry"
+    return (
+        _built(f"registry-{REGISTRY}", lambda folder: _build_tool(folder, "registry", package, REGISTRY)) / "registry"
+    )
+
+
+def prometheus_crds() -> list[Path]:
+    """The kinds of the Prometheus operator that the chart makes objects of."""
+    module = _source(f"github.com/prometheus-operator/prometheus-operator@{PROMETHEUS_OPERATOR}")
+    folder = module / "example" / "prometheus-operator-crd"
+    return [
+        folder / f"monitoring.coreos.com_{kind}.yaml" for kind in ("servicemonitors", "podmonitors", "prometheusrules")
+    ]
+
+
 def kind_source() -> Path:
-    """kind's module, with the files of its node images, as the Go module proxy gives it."""
+    """kind's module, with the files of its node images."""
+    return _source(f"sigs.k8s.io/kind@{KIND}")
+
+
+def _source(module: str) -> Path:
+    """A module's files, as the Go module proxy gives them."""
     layout.CACHE.mkdir(parents=True, exist_ok=True)
-    told = json.loads(_go(layout.CACHE, "mod", "download", "-json", f"sigs.k8s.io/kind@{KIND}"))
-    return Path(told["Dir"])
+    return Path(json.loads(_go(layout.CACHE, "mod", "download", "-json", module))["Dir"])
 
 
 def kind() -> Path:
