@@ -10,15 +10,21 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+from chart import helm
+from cluster import kind
 from cluster.engine import Engine
 from cluster.errors import ClusterError
 from cluster.kind import KindCluster
-from images import daemon, plan
+from images import build, daemon, plan
 from images.docker import Docker, observe
 from images.errors import ImagesError
+from images.recipes import RECIPES, RUNTIME
 from kind import first_hour, loading, stand_ins
+from kind.release import NAMESPACE, SMALL, Release
 
 
 def main(words: list[str]) -> int:
@@ -32,7 +38,10 @@ def main(words: list[str]) -> int:
             return subprocess.run(options.command, check=False).returncode
         if options.verb == "load":
             for image in options.images:
-                loading.load(docker, image, workers(docker))
+                loading.load(docker, image, workers(docker, options.cluster))
+            return 0
+        if options.verb == "install":
+            _install(docker, with_runtime=options.runtime)
             return 0
         if options.verb == "first-hour":
             first_hour.run(docker)
@@ -47,16 +56,35 @@ def main(words: list[str]) -> int:
         return 2
 
 
-def workers(docker: Docker) -> list[str]:
-    """The worker nodes that run on this docker, whichever cluster they are of."""
-    label = "io.x-k8s.kind.role=worker"
-    return sorted(docker.run("ps", "--filter", f"label={label}", "--format", "{{.Names}}").split())
+def workers(docker: Docker, cluster: str) -> list[str]:
+    """The worker nodes of a cluster that run."""
+    labels = (f"io.x-k8s.kind.cluster={cluster}", "io.x-k8s.kind.role=worker")
+    filters = [word for label in labels for word in ("--filter", f"label={label}")]
+    return sorted(docker.run("ps", *filters, "--format", "{{.Names}}").split())
 
 
 def _up(docker: Docker, nodes: int) -> Engine:
     engine = KindCluster(stand_ins.node(docker, _say))
     engine.up(nodes)
     return engine
+
+
+def _install(docker: Docker, with_runtime: bool) -> None:
+    """The chart as it is, of images on the nodes alone, where only restricted pods may run."""
+    facts = KindCluster().facts()
+    built = build.release("surefoot/", "unknown")
+    names = [built.tag(recipe) for recipe in RECIPES if with_runtime or recipe is not RUNTIME]
+    missing = [name for name in names if docker.inspected(name) is None]
+    if missing:
+        raise ImagesError(f"{' and '.join(missing)} must be built first: `make images`, under `python -m kind exec --`")
+    for image in (*names, stand_ins.redis(docker, _say)):
+        _say(f"loading {image}")
+        loading.load(docker, image, facts.node_names)
+    with tempfile.TemporaryDirectory(prefix="surefoot-kind-") as folder:
+        release = Release(facts, Path(folder))
+        release.make_namespace(NAMESPACE)
+        release.up(str(stand_ins.CHART), SMALL)
+        _say(release.helm("status", helm.RELEASE))
 
 
 def _down() -> int:
@@ -95,6 +123,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     verbs.add_parser("down", help="leave nothing but the cache")
     verbs.add_parser("status", help="what runs, what is Ready")
     loaded = verbs.add_parser("load", help="bring images into every worker; nothing is written to disk between")
+    loaded.add_argument("--cluster", default=kind.CLUSTER)
     loaded.add_argument("images", nargs="+")
     verbs.add_parser(
         "first-hour", help="run the commands of docs/install.md in their order, and write how long each took"

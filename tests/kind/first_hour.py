@@ -27,7 +27,7 @@ COMMAND_SECONDS = 1800.0
 SHIM = """#!/bin/sh
 case "$1 $2" in
 "create cluster") exec {kind} "$@" --image {image} ;;
-"load docker-image") shift 2; exec {python} -m kind load "$@" {redis} ;;
+"load docker-image") shift 2; exec {python} -m kind load --cluster kind "$@" {redis} ;;
 *) exec {kind} "$@" ;;
 esac
 """
