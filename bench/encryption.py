@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.drain.engine import Arena, Drain, DrainWatcher
+from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
-from surefoot.holder import Credentials, HolderClient, server
+from surefoot.holder import Credentials, HolderClient, server_process
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer, ServerSettings, TlsFiles
+from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 from surefoot.tiers.redis import open_holder
@@ -55,7 +55,7 @@ def holders(folder: Path, count: int, size: int, tls: TlsFiles | None) -> Iterat
             settings = ServerSettings(
                 _free_port(), room, folder / str(number), password=PASSWORD, tls=tls, fill_bytes=room * 9 // 10
             )
-            one = server.start(settings, server.find_program())
+            one = server_process.start(settings, server_process.find_program())
             stack.callback(one.kill)
             started.append(one)
         yield started
@@ -105,7 +105,7 @@ class _Saver:
         memory = np.random.default_rng(1).integers(0, 255, 2 * slot, dtype=np.uint8)
         self._freed = threading.Event()
         watcher = DrainWatcher(lambda *_: self._freed.set(), lambda *_: None, print)
-        self._drain = Drain(Arena(memory.data, 2, slot), "me", self._open, watcher)
+        self._drain = Drain(DrainArena(memory.data, 2, slot), "me", self._open, watcher)
         self._drain.retarget(tuple(endpoints), frozenset(endpoints), len(endpoints))
 
     def save(self, step: int) -> None:

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.holder import server
+from surefoot.holder import server_process
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import ServerSettings
+from surefoot.holder.server_process import ServerSettings
 
 JOB = "bench"
 NODES = ("node-a", "node-b")
@@ -63,7 +63,7 @@ def running(state_bytes: int) -> Iterator[Tier]:
     """The tier, filled and provisioned; everything ends with the block."""
     with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as name:
         folder = Path(name)
-        program, room = server.find_program(), int(ROOM * state_bytes) + (64 << 20)
+        program, room = server_process.find_program(), int(ROOM * state_bytes) + (64 << 20)
         started = []
         keeper: subprocess.Popen[bytes] | None = None
         try:
@@ -78,7 +78,7 @@ def running(state_bytes: int) -> Iterator[Tier]:
                     socket=folder / f"{node}.sock" if node == HERE else None,
                     fill_bytes=room * 9 // 10,
                 )
-                one = server.start(settings, program)
+                one = server_process.start(settings, program)
                 started.append(one)
                 HolderAdmin("127.0.0.1", port, PASSWORD).provision(JOB, ACCOUNT, 1)
                 endpoints.append((node, one.instance, "127.0.0.1", port))

@@ -19,9 +19,9 @@ from typing import TextIO
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
-from surefoot.ipc import messages as line
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
-from surefoot.ipc.server import Trainer, TrainerLine
+from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings, job_settings
@@ -36,8 +36,8 @@ class Keeper:
         self._endpoints, self._job, self._diary = endpoints, job, diary
         self._staging = StagingMemory(INCARNATION, job, StagingWatcher(self._freed, lambda: None, self._note))
         self._whole: list[RankSave] = []
-        self._trainer: Trainer | None = None
-        self._line = TrainerLine(Path(os.environ["SUREFOOT_AGENT_SOCKET"]), self._admit, self._hear)
+        self._trainer: TrainerConnection | None = None
+        self._line = TrainerServer(Path(os.environ["SUREFOOT_AGENT_SOCKET"]), self._admit, self._hear)
         self._chunks: dict[RankSave, int] = {}
         self._dropping = threading.Lock()
 
@@ -68,21 +68,23 @@ class Keeper:
             level=0,
         )
 
-    def _hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
+    def _hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         self._trainer = trainer
         match message:
             case line.Staged():
                 self._staging.stage(0, RankSave(trainer.epoch, message.step, 0), 1, message)
-            case line.WantLeft(checkpoint=checkpoint):
+            case line.FindStagedSaves(checkpoint=checkpoint):
                 in_place = trainer.epoch == IN_PLACE
-                for here, fd in self._staging.left(0, checkpoint) if in_place else [(line.LeftHere(0), None)]:
+                for here, fd in (
+                    self._staging.reusable_saves(0, checkpoint) if in_place else [(line.StagedSaves(0), None)]
+                ):
                     trainer.tell(here, fd)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._task = asyncio.create_task(self._give(trainer, slot_bytes))
-            case line.Say(reason=reason, text=text):
+            case line.SayNotice(reason=reason, text=text):
                 self._note(reason, text)
 
-    async def _give(self, trainer: Trainer, slot_bytes: int) -> None:
+    async def _give(self, trainer: TrainerConnection, slot_bytes: int) -> None:
         given = await self._staging.give(0, slot_bytes)
         self._write({"arena_seconds": given.seconds})
         trainer.tell(line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy), given.file.fd)

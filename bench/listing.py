@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.coordinator.client import CoordinatorClient
+from surefoot.agent.coordinator.coordinator_client import CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
@@ -33,7 +33,7 @@ from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.messages import Heartbeat, Hello, ListPersistent, ToAgent
 from surefoot.settings import JobSettings, job_settings
 from surefoot.tiers import directory, manifest_lists, open_persistent
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator import orders
 from surefoot_operator.coordinator.agent_channel import AgentChannel
@@ -186,7 +186,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 cpu.append((time.process_time() - began) / 2)
                 first.append(one)
                 second.append(two)
-            tier = PersistentTier(directory.DirectoryStore(objects), JOB)
+            tier = ObjectStoreTier(directory.DirectoryStore(objects), JOB)
             for checkpoint in tier.seen():
                 (objects / f"{JOB}/{checkpoint.step}-{checkpoint.epoch}/{manifest_lists.NAME}").unlink()
             assert tier.seen()[0] == Checkpoint(1, 10)

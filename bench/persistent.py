@@ -34,7 +34,7 @@ from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
-from surefoot.drain.promotion import Promoted, Promoter
+from surefoot.drain.promoter import Promoted, Promoter
 from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings, job_settings

@@ -36,7 +36,7 @@ from surefoot.format.manifests import describe
 from surefoot.geometry import Box
 from surefoot.geometry.shares import shard_box
 from surefoot.protocol.identities import RankSave
-from surefoot.restore.plan import Wanted, plan
+from surefoot.restore.read_plan import Wanted, plan
 from surefoot.state import Program
 
 RANKS = 256
@@ -63,12 +63,12 @@ def surefoot_plan(tensors: int, ranks: int = RANKS, rows: int = ROWS) -> dict[st
 
     def planned() -> float:
         began = time.perf_counter()
-        saver._planned(program.entries())
+        saver._plan_for(program.entries())
         return (time.perf_counter() - began) * 1e3
 
     first = planned()
     found = {"first": first, "each": statistics.median(planned() for _ in range(9))}
-    made = saver._planned(program.entries())
+    made = saver._plan_for(program.entries())
     stream = Stream(made.layout)
     table = bytes(DIGEST_BYTES * stream.blocks)
     manifest = describe(RankSave(1, 1, 0), ranks, "bench", stream, (table, program.values(1)), 0.0)

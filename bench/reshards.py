@@ -36,11 +36,11 @@ from bench.holders import JOB, PASSWORD
 from bench.planning import PAIRS
 from surefoot import Checkpointer
 from surefoot.checkpointer import restoring
-from surefoot.checkpointer.in_process import EmbeddedLink, EmbeddedTargets
-from surefoot.checkpointer.links import with_agent
+from surefoot.checkpointer.backends import connect_agent
+from surefoot.checkpointer.in_process import InProcessBackend, InProcessTargets
 from surefoot.geometry.shares import shard_box
 from surefoot.holder.connection import Credentials, Wire, account_of
-from surefoot.ipc.messages import Attached
+from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.settings import job_settings
 from surefoot.state import Program
@@ -134,7 +134,7 @@ class World:
     def restored(self, before: int, folder: Path) -> dict[str, Any]:
         parent = Checkpoint(SAVED[before], 1)
         program = Program({"model": self.trained.model, "optimizer": self.trained.optimizer}, (self.rank, self.ranks))
-        connected = with_agent(self._link(READING_EPOCH, parent), job_settings(), None)
+        connected = connect_agent(self._link(READING_EPOCH, parent), job_settings(), None)
         state: dict[str, Any] = dict(self.trained.tensors())
         source = folder / str(before)
         ways: dict[str, tuple[Callable[[], object], Callable[[], int]]] = {
@@ -176,7 +176,7 @@ class World:
             wire.close()
         return total
 
-    def _link(self, epoch: int, parent: Checkpoint | None) -> EmbeddedLink[Attached]:
+    def _link(self, epoch: int, parent: Checkpoint | None) -> InProcessBackend[Attached]:
         holders = tuple(e.holder for e in self.endpoints)
         by_holder = {e.holder: e for e in self.endpoints}
         lineage = (
@@ -191,7 +191,7 @@ class World:
         def opened(holder: HolderId) -> Any:
             return open_holder(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
 
-        return EmbeddedLink(about, EmbeddedTargets(holders, opened))
+        return InProcessBackend(about, InProcessTargets(holders, opened))
 
 
 def _file_bytes() -> int:

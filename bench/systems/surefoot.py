@@ -31,7 +31,7 @@ class Surefoot(System):
         self._mine = self._opened()
         self._mine.restore()
         self._mine._saver.prepare()
-        self._mine._saver._prepared()  # it would go on beside the first steps; its whole time is reported
+        self._mine._saver._join_preparation()  # it would go on beside the first steps; its whole time is reported
 
     def begin(self, step: int) -> None:
         self._asked.due_now = True

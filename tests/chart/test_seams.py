@@ -10,8 +10,8 @@ import pytest
 from chart import helm
 from chart.objects import Object, ports
 from chart.test_rendering import EVERYTHING
-from surefoot.holder.companion.settings import CompanionSettings, companion_settings
-from surefoot.holder.server import MALLOC_ENVIRONMENT
+from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
+from surefoot.holder.server_process import MALLOC_ENVIRONMENT
 from surefoot_operator.controller.cluster_settings import ClusterSettings, cluster_settings
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.pods import HOLDER_SOCKET

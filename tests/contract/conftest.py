@@ -9,9 +9,9 @@ import pytest
 
 from support.servers import redis_server, s3_server
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import PersistentTier, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_persistent
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -25,7 +25,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Persist
 
 
 @pytest.fixture
-def tier(settings: PersistentSettings) -> Iterator[PersistentTier]:
+def tier(settings: PersistentSettings) -> Iterator[ObjectStoreTier]:
     opened = open_persistent(settings, "job-1")
     yield opened
     opened.close()

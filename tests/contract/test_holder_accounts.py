@@ -11,10 +11,10 @@ import redis.exceptions
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, Fenced, TierError, TierUnavailable
-from surefoot.holder import HolderClient, keys, scripts, server
+from surefoot.holder import HolderClient, keys, scripts, server_process
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer, ServerSettings
+from surefoot.holder.server_process import HolderServer, ServerSettings
 from surefoot.protocol.identities import RankSave
 
 MINE, THEIRS = "job-1", "job-12"
@@ -155,14 +155,14 @@ def test_memory_is_reported_and_filled_pages_are_free_again(tmp_path: Path) -> N
         before = admin.memory()
         assert before.limit_bytes == 64 << 20
         filled = ServerSettings(started.settings.port, 64 << 20, tmp_path, password="p", fill_bytes=48 << 20)
-        server.fill(filled)
+        server_process.fill(filled)
         assert admin.memory().used_bytes < before.used_bytes + (4 << 20)
         admin.close()
 
 
 def test_without_a_password_a_server_serves_loopback_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"holder on 0\.0\.0\.0 has no password"):
-        server.configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
+        server_process.configuration(ServerSettings(1, 1, tmp_path, host="0.0.0.0"))
     with redis_server.running(tmp_path, password="") as started:
         admin = HolderAdmin("127.0.0.1", started.settings.port, "")
         admin.provision(MINE, Credentials(), 1)
@@ -178,13 +178,13 @@ def test_a_server_whose_port_is_taken_says_so_whoever_answers_there(tmp_path: Pa
     with redis_server.running(tmp_path / "first", password="") as started:
         again = ServerSettings(started.settings.port, 1 << 20, tmp_path / "second", password=password)
         with pytest.raises(TierError, match=r"ended with code 1: .*(Address already in use|listen)"):
-            server.start(again, server.find_program())
+            server_process.start(again, server_process.find_program())
 
 
 def test_no_server_anywhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_embedded", lambda: None)
+    monkeypatch.setattr(server_process, "_embedded", lambda: None)
     with pytest.raises(ConfigurationError, match="no redis-server of version 7 or newer is on PATH"):
-        server.find_program(search_path="/nonexistent")
+        server_process.find_program(search_path="/nonexistent")
 
 
 def test_the_password_is_not_on_the_command_line(running: HolderServer) -> None:

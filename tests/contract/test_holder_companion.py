@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.servers import redis_server
 from surefoot.errors import ConfigurationError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient, keys, server
-from surefoot.holder.companion.figures import exposition
-from surefoot.holder.companion.settings import CompanionSettings, companion_settings
-from surefoot.holder.companion.watch import Watch
+from surefoot.holder import Credentials, HolderClient, keys, server_process
+from surefoot.holder.companion.companion_metrics import exposition
+from surefoot.holder.companion.companion_settings import CompanionSettings, companion_settings
+from surefoot.holder.companion.memory_watch import Watch
 from surefoot.holder.connection import Wire
 from surefoot.holder.filling import VALUE_BYTES
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 
 SIZE = 96 << 20
@@ -156,7 +156,7 @@ def test_another_instance_is_filled_before_it_is_ready(tmp_path: Path) -> None:
             until(lambda: not watch.seen.up)
             assert not watch.seen.ready
             assert "does not answer" in watch.seen.reason
-            again = server.start(first.settings, server.find_program())
+            again = server_process.start(first.settings, server_process.find_program())
             try:
                 until(lambda: watch.seen.ready)
                 assert watch.seen.info["run_id"] != once

@@ -12,7 +12,7 @@ from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.wire import OLDEST, VERSION

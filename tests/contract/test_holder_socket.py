@@ -9,8 +9,8 @@ import pytest
 from support.servers import redis_server
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, ConfigurationError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient, server
-from surefoot.holder.server import HolderServer, ServerSettings
+from surefoot.holder import Credentials, HolderClient, server_process
+from surefoot.holder.server_process import HolderServer, ServerSettings
 from surefoot.protocol.identities import LocalHolder, RankSave
 from surefoot.settings import job_settings
 
@@ -102,7 +102,7 @@ def test_a_server_that_restarted_behind_the_same_socket_is_another_holder(holder
     holder.kill()
     assert holder.settings.socket is not None
     assert holder.settings.socket.exists(), "a killed server leaves its name"
-    restarted = server.start(holder.settings, redis_server.program(redis_server.BY_SOCKET))
+    restarted = server_process.start(holder.settings, redis_server.program(redis_server.BY_SOCKET))
     try:
         with pytest.raises(TierUnavailable):
             client.index()  # the connection of before
@@ -165,7 +165,7 @@ def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
 
 def test_a_socket_that_cannot_be_named_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="shorter folder"):
-        server.configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))
+        server_process.configuration(ServerSettings(1, 1, tmp_path, socket=tmp_path / ("x" * 120)))
 
 
 def test_a_process_is_told_both_its_node_and_the_socket_or_neither_counts() -> None:

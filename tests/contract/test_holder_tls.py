@@ -14,9 +14,9 @@ from support.servers import redis_server
 from support.servers.certificates import authority
 from surefoot.errors import AccessRefused, ConfigurationError, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
-from surefoot.holder.companion.settings import CompanionSettings
-from surefoot.holder.companion.watch import Watch
-from surefoot.holder.server import HolderServer
+from surefoot.holder.companion.companion_settings import CompanionSettings
+from surefoot.holder.companion.memory_watch import Watch
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import HolderEndpoint, HolderId
 

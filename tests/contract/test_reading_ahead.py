@@ -11,7 +11,7 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES
 from surefoot.tiers import ReadsAhead, RedisTier, WritesAhead, open_holder

@@ -18,7 +18,7 @@ from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry.box import Box
 from surefoot.holder.connection import Credentials
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.settings import PersistentSettings

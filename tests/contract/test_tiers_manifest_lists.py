@@ -13,8 +13,8 @@ from surefoot.format.layouts import Stream, build_layout
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import PersistentTier
-from surefoot.tools.progress import Progress
+from surefoot.tiers import ObjectStoreTier
+from surefoot.tools.byte_progress import ByteProgress
 from surefoot.tools.verify import describe as describe_checkpoint
 
 WORLD = 12
@@ -23,7 +23,7 @@ LIST = "job-1/10-1/manifests.jsonl"
 
 
 @pytest.fixture
-def reads(tier: PersistentTier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def reads(tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths that were read from the store."""
     told: list[str] = []
     plain = tier._store.read
@@ -36,7 +36,7 @@ def reads(tier: PersistentTier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def save_ranks(tier: PersistentTier, ranks: range, step: int = 10) -> tuple[RankManifest, ...]:
+def save_ranks(tier: ObjectStoreTier, ranks: range, step: int = 10) -> tuple[RankManifest, ...]:
     saved = []
     for rank in ranks:
         save, stream = RankSave(1, step, rank), Stream(build_layout([]))
@@ -49,7 +49,7 @@ def save_ranks(tier: PersistentTier, ranks: range, step: int = 10) -> tuple[Rank
     return tuple(saved)
 
 
-def test_all_ranks_of_a_whole_checkpoint_are_one_read(tier: PersistentTier, reads: list[str]) -> None:
+def test_all_ranks_of_a_whole_checkpoint_are_one_read(tier: ObjectStoreTier, reads: list[str]) -> None:
     saved = save_ranks(tier, range(WORLD))
     rest = save_ranks(tier, range(3), step=20)
     reads.clear()
@@ -64,7 +64,7 @@ def test_all_ranks_of_a_whole_checkpoint_are_one_read(tier: PersistentTier, read
     assert reads == [], "what was read before is still there"
 
 
-def test_a_list_tells_no_manifest_that_is_gone_or_is_another_one(tier: PersistentTier, reads: list[str]) -> None:
+def test_a_list_tells_no_manifest_that_is_gone_or_is_another_one(tier: ObjectStoreTier, reads: list[str]) -> None:
     saved = save_ranks(tier, range(WORLD))
     tier._store.remove("job-1/10-1/rank-3.json")
     assert [m.save.rank for m in survey(tier).manifests] == [0, 1, 2, *range(4, WORLD)]
@@ -83,7 +83,7 @@ def test_a_list_tells_no_manifest_that_is_gone_or_is_another_one(tier: Persisten
 
 @pytest.mark.parametrize("trouble", ["gone", "damaged", "of another checkpoint", "silent"])
 def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
-    tier: PersistentTier, reads: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch
+    tier: ObjectStoreTier, reads: list[str], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = save_ranks(tier, range(WORLD))
     good = tier._store.read(LIST)
@@ -110,7 +110,7 @@ def test_a_list_that_cannot_be_read_costs_reads_and_nothing_else(
     assert metrics.fallbacks.labels("manifest_list_unread")._value.get() == before + (trouble != "gone")
 
 
-def test_the_list_goes_first_and_comes_last(tier: PersistentTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_goes_first_and_comes_last(tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch) -> None:
     save_ranks(tier, range(WORLD - 1))
     assert "manifests.jsonl" not in tier._store.sizes("job-1/10-1")
     save_ranks(tier, range(WORLD - 1, WORLD))
@@ -129,17 +129,17 @@ def test_the_list_goes_first_and_comes_last(tier: PersistentTier, monkeypatch: p
     assert tier.seen() == ()
 
 
-def test_verifying_reads_each_manifest_itself(tier: PersistentTier) -> None:
+def test_verifying_reads_each_manifest_itself(tier: ObjectStoreTier) -> None:
     saved = save_ranks(tier, range(WORLD))
-    assert describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, Progress(0))["damaged"] == []
+    assert describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, ByteProgress(0))["damaged"] == []
     text = saved[4].to_json().encode()
     tier._store.put("job-1/10-1/rank-4.json", text.replace(b'"world":12', b'"world":13'))
     assert tier.manifests() == saved, "a restore goes by the list"
-    (damage,) = describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, Progress(0))["damaged"]
+    (damage,) = describe_checkpoint(tier, WHOLE, {m.save.rank: m for m in saved}, ByteProgress(0))["damaged"]
     assert "rank-4.json" in damage
 
 
-def test_a_list_that_cannot_be_written_fails_no_save(tier: PersistentTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_written_fails_no_save(tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tier._store.put
 
     def put(path: str, *pieces: bytes | memoryview) -> None:

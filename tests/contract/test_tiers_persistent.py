@@ -24,11 +24,11 @@ from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import PersistentTier, directory, open_persistent
+from surefoot.tiers import ObjectStoreTier, directory, open_persistent
 from surefoot.tiers.bodies import Body
 
 
-def save_one(tier: PersistentTier, save: RankSave) -> RankManifest:
+def save_one(tier: ObjectStoreTier, save: RankSave) -> RankManifest:
     stream = Stream(build_layout([]))
     tier.put_layout(stream.digest, stream.text)
     tier.put_values(save, b"values")
@@ -38,7 +38,7 @@ def save_one(tier: PersistentTier, save: RankSave) -> RankManifest:
     return manifest
 
 
-def test_one_checkpoint_is_read_without_looking_at_the_others(tier: PersistentTier) -> None:
+def test_one_checkpoint_is_read_without_looking_at_the_others(tier: ObjectStoreTier) -> None:
     kept = [save_one(tier, RankSave(1, step, rank)) for step in (10, 20) for rank in (0, 1)]
     before = _requests()
     assert tier.manifests_of(Checkpoint(1, 20)) == tuple(kept[2:])
@@ -54,7 +54,7 @@ def _requests() -> float:
     return float(sum(sample.value for sample in samples if sample.name.endswith("_total")))
 
 
-def test_every_claim_of_an_epoch_is_a_new_one(tier: PersistentTier, settings: PersistentSettings) -> None:
+def test_every_claim_of_an_epoch_is_a_new_one(tier: ObjectStoreTier, settings: PersistentSettings) -> None:
     assert tier.claim_epoch() == 1
     others = [open_persistent(settings, "job-1") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -66,7 +66,7 @@ def test_every_claim_of_an_epoch_is_a_new_one(tier: PersistentTier, settings: Pe
         other.close()
 
 
-def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: PersistentTier) -> None:
+def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: ObjectStoreTier) -> None:
     kept = save_one(tier, RankSave(1, 20, 0))
     for rank in range(2):
         save_one(tier, RankSave(1, 10, rank))
@@ -79,14 +79,14 @@ def test_checkpoints_are_seen_and_dropped_whole_complete_or_not(tier: Persistent
     assert tier.manifests() == (kept,)
 
 
-def test_dropping_the_last_rank_removes_the_checkpoint(tier: PersistentTier) -> None:
+def test_dropping_the_last_rank_removes_the_checkpoint(tier: ObjectStoreTier) -> None:
     save = RankSave(1, 20, 0)
     save_one(tier, save)
     tier.drop(save, 1, 0)
     assert tier.seen() == ()
 
 
-def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: PersistentTier) -> None:
+def test_a_damaged_manifest_is_named_and_healed_by_committing_again(tier: ObjectStoreTier) -> None:
     save = RankSave(1, 20, 0)
     manifest = save_one(tier, save)
     text = manifest.to_json().encode()
@@ -107,7 +107,7 @@ def listed() -> float:
 
 
 def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
-    tier: PersistentTier, monkeypatch: pytest.MonkeyPatch
+    tier: ObjectStoreTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = listed()
     assert tier.newest() == ()
@@ -127,7 +127,7 @@ def test_the_newest_is_known_without_a_listing_once_every_rank_is_there(
 
 
 def test_of_many_that_commit_the_last_rank_at_once_the_newest_is_named(
-    tier: PersistentTier, settings: PersistentSettings
+    tier: ObjectStoreTier, settings: PersistentSettings
 ) -> None:
     others = [open_persistent(settings, "job-1") for _ in range(6)]
 
@@ -144,7 +144,7 @@ def test_of_many_that_commit_the_last_rank_at_once_the_newest_is_named(
 
 
 def test_a_part_is_known_again_by_its_bytes_not_by_its_length(
-    tier: PersistentTier, settings: PersistentSettings
+    tier: ObjectStoreTier, settings: PersistentSettings
 ) -> None:
     if settings.endpoint and s3_server.versitygw() is None:
         pytest.skip("moto keeps no checksums")
@@ -160,7 +160,7 @@ def test_a_part_is_known_again_by_its_bytes_not_by_its_length(
 
 
 def test_one_chunk_of_a_committed_save_is_written_again_in_its_part(
-    tier: PersistentTier, settings: PersistentSettings
+    tier: ObjectStoreTier, settings: PersistentSettings
 ) -> None:
     data = {"w": np.arange(40_000, dtype="float32").reshape(400, 100)}
     stream, content = stream_of(data, {"w": (Box.whole((400, 100)),)}, chunk_blocks=1)

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from support.device_work import arena, keep_busy, side_stream, size_of, whole
-from surefoot.staging import Outcome, Stager
+from surefoot.staging import CopyOutcome, Stager
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def stager() -> Any:
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 def test_a_kernel_that_still_writes_the_tensor_is_waited_for(stager: Stager, device: torch.device, lazy: bool) -> None:
-    size, outcomes = size_of(device), list[Outcome]()
+    size, outcomes = size_of(device), list[CopyOutcome]()
     tensor = torch.zeros(size, dtype=torch.uint8, device=device)
     with arena(size, device) as memory, side_stream(device):
         keep_busy(device)
@@ -35,7 +35,7 @@ def test_a_kernel_that_still_writes_the_tensor_is_waited_for(stager: Stager, dev
         stager.wait()
         snapshot = torch.from_numpy(memory.slot(0)).clone()
     assert set(snapshot.unique().tolist()) == {7}
-    assert outcomes == [Outcome()]
+    assert outcomes == [CopyOutcome()]
     assert set(tensor.unique().tolist()) == {9}
 
 
@@ -44,9 +44,9 @@ def test_a_step_that_the_host_queues_while_the_device_still_copies_is_no_change(
 ) -> None:
     """Versions grow on the host at once, long before the device is done with the copy ahead of the step."""
     size, ended = size_of(device), threading.Event()
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: CopyOutcome) -> None:
         outcomes.append(outcome)
         ended.set()
 
@@ -62,7 +62,7 @@ def test_a_step_that_the_host_queues_while_the_device_still_copies_is_no_change(
             assert ended.wait(60)
             parts = torch.from_numpy(memory.slot(turn % 2)).reshape(4, -1)
             assert [set(part.unique().tolist()) for part in parts] == [{n + turn} for n in range(4)]
-    assert outcomes == [Outcome()] * 3
+    assert outcomes == [CopyOutcome()] * 3
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["own stream", "another stream"])
@@ -71,7 +71,7 @@ def test_what_is_written_behind_the_step_is_never_sealed(
     stager: Stager, device: torch.device, elsewhere: bool, stays: bool
 ) -> None:
     """Whether it comes before the copy, in its middle or behind it is the device's affair."""
-    size, outcomes = size_of(device), list[Outcome]()
+    size, outcomes = size_of(device), list[CopyOutcome]()
     tensors = [torch.full((size // 4,), n, dtype=torch.uint8, device=device) for n in range(4)]
     with arena(size, device) as memory:
         sources = [whole(f"t{n}", tensor, n * (size // 4)) for n, tensor in enumerate(tensors)]

@@ -15,7 +15,7 @@ from surefoot.format.manifests import describe
 from surefoot.protocol.identities import OlderJob, RankSave
 from surefoot.protocol.messages import Listing, ListPersistent
 from surefoot.settings import JobSettings, PersistentSettings, job_settings
-from surefoot.tiers import PersistentTier, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_persistent
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_manifests_are_remembered_as_long_as_they_lie_there(job: JobSettings, mo
     save(job, range(3))
     save(job, range(1), folder="older")
     reads: list[RankSave] = []
-    plain = PersistentTier.read_manifest
+    plain = ObjectStoreTier.read_manifest
 
-    def read(tier: PersistentTier, wanted: RankSave) -> object:
+    def read(tier: ObjectStoreTier, wanted: RankSave) -> object:
         reads.append(wanted)
         return plain(tier, wanted)
 
-    monkeypatch.setattr(PersistentTier, "read_manifest", read)
+    monkeypatch.setattr(ObjectStoreTier, "read_manifest", read)
     assert job.persistent is not None
     older = OlderJob(job.persistent.uri, "older")
     answers(job, ListPersistent(1), ListPersistent(2), ListPersistent(3, older), ListPersistent(4))

@@ -16,9 +16,9 @@ import pytest
 from support.fakes.fake_agent import until
 from surefoot import metrics
 from surefoot.agent.coordinator import requests as chores
-from surefoot.ipc import messages as line
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import framed
-from surefoot.ipc.server import TrainerLine
+from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import (
     DropPersistent,
@@ -91,7 +91,7 @@ async def test_a_trainer_is_accepted_once_there_are_descriptors_again(tmp_path: 
         attached.set()
         return "seen"
 
-    listening = TrainerLine(tmp_path / "line.sock", admit, lambda _, __: None)
+    listening = TrainerServer(tmp_path / "line.sock", admit, lambda _, __: None)
     listening.start()
     await asyncio.sleep(0)
     before = counted("accept_failed")

@@ -14,20 +14,20 @@ import pytest
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.drain.copying import copy_save
-from surefoot.drain.pace import Pace
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, Wire
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.restore import (
     CheckpointReader,
     Destination,
     ReadOptions,
-    Source,
+    SaveSource,
     holder_sources,
     persistent_source,
     read_catalogue,
@@ -71,7 +71,7 @@ class Stored:
         saver.close()
         assert len(self.stream.layout.chunk_starts) == 2
         source = open_holder(next(iter(self.endpoints.values())), self.job, self.account)
-        copy_save(SAVE, [source], open_persistent(self.settings, self.job), 1, Pace())
+        copy_save(SAVE, [source], open_persistent(self.settings, self.job), 1, TokenBucket())
         source.close()
 
     def remove(self) -> None:
@@ -79,7 +79,7 @@ class Stored:
             admin = HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD)
             admin.remove_job(self.job, self.account.user)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[SaveSource]:
         memory = holder_sources(self.endpoints.values(), self.job, self.account, "node-0")
         return [*memory, persistent_source(self.settings, self.job)]
 
@@ -145,7 +145,7 @@ def stored(servers: list[HolderServer], tmp_path: Path) -> Iterator[Stored]:
     made.remove()
 
 
-def restore(stored: Stored, sources: list[Source]) -> tuple[list[str], int]:
+def restore(stored: Stored, sources: list[SaveSource]) -> tuple[list[str], int]:
     """Reads everything, compares it, heals; what was told, and how many ranges fell back."""
     into = {name: np.zeros(shape, "float32") for name, shape in SHAPES.items()}
     goals = [
@@ -161,7 +161,7 @@ def restore(stored: Stored, sources: list[Source]) -> tuple[list[str], int]:
     return told, restored.fallbacks
 
 
-def first_of_all(sources: list[Source]) -> list[Source]:
+def first_of_all(sources: list[SaveSource]) -> list[SaveSource]:
     """The first of them is asked for everything, to meet its damage: copies of one tier would share the reads."""
     return [replace(sources[0], kind="memory"), *(replace(source, kind="persistent") for source in sources[1:])]
 
@@ -239,7 +239,7 @@ def test_a_save_that_no_tier_has_is_absent_and_a_silent_tier_is_waited_for(store
 def test_a_source_that_answers_again_is_used(stored: Stored) -> None:
     tries = iter(range(10))
 
-    def sometimes() -> Source:
+    def sometimes() -> SaveSource:
         good = stored.sources()[0]
 
         def open_tier():  # type: ignore[no-untyped-def]  # as Source.open
@@ -247,7 +247,7 @@ def test_a_source_that_answers_again_is_used(stored: Stored) -> None:
                 raise TierUnavailable("not yet")
             return good.open()
 
-        return Source(good.name, "memory", open_tier)
+        return SaveSource(good.name, "memory", open_tier)
 
     told, _ = restore(stored, [sometimes()])
     assert told == []

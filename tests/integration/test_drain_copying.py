@@ -13,28 +13,28 @@ import pytest
 from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
 from support.servers import redis_server
-from surefoot.checkpointer.in_process import PERSISTENT, EmbeddedLink, EmbeddedTargets
+from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.drain.copying import copy_save
 from surefoot.drain.engine import DrainOptions
-from surefoot.drain.keeping import Keeper
-from surefoot.drain.pace import Pace
-from surefoot.drain.promotion import Promoted, Promoter, PromotionOptions, drop_persistent
+from surefoot.drain.leaderless_gc import GcScope, collect_garbage
+from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
 from surefoot.drain.repair import repair
-from surefoot.drain.slots import Limits
-from surefoot.drain.upkeep import Charge, upkeep
+from surefoot.drain.retention_thread import RetentionThread
+from surefoot.drain.slots import RetryLimits
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import TierFull, TierUnavailable
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.ipc.messages import Attached, Staged
+from surefoot.ipc.trainer_messages import Attached, Staged
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import open_holder, open_persistent
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
-FAST = DrainOptions(Limits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
+FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
 QUICK = PromotionOptions(attempts=3, retry_seconds=0.01)
 
 
@@ -88,7 +88,7 @@ def saver(memory: Memory) -> Iterator[Saver]:
     made.close()
 
 
-def folder_tier(path: Path) -> PersistentTier:
+def folder_tier(path: Path) -> ObjectStoreTier:
     return open_persistent(PersistentSettings(uri=path.as_uri()), "job")
 
 
@@ -211,7 +211,7 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
 
 
 def test_a_pace_lets_bytes_through_no_faster_than_its_rate_and_can_be_stopped() -> None:
-    pace = Pace(1_000_000)
+    pace = TokenBucket(1_000_000)
     began = time.monotonic()
     assert all(pace.take(250_000) for _ in range(6)), "one second's worth at once, the rest paid for"
     assert time.monotonic() - began > 0.4
@@ -227,14 +227,14 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     saver.save(RankSave(1, 40, 0), arrays(40, SHAPES))
     clients = {h: memory.client(h) for h in memory.holders}
     domains = {h: h.node for h in memory.holders}
-    charge = Charge((LineageEntry(1, None, 1),), 1, replicas=2, keep=1, domains=domains)
-    kept = upkeep(clients, charge)
+    charge = GcScope((LineageEntry(1, None, 1),), 1, replicas=2, keep=1, domains=domains)
+    kept = collect_garbage(clients, charge)
     assert kept.watermark == Checkpoint(1, 30)
     assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
     assert memory.saves(two) == [RankSave(1, 30, 0)]
-    assert upkeep(clients, charge).dropped == 0
+    assert collect_garbage(clients, charge).dropped == 0
     clients[two].seal(2)
-    assert upkeep(clients, charge).fenced
+    assert collect_garbage(clients, charge).fenced
 
 
 def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: Memory, saver: Saver) -> None:
@@ -242,8 +242,8 @@ def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: 
     saver.drain.retarget((one,), frozenset({one}), 1)
     for step in (10, 20, 30, 40):
         saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
-    charge = Charge((LineageEntry(1, None, 1),), 1, replicas=2, keep=2, domains={h: h.node for h in memory.holders})
-    kept = upkeep({one: memory.client(one)}, charge)
+    charge = GcScope((LineageEntry(1, None, 1),), 1, replicas=2, keep=2, domains={h: h.node for h in memory.holders})
+    kept = collect_garbage({one: memory.client(one)}, charge)
     assert (kept.watermark, kept.dropped) == (None, 2)
     assert memory.saves(one) == [RankSave(1, 30, 0), RankSave(1, 40, 0)]
 
@@ -256,8 +256,8 @@ def attached(epoch: int = 1) -> Attached:
 
 
 def test_library_mode_saves_to_the_folder_and_keeps_the_newest(tmp_path: Path) -> None:
-    keeper = Keeper(lambda: folder_tier(tmp_path), (LineageEntry(1, None, 1),), 1, keep=2)
-    link = EmbeddedLink(attached(), EmbeddedTargets((PERSISTENT,), lambda _: folder_tier(tmp_path), keeper))
+    keeper = RetentionThread(lambda: folder_tier(tmp_path), (LineageEntry(1, None, 1),), 1, keep=2)
+    link = InProcessBackend(attached(), InProcessTargets((PERSISTENT,), lambda _: folder_tier(tmp_path), keeper))
     source = Saver(lambda _: folder_tier(tmp_path), (), options=FAST)
     memory, slots, slot_bytes = link.arena(200_000)
     assert (slots, memory.nbytes) == (2, 2 * slot_bytes)
@@ -331,14 +331,14 @@ def test_parts_go_up_several_at_once_and_a_copy_goes_on_where_an_earlier_one_end
     assert parts >= 8
     first = Bucket(target, refuse=5)
     with pytest.raises(TierUnavailable):
-        copy_save(save, [source.tier()], first, 1, Pace())
+        copy_save(save, [source.tier()], first, 1, TokenBucket())
     assert first.most == 3
     assert not target.index
     assert 3 <= len(first.came) < parts
     target.flip(save, first.came[0] * 2)
     second = Bucket(target)
     second._full.set()
-    written = copy_save(save, [source.tier()], second, 1, Pace())
+    written = copy_save(save, [source.tier()], second, 1, TokenBucket())
     again = {first.came[0]}
     assert sorted(second.came) == sorted(again | (set(range(parts)) - set(first.came))), "the damaged one, and the rest"
     assert written < stream.layout.stream_bytes

@@ -10,13 +10,13 @@ import pytest
 from support.fakes.fake_tiers import MemoryPlace, no_hook
 from support.saves import Saver, arrays
 from surefoot.drain.engine import DrainOptions
-from surefoot.drain.slots import Limits, SealedSave
+from surefoot.drain.slots import RetryLimits, SealedSave
 from surefoot.errors import TierFull, TierUnavailable
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
-FAST = DrainOptions(Limits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
+FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds=0.3))
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.ipc.client import AgentLink
+from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.framing import Unframer
-from surefoot.launcher.program import Program, run_program
+from surefoot.launcher.run_script import LaunchProgram, run_program
 
 TRAINER = Path(__file__).parents[1] / "support" / "programs" / "forking_trainer.py"
 
@@ -41,7 +41,7 @@ def in_a_child(work: object) -> int:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_childs_end_of_the_line_is_closed_and_its_parents_is_not() -> None:
     ours, theirs = socket.socketpair()
-    link = AgentLink(ours)
+    link = AgentBackend(ours)
     link._reader.start()
     try:
         assert in_a_child(link.disown) == 0
@@ -69,7 +69,7 @@ def test_a_childs_error_is_not_written_down_as_its_ranks(
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        run_program(Program((), str(script), None))
+        run_program(LaunchProgram((), str(script), None))
 
     assert in_a_child(work) == 7
     assert not report.exists()

@@ -13,7 +13,7 @@ from support.programs.dying_saver import AT_LEAST_SECOND, FIRST, SECOND, STAGES
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.drain.engine import DrainOptions
-from surefoot.drain.slots import Limits
+from surefoot.drain.slots import RetryLimits
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderId, RankSave
@@ -74,7 +74,7 @@ def test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the
             if stage == "chunk" and two.process.poll() is None:
                 two.kill()
 
-        options = DrainOptions(Limits(attempts=3, retry_seconds=0.01), probe)
+        options = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01), probe)
         saver = Saver(lambda h: open_holder(endpoints[h], "job", account), (first, second), 2, options, chunk_blocks=1)
         tensors = arrays(10, {"weight": (300, 70)})
         saver.save(RankSave(1, 10, 0), tensors)

@@ -15,7 +15,7 @@ import torch
 from support.gloo_world import ended, started
 from surefoot import Checkpointer
 from surefoot.tiers.directory import DirectoryStore
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 
 
 def run(kind: str, world: int, steps: int, folder: Path, out: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_plain_python_goes_on_where_it_was_and_keeps_what_it_may(tmp_path: Path)
     again = run("plain", 1, 14, tmp_path / "cut", tmp_path / "c")
     assert again["start"] == 5
     assert_bit_exact(again["final"], undisturbed["final"])
-    tier = PersistentTier(DirectoryStore(tmp_path / "cut"), "default")
+    tier = ObjectStoreTier(DirectoryStore(tmp_path / "cut"), "default")
     steps = [checkpoint.step for checkpoint in tier.seen()]
     assert max(steps) == 14
     assert {6, 8, 10, 12, 14} >= set(steps) - {2, 4, 5}
@@ -93,7 +93,7 @@ def test_a_script_that_ends_without_close_saves_its_last_step_and_keeps_no_more_
         script = [sys.executable, "-c", WITHOUT_CLOSE, str(tmp_path)]
         done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True)
         assert "Traceback" not in done.stderr
-        with closing(PersistentTier(DirectoryStore(tmp_path), "default")) as tier:
+        with closing(ObjectStoreTier(DirectoryStore(tmp_path), "default")) as tier:
             assert [checkpoint.step for checkpoint in tier.seen()] == [last]
 
 
@@ -153,6 +153,6 @@ def test_steps_whose_loss_is_no_number_push_out_no_checkpoint_of_before(tmp_path
             checkpointer.step(loss)
             assert checkpointer.save_now()
         checkpointer.close()
-    with closing(PersistentTier(DirectoryStore(tmp_path), "nan")) as tier:
+    with closing(ObjectStoreTier(DirectoryStore(tmp_path), "nan")) as tier:
         kept = {m.save.step: m.suspect for m in tier.manifests()}
     assert kept == {3: False, 6: True}

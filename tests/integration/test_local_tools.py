@@ -14,7 +14,7 @@ from surefoot.format.digests import block_digests
 from surefoot.format.manifests import describe
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers.directory import DirectoryStore
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot.tools import compare, verify
 
 SHAPES = {"model/weight": (50, 40), "model/bias": (7,), "optimizer/weight/exp_avg": (50, 40), "model/count": ()}
@@ -28,7 +28,7 @@ def tensors(nudge: float = 0.0) -> dict[str, Any]:
 
 
 def save(root: Path, job: str, step: int, world: int, arrays: dict[str, Any]) -> None:
-    tier = PersistentTier(DirectoryStore(root), job)
+    tier = ObjectStoreTier(DirectoryStore(root), job)
     for rank in range(world):
         boxes = {name: split(array.shape, world, rank) for name, array in arrays.items()}
         stream, data = stream_of(arrays, boxes, chunk_blocks=1)

@@ -18,9 +18,9 @@ from support.fakes.fake_agent import until
 from support.servers.redis_server import ADMIN_PASSWORD, endpoint, program, running
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import Credentials, HolderClient
-from surefoot.holder import server as servers
+from surefoot.holder import server_process as servers
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled

@@ -14,7 +14,7 @@ from support.servers import redis_server
 from support.servers.certificates import authority
 from support.servers.redis_server import ADMIN_PASSWORD
 from surefoot.holder import Credentials
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory import HolderPlace, JobHolders
 from surefoot_operator.observed import HolderSeen

@@ -5,7 +5,7 @@ from pathlib import Path
 from support.servers.redis_server import ADMIN_PASSWORD, running
 from surefoot.holder import Credentials
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot_operator.memory import HolderPlace
 from surefoot_operator.memory.orphaned_jobs import PATIENCE_SECONDS, OrphanSweep
 

@@ -24,9 +24,9 @@ from support.servers.s3_server import S3Server
 from surefoot.drain.engine import DrainOptions
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
-from surefoot.tiers import PersistentTier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_holder, open_persistent
 from surefoot.tiers.verified import chunk_from, stream_from, table_from
 
 DIES_AT = 6
@@ -96,7 +96,7 @@ class Job:
         assert told["errors"] == [None]
         return told
 
-    def tier(self) -> PersistentTier:
+    def tier(self) -> ObjectStoreTier:
         return open_persistent(self.s3.settings(), self.uid)
 
 
@@ -109,12 +109,12 @@ OTHERS = ("layout", "layout beside the save", "digests", "values", "manifest", "
 
 
 def test_a_promotion_outlives_its_agent_and_sends_no_part_twice(job: Job) -> None:
-    parts = -(-len(job.stream.layout.chunk_starts) // PersistentTier.together)
-    assert parts > DIES_AT + PersistentTier.at_once
+    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)
+    assert parts > DIES_AT + ObjectStoreTier.at_once
     assert job.promote(DIES_AT).returncode == -signal.SIGKILL
     tier = job.tier()
     kept = tier.kept(SAVE)
-    assert DIES_AT - PersistentTier.at_once <= len(kept) < parts
+    assert DIES_AT - ObjectStoreTier.at_once <= len(kept) < parts
     assert tier.manifests() == ()
     assert tier.newest() == ()
     told = job.finished()
@@ -134,10 +134,10 @@ def test_what_an_interrupted_promotion_left_damaged_is_sent_again(job: Job) -> N
     kept = tier.kept(SAVE)
     path, size = tier._names.part(SAVE, min(kept)), kept[min(kept)]
     tier._store.put(path, bytes(size))
-    parts = -(-len(job.stream.layout.chunk_starts) // PersistentTier.together)
+    parts = -(-len(job.stream.layout.chunk_starts) // ObjectStoreTier.together)
     assert job.finished()["requests"]["PutObject"] == parts - len(kept) + 1 + len(OTHERS)
     (manifest,) = tier.newest()
     stream, table = stream_from(tier, manifest), table_from(tier, manifest)
-    for index in range(PersistentTier.together):
+    for index in range(ObjectStoreTier.together):
         chunk_from(tier, manifest, stream, table, index)
     tier.close()

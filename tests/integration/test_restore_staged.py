@@ -15,10 +15,10 @@ import torch
 from support.servers import redis_server
 from surefoot import Checkpointer
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
-from surefoot.holder.server import HolderServer
-from surefoot.ipc import messages as line
+from surefoot.holder.server_process import HolderServer
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
-from surefoot.ipc.server import Trainer, TrainerLine
+from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.restore.fetch import Fetch
@@ -47,7 +47,7 @@ class Agent:
         watcher = StagingWatcher(self._freed, lambda: None, lambda *_: None)
         self.staging = StagingMemory("me", self.job, watcher)
         self.staging.retarget(Holders(1, self._endpoints, tuple(e.holder for e in self._endpoints), 2))
-        self._line = TrainerLine(socket, self._admit, self._hear)
+        self._line = TrainerServer(socket, self._admit, self._hear)
         self._line.start()
 
     def close(self) -> None:
@@ -74,20 +74,20 @@ class Agent:
         where = (self._endpoints, tuple(e.holder for e in self._endpoints))
         return line.Attached(JOB, attach.epoch, 1, 0, "me", parent, lineage, *where, 2, STEP, None, 0)
 
-    def _hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
+    def _hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         self._trainer = trainer
         match message:
             case line.Staged():
                 self.staging.stage(self.local, RankSave(trainer.epoch, message.step, 0), 1, message)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._task = asyncio.ensure_future(self._give(trainer, slot_bytes))
-            case line.WantLeft(checkpoint=checkpoint):
-                for here, fd in self.staging.left(self.local, checkpoint):
+            case line.FindStagedSaves(checkpoint=checkpoint):
+                for here, fd in self.staging.reusable_saves(self.local, checkpoint):
                     trainer.tell(here, fd)
             case line.RestoreDone():
                 self.restored.append(message)
 
-    async def _give(self, trainer: Trainer, slot_bytes: int) -> None:
+    async def _give(self, trainer: TrainerConnection, slot_bytes: int) -> None:
         given = await self.staging.give(self.local, slot_bytes)
         message = line.ArenaGiven(SLOTS, given.file.slot_bytes, given.seconds, given.busy)
         trainer.tell(message, given.file.fd)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.ipc import client as trainer_link
-from surefoot.ipc import messages as line
-from surefoot.ipc.client import AgentLink
+from surefoot.ipc import agent_backend as trainer_link
+from surefoot.ipc import trainer_messages as line
+from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.framing import framed
 from surefoot.protocol.identities import Checkpoint
 
@@ -32,14 +32,14 @@ def open_files(name: str) -> int:
 def test_an_answer_that_comes_too_late_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_link, "_LEFT_SECONDS", 0.0)
     ours, theirs = socket.socketpair()
-    link = AgentLink(ours)
+    link = AgentBackend(ours)
     link._reader.start()
     memory = os.memfd_create("surefoot-late")
     try:
-        assert link.left(Checkpoint(1, 5)) == {}
-        answer = framed(line.encode(line.LeftHere(4096, ((0, 0, 16, "layout"),))))
+        assert link.reusable_saves(Checkpoint(1, 5)) == {}
+        answer = framed(line.encode(line.StagedSaves(4096, ((0, 0, 16, "layout"),))))
         socket.send_fds(theirs, [answer[:1]], [memory])
-        theirs.sendall(answer[1:] + framed(line.encode(line.LevelIs(3))))
+        theirs.sendall(answer[1:] + framed(line.encode(line.LevelSet(3))))
         deadline = time.monotonic() + 60
         while link.level() != 3:  # the reader has taken both
             assert time.monotonic() < deadline
@@ -68,13 +68,13 @@ def answering(end: socket.socket, message: line.ToTrainer, descriptor: int) -> I
 def test_a_save_is_not_written_over_the_one_before_it() -> None:
     # the one before it is the newest that is complete, until this one is: it is what is restored if this one stays torn
     ours, theirs = socket.socketpair()
-    link = AgentLink(ours)
+    link = AgentBackend(ours)
     link._reader.start()
     memory = os.memfd_create("surefoot-slots")
     os.ftruncate(memory, 2 * 4096)
     try:
-        with answering(theirs, line.LeftHere(4096, ((0, 0, 16, "layout"),)), memory):
-            assert [left.own for left in link.left(Checkpoint(1, 5)).values()] == [True]
+        with answering(theirs, line.StagedSaves(4096, ((0, 0, 16, "layout"),)), memory):
+            assert [left.own for left in link.reusable_saves(Checkpoint(1, 5)).values()] == [True]
         with answering(theirs, line.ArenaGiven(2, 4096, 0.0), memory):
             link.arena(4096)
         used = []

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from support.fakes.fake_coordinator import all_gone, descendants, lives
-from surefoot.launcher.client import CannotFork, ForkRequest, ZygoteClient
-from surefoot.launcher.command import Program
+from surefoot.launcher.command import LaunchProgram
 from surefoot.launcher.start import Starter
+from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,13 +39,13 @@ class Warm:
         log, error_file = script.with_suffix(".log"), script.with_suffix(".error")
         values = {**ENVIRONMENT, "TORCHELASTIC_ERROR_FILE": str(error_file), **environment}
         with log.open("ab") as output:
-            program = Program(arguments, script=str(script))
+            program = LaunchProgram(arguments, script=str(script))
             child = await self.client.fork_trainer(ForkRequest(program, values, str(self.folder), output.fileno()))
         code = await asyncio.wait_for(child.exited, 60)
         return code, log.read_text(), error_file
 
 
-async def become_warm(program: Program | None, folder: Path) -> tuple[ZygoteClient, asyncio.Event]:
+async def become_warm(program: LaunchProgram | None, folder: Path) -> tuple[ZygoteClient, asyncio.Event]:
     changed = asyncio.Event()
     client = ZygoteClient(changed.set)
     with (folder / "zygote.log").open("ab") as output:
@@ -209,7 +209,7 @@ async def test_children_die_with_the_zygote_and_their_end_is_heard(tmp_path: Pat
     script = tmp_path / "sleeps.py"
     script.write_text("import time\ntime.sleep(1000)\n")
     with (tmp_path / "log").open("ab") as output:
-        request = ForkRequest(Program((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+        request = ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
         child = await client.fork_trainer(request)
     os.kill(client.pid, signal.SIGKILL)
     assert await asyncio.wait_for(child.exited, 60) == -9
@@ -225,7 +225,7 @@ async def test_closing_ends_the_zygote_and_everything_below_it(warm: Warm, tmp_p
     script.write_text("import time\ntime.sleep(1000)\n")
     with (tmp_path / "log").open("ab") as output:
         child = await client.fork_trainer(
-            ForkRequest(Program((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+            ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
         )
     below = descendants(client.pid) | {client.pid, child.pid}
     await client.close()

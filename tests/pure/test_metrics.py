@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
-from surefoot.ipc import messages as line
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
 from surefoot_operator import metrics
 from surefoot_operator.api.status import Incident, Interval, JobStatus
@@ -56,8 +56,8 @@ def test_growth_crosses_the_line_and_adds_up_over_trainers_that_come_and_go() ->
         growth = MetricGrowth(trainer.families)
         trainer.times.labels("stage").observe(seconds)
         trainer.saves.labels("staging").inc()
-        said = line.decode(line.encode(line.Counted(growth.taken())))
-        assert isinstance(said, line.Counted)
+        said = line.decode(line.encode(line.MetricsGrown(growth.taken())))
+        assert isinstance(said, line.MetricsGrown)
         sums.add(said.grown)
     found = samples(list(sums.with_own(agent.families)))
     assert found["saves_total[('tier', 'memory')]"] == 1

@@ -14,55 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("runtime/surefoot", "operator/surefoot_operator")
 
 # within the runtime
-_RUNTIME_CLASSES: set[str] = {
-    "Arena",
-    "Counted",
-    "Held",
-    "Holding",
-    "Outcome",
-    "Part",
-    "Program",
-    "Reading",
-    "Refused",
-    "Sealed",
-    "Shape",
-    "Source",
-    "Staged",
-    "Standing",
-    "Stop",
-    "Writer",
-    "_Staging",
-}
+_RUNTIME_CLASSES: set[str] = set()
 # within the operator
 _OPERATOR_CLASSES: set[str] = set()
 # once in each
-_SHARED_CLASSES: set[str] = {
-    "Member",
-    "World",
-}
+_SHARED_CLASSES: set[str] = set()
 ALLOWED_CLASSES = _RUNTIME_CLASSES | _OPERATOR_CLASSES | _SHARED_CLASSES
 
-_RUNTIME_FILES: set[str] = {
-    "client.py",
-    "copies.py",
-    "epochs.py",
-    "flat.py",
-    "layouts.py",
-    "messages.py",
-    "objects.py",
-    "plain.py",
-    "program.py",
-    "reader.py",
-    "saving.py",
-    "server.py",
-    "writer.py",
-}
+_RUNTIME_FILES: set[str] = set()
 _OPERATOR_FILES: set[str] = set()
 _SHARED_FILES: set[str] = {
     "errors.py",
     "metrics.py",
-    "names.py",
-    "plan.py",
     "settings.py",
 }
 _STATED_FILES = {

@@ -16,7 +16,7 @@ from simulator.trainers import Trainer
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.memory import save_progress as saves
-from surefoot.drain import transitions as drain
+from surefoot.drain import slots
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 
@@ -241,9 +241,9 @@ class Agent:
             return
         holders = self._targets.holders
         everyone = frozenset(e.holder for e in holders.holders)
-        runner.tell(drain.Retargeted(holders.targets, everyone, holders.replicas, self.engine.now))
+        runner.tell(slots.Retargeted(holders.targets, everyone, holders.replicas, self.engine.now))
 
-    def _freed(self, freed: drain.FreeSlot) -> None:
+    def _freed(self, freed: slots.FreeSlot) -> None:
         save = freed.save
         if freed.lost:
             self.book = saves.lost(self.book, save)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.engine import Refusal, Unavailable
 from simulator.tiers import CHUNKS, Holder, Piece, manifest
-from surefoot.drain import transitions as drain
+from surefoot.drain import slots, transitions
 from surefoot.protocol.identities import HolderId, RankSave
 from surefoot.protocol.ties import OWN
 
@@ -20,9 +20,9 @@ Cause = Literal["unavailable", "full", "missing"]
 class DrainRunner:
     """One rank's arena: two slots, as in the agent. `freed` hears of each slot that may be written again."""
 
-    def __init__(self, agent: Agent, freed: Callable[[drain.FreeSlot], None]) -> None:
+    def __init__(self, agent: Agent, freed: Callable[[slots.FreeSlot], None]) -> None:
         self.agent = agent
-        self.state = drain.DrainState((drain.Free(), drain.Free()), agent.incarnation)
+        self.state = slots.DrainState((slots.Free(), slots.Free()), agent.incarnation)
         self._freed = freed
         self._contents: dict[int, int] = {}
         self._committed: dict[RankSave, int] = {}
@@ -30,16 +30,16 @@ class DrainRunner:
 
     def stage(self, save: RankSave, world: int, content: int) -> bool:
         """Seals a free slot with this save; False if there is none."""
-        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, drain.Free)), None)
+        slot = next((i for i, s in enumerate(self.state.slots) if isinstance(s, slots.Free)), None)
         if slot is None:
             return False
         self._contents[slot] = content
-        sealed = drain.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
-        self.tell(drain.Staged(slot, sealed, self.agent.engine.now))
+        sealed = slots.SealedSave(save, world, self.agent.incarnation, f"{world:016x}", 1000, 10)
+        self.tell(slots.SlotStaged(slot, sealed, self.agent.engine.now))
         return True
 
-    def tell(self, event: drain.Event) -> None:
-        self.state, commands = drain.step(self.state, event)
+    def tell(self, event: slots.Event) -> None:
+        self.state, commands = transitions.step(self.state, event)
         for command in commands:
             self._carry_out(command)
         tick = self.state.next_tick()
@@ -50,24 +50,24 @@ class DrainRunner:
 
     def _tick(self) -> None:
         self._tick_at = None
-        self.tell(drain.Tick(self.agent.engine.now))
+        self.tell(slots.Tick(self.agent.engine.now))
 
-    def _carry_out(self, command: drain.Command) -> None:
+    def _carry_out(self, command: slots.Command) -> None:
         match command:
-            case drain.WriteTo(slot, target):
+            case slots.WriteTo(slot, target):
                 self._write(slot, target, 0)
-            case drain.CommitOn(slot, target):
+            case slots.CommitOn(slot, target):
                 self._commit(slot, target)
-            case drain.Stop(slot, target):
-                self.agent.engine.after(0.001, self.agent.process, self.tell, drain.Ended(slot, target))
-            case drain.FreeSlot():
+            case slots.StopLeg(slot, target):
+                self.agent.engine.after(0.001, self.agent.process, self.tell, slots.LegEnded(slot, target))
+            case slots.FreeSlot():
                 self._freed(command)
             case _:
                 pass
 
-    def _sealed(self, slot: int) -> drain.SealedSave | None:
+    def _sealed(self, slot: int) -> slots.SealedSave | None:
         held = self.state.slots[slot]
-        return None if isinstance(held, drain.Free) else held.sealed
+        return None if isinstance(held, slots.Free) else held.sealed
 
     def _write(self, slot: int, target: HolderId, part: int) -> None:
         """Chunk after chunk; the next only once the one before is acknowledged."""
@@ -75,7 +75,7 @@ class DrainRunner:
         if sealed is None:
             return
         if part == CHUNKS:
-            self.tell(drain.SaveWritten(slot, target))
+            self.tell(slots.SaveWritten(slot, target))
             return
         if holder is None:
             self._failed(slot, target, "unavailable")
@@ -93,7 +93,7 @@ class DrainRunner:
     def _still_writing(self, slot: int, target: HolderId, save: RankSave) -> bool:
         held = self.state.slots[slot]
         return (
-            isinstance(held, drain.Draining)
+            isinstance(held, slots.Draining)
             and held.sealed.save == save
             and any(leg.target == target and leg.phase == "writing" for leg in held.legs)
         )
@@ -113,22 +113,22 @@ class DrainRunner:
             if self._sealed(slot) is not sealed:
                 return
             if isinstance(answer, Refusal) and str(answer) == "fenced":
-                self.tell(drain.Refused(slot, target))
+                self.tell(slots.LegRefused(slot, target))
             elif isinstance(answer, Unavailable | Refusal):
                 self._failed(slot, target, "missing" if str(answer) == "missing" else "unavailable")
             else:
-                self.tell(drain.Acknowledged(slot, target))
+                self.tell(slots.Acknowledged(slot, target))
 
         writer = self.writer(sealed)
         self.agent.network.call(self.agent.process, holder.process, lambda: _commit(holder, entry, writer), done)
 
-    def writer(self, sealed: drain.SealedSave) -> int:
+    def writer(self, sealed: slots.SealedSave) -> int:
         """Whose word its commits carry: the slot's own epoch, whatever was heard of since."""
         return sealed.save.epoch
 
     def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
         now, spread = self.agent.engine.now, self.agent.engine.rng.random()
-        self.tell(drain.TargetFailed(slot, target, cause, now, spread))
+        self.tell(slots.TargetFailed(slot, target, cause, now, spread))
 
 
 def _commit(holder: Holder, entry: Any, writer: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.engine import Process, Refusal, Unavailable
 from simulator.tiers import CHUNKS
 from surefoot.agent import events as on
-from surefoot.ipc.messages import HoldAt
+from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
 

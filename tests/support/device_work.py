@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from surefoot.staging import Arena, Source
+from surefoot.staging import Arena, CopySource
 
 ROUNDS = 60
 """Products of two 4,096² matrices: some tenths of a second on a large GPU, longer on a small one."""
@@ -53,7 +53,7 @@ def arena(size: int, device: torch.device) -> Iterator[Arena]:
         made.close()
 
 
-def whole(name: str, tensor: torch.Tensor, start: int = 0) -> Source:
+def whole(name: str, tensor: torch.Tensor, start: int = 0) -> CopySource:
     """One tensor as one piece and one tile."""
     size = tensor.numel() * tensor.element_size()
-    return Source(name, lambda: tensor, lambda: tensor, tuple(tensor.shape), start, start + size)
+    return CopySource(name, lambda: tensor, lambda: tensor, tuple(tensor.shape), start, start + size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from surefoot.geometry.box import Box, box_of
-from surefoot.geometry.tiling import Run, Tiling
+from surefoot.geometry.tiling import BlockRun, Tiling
 from surefoot.protocol.records import Piece
 
 
@@ -16,7 +16,7 @@ class PieceRead:
 
     piece: Piece
     box: Box
-    runs: tuple[Run, ...]
+    runs: tuple[BlockRun, ...]
 
     @property
     def size_bytes(self) -> int:

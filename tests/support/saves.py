@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.drain.engine import Arena, Drain, DrainOptions, DrainWatcher
+from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
@@ -117,7 +117,7 @@ class Saver:
         self.memory = bytearray(2 * slot_bytes)
         self.slot_bytes = slot_bytes
         self.watched = Watched()
-        arena = Arena(memoryview(self.memory), 2, slot_bytes)
+        arena = DrainArena(memoryview(self.memory), 2, slot_bytes)
         self.drain = Drain(arena, "me", open_tier, self.watched.watcher(), options)
         self.drain.retarget(targets, frozenset(targets), replicas)
 

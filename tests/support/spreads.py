@@ -17,7 +17,7 @@ from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.geometry.flat import flat_boxes
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, Rule
+from surefoot.geometry.rules import Cut, ShardingRule
 from surefoot.state import Entry, save_plan
 from surefoot.state.entries import Place, Sharing, Window
 
@@ -33,10 +33,10 @@ class Held:
     box: Box
     same: Grid | None
     sharing: Sharing
-    rule: Rule | None = None
+    rule: ShardingRule | None = None
 
 
-def by_rule(rule_of: Callable[[str, int], Rule], shapes: Shapes, world: int, rank: int) -> list[Held]:
+def by_rule(rule_of: Callable[[str, int], ShardingRule], shapes: Shapes, world: int, rank: int) -> list[Held]:
     found = []
     for name, shape in shapes.items():
         rule = rule_of(name, len(shape))
@@ -53,12 +53,12 @@ def _cut(ndim: int, dimension: int, factor: int = 1) -> Cut | None:
 
 
 def replicated(shapes: Shapes, world: int, rank: int) -> list[Held]:
-    return by_rule(lambda name, n: Rule.replicated(Grid.world(world)), shapes, world, rank)
+    return by_rule(lambda name, n: ShardingRule.replicated(Grid.world(world)), shapes, world, rank)
 
 
 def sharded(dimension: int) -> Callable[[Shapes, int, int], list[Held]]:
     def kind(shapes: Shapes, world: int, rank: int) -> list[Held]:
-        return by_rule(lambda name, n: Rule(Grid.of(range(world)), (_cut(n, dimension),)), shapes, world, rank)
+        return by_rule(lambda name, n: ShardingRule(Grid.of(range(world)), (_cut(n, dimension),)), shapes, world, rank)
 
     return kind
 
@@ -69,17 +69,17 @@ def _two(world: int) -> Grid:
 
 
 def hybrid(shapes: Shapes, world: int, rank: int) -> list[Held]:
-    return by_rule(lambda name, n: Rule(_two(world), (None, _cut(n, 0))), shapes, world, rank)
+    return by_rule(lambda name, n: ShardingRule(_two(world), (None, _cut(n, 0))), shapes, world, rank)
 
 
 def fsdp_over_tp(shapes: Shapes, world: int, rank: int) -> list[Held]:
     """Rows cut by tensor parallelism and again by FSDP, or columns by the one and rows by the other."""
 
-    def rule(name: str, n: int) -> Rule:
+    def rule(name: str, n: int) -> ShardingRule:
         grid = _two(world)
         if name.endswith("b") or n < 2:
-            return Rule(grid, (_cut(n, 0, grid.sizes[1]), _cut(n, 0)))
-        return Rule(grid, (_cut(n, 0), _cut(n, 1)))
+            return ShardingRule(grid, (_cut(n, 0, grid.sizes[1]), _cut(n, 0)))
+        return ShardingRule(grid, (_cut(n, 0), _cut(n, 1)))
 
     return by_rule(rule, shapes, world, rank)
 
@@ -87,7 +87,10 @@ def fsdp_over_tp(shapes: Shapes, world: int, rank: int) -> list[Held]:
 def experts(shapes: Shapes, world: int, rank: int) -> list[Held]:
     """Tensors whose name ends in b are spread over half of the ranks, twice; the rest is the same everywhere."""
     grid = _two(world)
-    rules = {True: lambda n: Rule(grid, (None, _cut(n, 0))), False: lambda n: Rule.replicated(Grid.world(world))}
+    rules = {
+        True: lambda n: ShardingRule(grid, (None, _cut(n, 0))),
+        False: lambda n: ShardingRule.replicated(Grid.world(world)),
+    }
     return by_rule(lambda name, n: rules[name.endswith("b")](n), shapes, world, rank)
 
 
@@ -97,9 +100,9 @@ def pipeline(shapes: Shapes, world: int, rank: int) -> list[Held]:
     size = world // stages
     names = sorted(shapes)
 
-    def rule(name: str, n: int) -> Rule:
+    def rule(name: str, n: int) -> ShardingRule:
         stage = names.index(name) % stages
-        return Rule.replicated(Grid.of(range(stage * size, (stage + 1) * size)))
+        return ShardingRule.replicated(Grid.of(range(stage * size, (stage + 1) * size)))
 
     return by_rule(rule, shapes, world, rank)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigurationError
-from surefoot.holder.server import find_program
+from surefoot.holder.server_process import find_program
 from surefoot.protocol.plain import shown
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.agent.state import Departure
-from surefoot.ipc.messages import HoldAt
+from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
 

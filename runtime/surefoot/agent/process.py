@@ -17,7 +17,7 @@ from pathlib import Path
 from surefoot.agent import events as on
 from surefoot.agent.coordinator import credentials as identity
 from surefoot.agent.coordinator import leaderless as keeping
-from surefoot.agent.coordinator.client import AgentRefused, CoordinatorClient
+from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.agent.memory.save_progress import SaveTracker
@@ -31,9 +31,9 @@ from surefoot.agent.trainers.orphans import Orphans, adopt_orphans
 from surefoot.agent.trainers.supervisor import TrainerSupervisor
 from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.errors import SurefootError
-from surefoot.ipc import messages as line
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MetricSums
-from surefoot.ipc.server import TrainerLine
+from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.launcher.command import with_own_interpreter
 from surefoot.launcher.start import Hosted, Starter
 from surefoot.protocol import messages
@@ -87,7 +87,7 @@ class AgentProcess:
         self._trainers = TrainerSupervisor(
             self._starter, self._forwarder, logs, environment, str(path), self._orphans, self.dispatch
         )
-        self.trainer_line = TrainerLine(path, self._trainer_handler.admit, self._trainer_handler.hear)
+        self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
         self._requests = CoordinatorRequests(settings.job, places, self._line.send)
@@ -100,7 +100,7 @@ class AgentProcess:
             loop.add_signal_handler(number, self._asked_to_end, number)
         await self._exporter.start()
         self._forwarder.start()
-        self.trainer_line.start()
+        self.trainer_server.start()
         self._starter.start()
         self.spawn(self._talk())
         self.spawn(self._tick())
@@ -142,13 +142,12 @@ class AgentProcess:
             case on.TakeStacks(epoch):
                 self.spawn(self._take_stacks(epoch))
             case on.TellHold(hold):
-                self.trainer_line.tell(self.state.started, None, hold)
+                self.trainer_server.tell(self.state.started, None, hold)
             case on.TellLevel(level):
-                self.trainer_line.tell(self.state.started, None, line.LevelIs(level))
+                self.trainer_server.tell(self.state.started, None, line.LevelSet(level))
             case on.Retarget(holders):
                 self.staging.retarget(holders)
             case on.Flush(epoch):
-                self.staging.trainers_gone()
                 self.spawn(self._flush(epoch))
             case on.Exit(code):
                 if not self._ended.done():
@@ -290,10 +289,10 @@ class AgentProcess:
         """Looks after the memory tier while no coordinator does."""
         while True:
             await asyncio.sleep(keeping.ROUND_SECONDS)
-            assign = keeping.in_charge(self.state, self._line.away_seconds())
+            assign = keeping.epoch_in_charge(self.state, self._line.away_seconds())
             if assign is not None:
                 try:
-                    kept = await asyncio.to_thread(keeping.keep, assign, self._settings.job)
+                    kept = await asyncio.to_thread(keeping.collect, assign, self._settings.job)
                 except Exception as error:  # noqa: BLE001  the next round may do better
                     self._unexpected.record("looking after the memory tier", error)
                     continue
@@ -323,7 +322,7 @@ class AgentProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._starter.close()
         await self._exporter.close()
-        await self.trainer_line.close()
+        await self.trainer_server.close()
         await self._requests.close()
         await self.staging.close()
         self._trainer_handler.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot.ipc.messages import HoldAt
+from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.messages import Assign, Exited, FromAgent
 from surefoot.protocol.sources import joined
 

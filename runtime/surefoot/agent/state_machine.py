@@ -12,7 +12,7 @@ from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.state import AgentState as AgentState
 from surefoot.agent.state import LocalRank as LocalRank
-from surefoot.ipc.messages import HoldAt
+from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.messages import (
     Assign,
     Exited,

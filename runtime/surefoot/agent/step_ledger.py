@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from surefoot import metrics
-from surefoot.ipc.messages import Stepped
+from surefoot.ipc.trainer_messages import Stepped
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from surefoot.agent import events as on
 from surefoot.agent.memory.arenas import StagingMemory
 from surefoot.agent.state_machine import AgentState
 from surefoot.agent.step_ledger import StepLedger
-from surefoot.ipc import messages as line
+from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.memfd import SLOTS
 from surefoot.ipc.metric_deltas import MetricSums
-from surefoot.ipc.server import Trainer, TrainerLine
+from surefoot.ipc.trainer_server import TrainerConnection, TrainerServer
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import JobSettings
 
@@ -33,7 +33,7 @@ class Agent(Protocol):
     incarnation: str
     state: AgentState
     staging: StagingMemory
-    trainer_line: TrainerLine
+    trainer_server: TrainerServer
     sums: MetricSums
 
     def dispatch(self, event: on.Event) -> None: ...
@@ -89,7 +89,7 @@ class TrainerSessionHandler:
             older_job=assign.older_job,
         )
 
-    def hear(self, trainer: Trainer, message: line.FromTrainer) -> None:
+    def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
         """A word of an attached trainer; one of an older epoch says nothing any more."""
         state, dispatch, epoch = self._agent.state, self._agent.dispatch, trainer.epoch
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
@@ -107,8 +107,8 @@ class TrainerSessionHandler:
                 self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)
             case line.NeedArena(slot_bytes=slot_bytes):
                 self._agent.spawn(self._give_memory(trainer, local, slot_bytes))
-            case line.WantLeft(checkpoint=checkpoint):
-                for here, fd in self._agent.staging.left(local, checkpoint):
+            case line.FindStagedSaves(checkpoint=checkpoint):
+                for here, fd in self._agent.staging.reusable_saves(local, checkpoint):
                     trainer.tell(here, fd)
             case line.HoldReply(step=step, accepted=accepted):
                 dispatch(on.HoldAnswered(epoch, local, step, accepted))
@@ -118,9 +118,9 @@ class TrainerSessionHandler:
                 dispatch(on.TrainerRestored(epoch, local, source, time.monotonic()))
             case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
                 dispatch(on.TrainerRestoreFailed(epoch, local, checkpoint, absent, detail))
-            case line.Say(reason=reason, text=text):
+            case line.SayNotice(reason=reason, text=text):
                 self._agent.notice(reason, f"rank {trainer.rank}: {text}")
-            case line.Counted(grown=grown):
+            case line.MetricsGrown(grown=grown):
                 self._agent.sums.add(grown)
             case line.Closing():
                 dispatch(on.TrainerClosed(epoch, local))
@@ -132,12 +132,12 @@ class TrainerSessionHandler:
         state = self._agent.state
         rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:
-            self._agent.trainer_line.tell(state.started, rank, line.SlotFreed(slot, step, ok))
+            self._agent.trainer_server.tell(state.started, rank, line.SlotFreed(slot, step, ok))
 
     def close(self) -> None:
         self._ledger.close()
 
-    async def _give_memory(self, trainer: Trainer, local: int, slot_bytes: int) -> None:
+    async def _give_memory(self, trainer: TrainerConnection, local: int, slot_bytes: int) -> None:
         try:
             given = await self._agent.staging.give(local, slot_bytes, len(self._agent.state.ranks))
         except OSError as error:

@@ -1,6 +1,6 @@
 """The user's side of saving and restoring: `Checkpointer`, and what it is made of.
 
-`facade` is the object in the training script; `saving` stages saves, `restoring` brings one back, `links` finds who
+`facade` is the object in the training script; `saving` stages saves, `restoring` brings one back, `backends` finds who
 keeps the staging memory: the agent, or without one a drain in this process.
 """
 

@@ -18,16 +18,16 @@ import torch
 
 from surefoot import metrics
 from surefoot.checkpointer import forks, restoring
+from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
-from surefoot.checkpointer.foreign import refuse_shuffle_buffers
-from surefoot.checkpointer.links import Options, link_of
-from surefoot.checkpointer.objects import Stateful, taken
-from surefoot.checkpointer.peers import ShareReads
+from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
+from surefoot.checkpointer.gloo_peers import ShareReads
+from surefoot.checkpointer.named_objects import Stateful, stateful_objects
 from surefoot.checkpointer.saving import Saver, described, reason_of
-from surefoot.checkpointer.standing import Standing
+from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.errors import ConfigurationError, StateNotRestorable
-from surefoot.ipc.backend import Link
-from surefoot.ipc.messages import Stepped
+from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.identities import Checkpoint
 from surefoot.schedule import Backoff, Schedule
 from surefoot.state import Fit, Program
@@ -70,15 +70,15 @@ class Checkpointer:
         keep: int | None = None,
         job: str | None = None,
         share_reads: bool | ShareReads = False,
-        link: Link | None = None,
+        link: SaveBackend | None = None,
         **objects: Stateful | None,
     ) -> None:
-        named = taken(objects, _OPTIONS)
+        named = stateful_objects(objects, _OPTIONS)
         if not named:
             raise ConfigurationError("Checkpointer was given nothing to save: name a model=, an optimizer=, …")
         refuse_shuffle_buffers(named, anew)
-        options = Options(folder, interval_steps, keep, job)
-        self._connected = link_of(options, link)
+        options = LibraryOptions(folder, interval_steps, keep, job)
+        self._connected = connect_backend(options, link)
         self._link = self._connected.link
         about = self._link.attached
         self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
@@ -87,7 +87,7 @@ class Checkpointer:
         self._saver = Saver(self._program, self._link, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
-        self._standing = Standing(named)
+        self._guard = StateGuard(named)
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
@@ -116,7 +116,7 @@ class Checkpointer:
         self._restored = True
         if self._step > 0:
             self._prepare()
-        self._standing.restored(self._step)
+        self._guard.restored(self._step)
         self._since = time.perf_counter()
         return self._step
 
@@ -125,7 +125,7 @@ class Checkpointer:
         self._refuse_in_child("step")
         self._refuse_unrestored()
         self._step += 1
-        self._standing.step_ends()
+        self._guard.step_ends()
         stall = self._stall_of_last_save()
         if not self._stepped:
             self._stepped = True
@@ -246,7 +246,7 @@ class Checkpointer:
     def _before_change(self) -> None:
         if self._disowned:
             return
-        self._standing.optimizer_begins()
+        self._guard.optimizer_begins()
         self._saver.join()
 
     def _refuse_unrestored(self) -> None:
@@ -260,7 +260,7 @@ class Checkpointer:
 
     def _may_save(self) -> bool:
         """Whether the state is that of the last finished step; says so if it no longer is."""
-        since = self._standing.left_by()
+        since = self._guard.changed_by()
         if since is None and self._saver.dropped_step == self._step:
             since = "its tensors have changed"
         if since is None:
@@ -306,7 +306,7 @@ class Checkpointer:
         now = time.perf_counter()
         settled = self._saver.settled(self._step)
         self._link.stepped(
-            Stepped(self._step, loss, now - self._since, stall, self._standing.consumed, skipped, level, settled)
+            Stepped(self._step, loss, now - self._since, stall, self._guard.consumed, skipped, level, settled)
         )
         self._since = now
 

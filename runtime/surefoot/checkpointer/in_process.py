@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Generic, Never, Protocol, TypeVar
 
 from surefoot import metrics
-from surefoot.drain.engine import Arena, Drain, DrainOptions, DrainWatcher
-from surefoot.drain.keeping import Keeper
+from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
+from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.tiers import Tier
@@ -65,22 +65,22 @@ AttachedT = TypeVar("AttachedT", bound=EpochDescription)
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedTargets:
+class InProcessTargets:
     """Where saves go: the first `replicas` of `targets` must take each; `open_tier` gives a thread its connection.
 
-    `keeper` removes older checkpoints after saves (rank 0 has one; nobody else deletes).
+    `retention` removes older checkpoints after saves (rank 0 has one; nobody else deletes).
     """
 
     targets: tuple[HolderId, ...]
     open_tier: Callable[[HolderId], Tier]
-    keeper: Keeper | None = None
+    retention: RetentionThread | None = None
     options: DrainOptions | None = None
 
 
-class EmbeddedLink(Generic[AttachedT]):
+class InProcessBackend(Generic[AttachedT]):
     """`ipc.backend.Link`, in this process."""
 
-    def __init__(self, attached: AttachedT, targets: EmbeddedTargets) -> None:
+    def __init__(self, attached: AttachedT, targets: InProcessTargets) -> None:
         self.attached = attached
         """May be replaced as long as nothing was saved: its restore point, where that cannot be read."""
         self._targets = targets
@@ -100,10 +100,10 @@ class EmbeddedLink(Generic[AttachedT]):
             self._memory = mmap.mmap(-1, SLOTS * self._slot_bytes)
             for page in range(0, SLOTS * self._slot_bytes, mmap.PAGESIZE):
                 self._memory[page] = 0
-            self._drain = self._made(Arena(memoryview(self._memory), SLOTS, self._slot_bytes))
+            self._drain = self._start_drain(DrainArena(memoryview(self._memory), SLOTS, self._slot_bytes))
         return memoryview(self._memory), SLOTS, self._slot_bytes
 
-    def left(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
+    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
         """Nothing outlives this process."""
         return {}
 
@@ -149,13 +149,13 @@ class EmbeddedLink(Generic[AttachedT]):
     def close(self, step: int) -> None:
         """Gives up what is not yet written (call flush before) and ends every thread."""
         self._end_drain(0.0)
-        if self._targets.keeper is not None:
-            self._targets.keeper.close()
+        if self._targets.retention is not None:
+            self._targets.retention.close()
 
     def disown(self) -> None:
         """The drain's threads are the parent's alone, and its tiers are closed there."""
 
-    def _made(self, arena: Arena) -> Drain:
+    def _start_drain(self, arena: DrainArena) -> Drain:
         watcher = DrainWatcher(self._freed, self._saved, self.say)
         drain = Drain(arena, self.attached.incarnation, self._targets.open_tier, watcher, self._targets.options)
         targets = self._targets.targets
@@ -169,8 +169,8 @@ class EmbeddedLink(Generic[AttachedT]):
             self._changed.notify_all()
 
     def _saved(self, save: RankSave, copies: int) -> None:
-        if self._targets.keeper is not None:
-            self._targets.keeper.saved(save.checkpoint)
+        if self._targets.retention is not None:
+            self._targets.retention.saved(save.checkpoint)
 
     def _end_drain(self, flush_seconds: float) -> None:
         drain, self._drain = self._drain, None

@@ -3,7 +3,7 @@
 Rank 0 claims by exclusive create in the persistent tier, reads what is there, and records what the epoch stands on;
 the others hear of it through the job's own store. Afterwards every rank saves alone, as with an agent. What cannot be
 read is passed over with its name, and never taken for absent: a job that was there is continued or refused, and begins
-at step 0 only where nothing restorable was ever saved. Called by `links`.
+at step 0 only where nothing restorable was ever saved. Called by `backends`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.checkpointer.epochs import Record, Writer, record, recorded, tell_of_another
-from surefoot.checkpointer.world import World
+from surefoot.checkpointer.epoch_records import (
+    EpochRecord,
+    EpochWriter,
+    parse_records,
+    warn_of_other_program,
+    write_record,
+)
+from surefoot.checkpointer.world import ProcessWorld
 from surefoot.drain.survey import Survey, coverage, patiently, reasons, survey, unjudged
 from surefoot.errors import Unreadable
-from surefoot.ipc.messages import Attached
+from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.completeness import Covers, complete_persistent
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest
 from surefoot.settings import JobSettings
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +57,22 @@ class Decision:
         return cls(entries, frozenset(Checkpoint(*c) for c in body["spared"]))
 
 
-def claim(tier: PersistentTier, world_size: int, writer: Writer | None = None) -> str:
+def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = None) -> str:
     """Claims the next epoch, chooses its restore point, records both; returns the decision for every rank.
 
     Raises Unreadable where checkpoints were saved and none can be restored: nothing is written then, nor removed.
     """
-    writer = writer or Writer.here()
+    writer = writer or EpochWriter.here()
     found = _look(tier)
     parent, spared = _chosen(found, frozenset())
-    tell_of_another(found.place, found.records, writer)
+    warn_of_other_program(found.place, found.records, writer)
     epoch = patiently(tier.claim_epoch)
     entry = LineageEntry(epoch, parent, world_size)
-    record(tier, entry, writer)
+    write_record(tier, entry, writer)
     return Decision((*found.lineage, entry), spared).to_text()
 
 
-def choose_again(tier: PersistentTier, decision: Decision, bad: Mapping[Checkpoint, str]) -> str:
+def choose_again(tier: ObjectStoreTier, decision: Decision, bad: Mapping[Checkpoint, str]) -> str:
     """Once a checkpoint turned out to be unreadable: the next older one, for every rank, recorded for the same epoch.
 
     Raises Unreadable where there is none.
@@ -77,11 +83,13 @@ def choose_again(tier: PersistentTier, decision: Decision, bad: Mapping[Checkpoi
     if parent is None:
         raise Unreadable("; ".join(bad.values()))
     entry = LineageEntry(own.epoch, parent, own.size)
-    record(tier, entry, Writer.here())
+    write_record(tier, entry, EpochWriter.here())
     return Decision((*found.lineage, entry), spared | decision.spared).to_text()
 
 
-def attached(decision: Decision, world: World, settings: JobSettings, incarnation: str | None = None) -> Attached:
+def attached(
+    decision: Decision, world: ProcessWorld, settings: JobSettings, incarnation: str | None = None
+) -> Attached:
     """This rank's start, from what rank 0 decided."""
     lineage = decision.lineage
     persistent = settings.persistent
@@ -109,7 +117,7 @@ class _Found:
 
     place: str
     lineage: Lineage
-    records: Mapping[int, Record | None]
+    records: Mapping[int, EpochRecord | None]
     complete: tuple[Checkpoint, ...]
     """On the lineage, oldest first."""
     told: Mapping[Checkpoint, str]
@@ -120,7 +128,7 @@ class _Found:
     """Some checkpoint had been complete here, as its own record says."""
 
 
-def _look(tier: PersistentTier, before: int | None = None) -> _Found:
+def _look(tier: ObjectStoreTier, before: int | None = None) -> _Found:
     """What is there and what of it counts. `before`: as it was when that epoch was claimed."""
     surveyed = survey(tier)
     if before is not None:
@@ -128,7 +136,7 @@ def _look(tier: PersistentTier, before: int | None = None) -> _Found:
         manifests = tuple(m for m in surveyed.manifests if m.save.epoch < before)
         surveyed = Survey(kept, manifests, surveyed.left_out)
     covers, lost = coverage(tier, surveyed.manifests)
-    records = recorded(patiently(tier.epochs.recorded))
+    records = parse_records(patiently(tier.epochs.recorded))
     lineage = _lineage(surveyed, {e: r for e, r in records.items() if before is None or e < before}, covers)
     complete = _complete(surveyed, lineage, covers)
     unsure = unjudged(surveyed, covers, lost)
@@ -138,7 +146,7 @@ def _look(tier: PersistentTier, before: int | None = None) -> _Found:
     return _Found(tier.place, lineage, records, tuple(complete), told, unsure, patiently(tier.had_newest))
 
 
-def _lineage(surveyed: Survey, records: Mapping[int, Record | None], covers: Covers) -> Lineage:
+def _lineage(surveyed: Survey, records: Mapping[int, EpochRecord | None], covers: Covers) -> Lineage:
     """The chain of epochs. One that saved and whose record is lost stood on the newest checkpoint that was complete
     before its own first: that is what a start chooses. One that saved nothing is no part of any branch."""
     entries: list[LineageEntry] = []

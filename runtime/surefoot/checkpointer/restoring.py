@@ -18,17 +18,17 @@ import numpy as np
 import torch
 
 from surefoot import metrics
-from surefoot.checkpointer.links import Connected
-from surefoot.checkpointer.peers import Neighbours, ShareReads, neighbours
+from surefoot.checkpointer.backends import ConnectedBackend
+from surefoot.checkpointer.gloo_peers import RestorePeers, ShareReads, restore_peers
 from surefoot.errors import StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
-from surefoot.ipc.backend import Left, Link
+from surefoot.ipc.backend import ReusableSave, SaveBackend
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
 from surefoot.protocol.ties import tied_objects
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import Common
-from surefoot.restore.place import Destination
+from surefoot.restore.placer import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.restore.sharing import replicated
 from surefoot.staging import elements
@@ -49,15 +49,15 @@ DECISION_SECONDS = 60.0
 """How long a rank that cannot read its checkpoint waits to be stopped by its agent before it fails by itself."""
 
 
-def restore(program: Program, connected: Connected, share: ShareReads | None = None, fit: Fit = EXACTLY) -> int:
+def restore(program: Program, connected: ConnectedBackend, share: ShareReads | None = None, fit: Fit = EXACTLY) -> int:
     """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others.
 
     Without an agent a checkpoint that cannot be read gives way to the next older one, on all ranks alike.
     """
-    link, together = connected.link, connected.together
+    link, together = connected.link, connected.agreement
     while (parent := link.attached.parent) is not None:
         try:
-            if _restored(program, connected, parent, (share, fit)):
+            if _restore_from(program, connected, parent, (share, fit)):
                 return parent.step
             continue  # all ranks chose another
         except Unreadable as problem:
@@ -66,17 +66,19 @@ def restore(program: Program, connected: Connected, share: ShareReads | None = N
                 # the operator chooses another checkpoint and has this process killed; ending first would look like a fault
                 threading.Event().wait(DECISION_SECONDS)
                 raise
-            together.agreed(problem)
+            together.agree(problem)
     link.restored(0, "none", 0, 0.0)
     return 0
 
 
-def _restored(program: Program, connected: Connected, parent: Checkpoint, how: tuple[ShareReads | None, Fit]) -> bool:
+def _restore_from(
+    program: Program, connected: ConnectedBackend, parent: Checkpoint, how: tuple[ShareReads | None, Fit]
+) -> bool:
     """Whether it was; False where this rank could read it, and another could not."""
     begun = time.perf_counter()
     share, fit = how
-    link, about, together = connected.link, connected.link.attached, connected.together
-    with _collector_paused(), _reader(connected, parent, link.left(parent)) as reader:
+    link, about, together = connected.link, connected.link.attached, connected.agreement
+    with _collector_paused(), _reader(connected, parent, link.reusable_saves(parent)) as reader:
         try:
             same_world = reader.world == about.world
             shared = read_values(reader.values(0))
@@ -86,14 +88,14 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, how: t
             told = _prepare(program, reader, (shared, own), about.rank, fit)
             targets = program.targets()
             with torch.no_grad():
-                taken = fill(reader, targets, neighbours(about, share) if share is not None else None)
+                taken = fill(reader, targets, restore_peers(about, share) if share is not None else None)
         except Unreadable:
             raise
         except BaseException as error:
             if together is not None:
-                together.gave_up(error)
+                together.withdraw(error)
             raise
-        if together is not None and not together.agreed(None):
+        if together is not None and not together.agree(None):
             return False
         program.apply(parent.step, shared, own)
         _say_differences(link, told)
@@ -103,7 +105,7 @@ def _restored(program: Program, connected: Connected, parent: Checkpoint, how: t
     return True
 
 
-def _divide(program: Program, reader: CheckpointReader, link: Link) -> None:
+def _divide(program: Program, reader: CheckpointReader, link: SaveBackend) -> None:
     """What was each rank's own, in a world of another size: divided, begun anew where that was allowed, or refused."""
 
     def states_of(name: str) -> list[Any]:
@@ -129,7 +131,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def load_weights(
-    connected: Connected, checkpoint: Checkpoint, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
+    connected: ConnectedBackend, checkpoint: Checkpoint, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
 ) -> None:
     """Fills the parameters and buffers of `model` from what was saved as `name`."""
     about = connected.link.attached
@@ -141,7 +143,7 @@ def load_weights(
     _say_differences(connected.link, told)
 
 
-def restorable(connected: Connected) -> list[Checkpoint]:
+def restorable(connected: ConnectedBackend) -> list[Checkpoint]:
     """Complete checkpoints on the lineage, oldest first; the first may be the older job's that this epoch began from."""
     lineage, about = connected.lineage(), connected.link.attached
     found = read_catalogue(connected.sources).checkpoints()
@@ -162,7 +164,7 @@ def _prepare(
         return program.prepare(*values, saved_tensors(reader, mine, every=True))
 
 
-def _say_differences(link: Link, told: list[str]) -> None:
+def _say_differences(link: SaveBackend, told: list[str]) -> None:
     """Each in the log; to people the first few, so that a model under another name does not drown what else is said."""
     for sentence in told:
         _log.warning("%s", sentence)
@@ -179,7 +181,7 @@ def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> di
     return {name: Saved(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 
 
-def fill(reader: CheckpointReader, entries: Iterable[Entry], others: Neighbours | None = None) -> tuple[str, int]:
+def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeers | None = None) -> tuple[str, int]:
     """Reads the entries' boxes, together with `others` that want the same; (source, bytes)."""
     destinations: list[Destination] = []
     same: list[Grid | None] = []
@@ -205,7 +207,9 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: Neighbours 
     return taken.source, taken.read_bytes
 
 
-def _reader(connected: Connected, checkpoint: Checkpoint, left: Mapping[int, Left] | None = None) -> CheckpointReader:
+def _reader(
+    connected: ConnectedBackend, checkpoint: Checkpoint, left: Mapping[int, ReusableSave] | None = None
+) -> CheckpointReader:
     rank = connected.link.attached.rank
     options = ReadOptions(reader=rank, patience_seconds=connected.patience_seconds)
     if not checkpoint.imported:

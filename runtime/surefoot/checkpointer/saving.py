@@ -18,9 +18,9 @@ import torch
 
 from surefoot import metrics
 from surefoot.errors import StagingRefused, StateNotRestorable
-from surefoot.ipc.backend import Link
-from surefoot.ipc.messages import Staged
-from surefoot.staging import Arena, Outcome, Source, Stager
+from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.trainer_messages import Staged
+from surefoot.staging import Arena, CopyOutcome, CopySource, Stager
 from surefoot.state import Entry, Portion, SavePlan, save_plan, structure_of
 
 _log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class State(Protocol):
 class Saver:
     """Stages saves of one program into the slots of one link."""
 
-    def __init__(self, program: State, link: Link, rank: int) -> None:
+    def __init__(self, program: State, link: SaveBackend, rank: int) -> None:
         self._program, self._link, self._rank = program, link, rank
         self._stager = Stager()
         self._arena: Arena | None = None
         self._plan: SavePlan | None = None
         self._entries: Sequence[Entry] = ()
-        self._pieces: tuple[list[Source], list[Source]] = ([], [])
+        self._pieces: tuple[list[CopySource], list[CopySource]] = ([], [])
         """What the plan was made for, and what is copied for it: eager and lazy."""
         self._preparing: threading.Thread | None = None
         self._ready_for: SavePlan | None = None
@@ -67,7 +67,7 @@ class Saver:
 
     def prepare(self) -> None:
         """Plans saves and gets the staging memory (allocated and touched) before the first needs it, beside the training."""
-        self._prepared()
+        self._join_preparation()
         entries = self._program.entries()
         if self._plan is not None and self._plan is self._ready_for and self._are_planned(entries):
             return  # nothing has changed: the first save has nothing to wait for
@@ -83,13 +83,13 @@ class Saver:
         except StateNotRestorable:
             raise  # the program's own mistake, which every save would meet: the one thing that ends the training here
         except StagingRefused as refusal:
-            self._unstaged(refusal)  # the agent has told people already, once
+            self._report_refusal(refusal)  # the agent has told people already, once
             return "failed"
         except Exception as error:  # noqa: BLE001  # whatever fails in a save, the training goes on
-            self._failed(step, metrics.reason_of(error), f"the save of step {step} failed: {error}")
+            self._report_failure(step, metrics.reason_of(error), f"the save of step {step} failed: {error}")
             return "failed"
         finally:
-            self._stalled(begun)
+            self._count_stall(begun)
 
     def settled(self, step: int) -> int:
         """While the program is at `step`: the newest step of which no save can be handed over any more."""
@@ -99,7 +99,7 @@ class Saver:
         """Called before an optimizer changes what is being copied."""
         begun = time.perf_counter()
         self._stager.join()
-        self._stalled(begun)
+        self._count_stall(begun)
 
     def wait(self) -> None:
         """Returns when the save under way is sealed and handed over, or has failed."""
@@ -107,7 +107,7 @@ class Saver:
 
     def close(self) -> None:
         """Ends the copying thread after the save under way."""
-        self._prepared()
+        self._join_preparation()
         self._stager.close()
         if self._arena is not None:
             self._arena.close()
@@ -117,21 +117,21 @@ class Saver:
 
     def _make_ready(self, entries: Sequence[Entry], values_bytes: int) -> None:
         try:
-            plan = self._planned(entries)
+            plan = self._plan_for(entries)
             if plan is self._ready_for:
                 return
             self._ready_for = plan
-            arena = self._room(plan, values_bytes)
+            arena = self._arena_for(plan, values_bytes)
             for index in range(arena.slots):
                 for sources in self._pieces:
                     self._stager.prepare(arena.slot(index), sources)
         except StagingRefused as refusal:
-            self._unstaged(refusal)
+            self._report_refusal(refusal)
         except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
             _log.warning("the first save could not be prepared: %s", described(error))
             metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
-    def _prepared(self) -> None:
+    def _join_preparation(self) -> None:
         """Waits for what `prepare` began."""
         if self._preparing is not None:
             self._preparing.join()
@@ -140,12 +140,12 @@ class Saver:
     # ---- one save --------------------------------------------------------------------------------------------------
 
     def _save(self, step: int, wait_seconds: float, begun: float) -> Result:
-        self._prepared()
+        self._join_preparation()
         self._stager.wait()
         entries = self._program.entries()
-        plan = self._planned(entries)
+        plan = self._plan_for(entries)
         values = self._program.values(step)
-        arena = self._room(plan, len(values))
+        arena = self._arena_for(plan, len(values))
         index = self._link.free_slot(wait_seconds)
         if index is None:
             metrics.checkpoint_skipped.inc()
@@ -159,7 +159,7 @@ class Saver:
         self._stager.start(slot, eager, lazy, self._sealing(message, begun))
         return "staged"
 
-    def _planned(self, entries: Sequence[Entry]) -> SavePlan:
+    def _plan_for(self, entries: Sequence[Entry]) -> SavePlan:
         same = self._are_planned(entries)
         if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
@@ -173,7 +173,7 @@ class Saver:
         """Whether the present plan was made for just these."""
         return len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
 
-    def _room(self, plan: SavePlan, values_bytes: int) -> Arena:
+    def _arena_for(self, plan: SavePlan, values_bytes: int) -> Arena:
         needed = plan.layout.stream_bytes + values_bytes
         if self._arena is None or self._arena.slot_bytes < needed:
             wanted = -(-(needed + VALUES_ROOM_BYTES) // PAGE_BYTES) * PAGE_BYTES
@@ -190,10 +190,10 @@ class Saver:
     def _layout_for(self, plan: SavePlan) -> str | None:
         return None if plan.digest in self._told else plan.layout_json
 
-    def _divided(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[Source], list[Source]]:
+    def _divided(self, plan: SavePlan, entries: Sequence[Entry]) -> tuple[list[CopySource], list[CopySource]]:
         """The pieces to copy: eager and lazy ones."""
-        eager: list[Source] = []
-        lazy: list[Source] = []
+        eager: list[CopySource] = []
+        lazy: list[CopySource] = []
         for portion in plan.portions:
             if portion.start == portion.stop:
                 continue
@@ -202,8 +202,8 @@ class Saver:
             (lazy if steady else eager).append(_source(entry, portion))
         return eager, lazy
 
-    def _sealing(self, message: Staged, begun: float) -> Callable[[Outcome], None]:
-        def seal(outcome: Outcome) -> None:
+    def _sealing(self, message: Staged, begun: float) -> Callable[[CopyOutcome], None]:
+        def seal(outcome: CopyOutcome) -> None:
             if outcome.sealed:
                 self._link.staged(message)
                 metrics.checkpoint_seconds.labels("staging", "stage").observe(time.perf_counter() - begun)
@@ -212,17 +212,17 @@ class Saver:
                 self.staged_step = message.step
                 return
             if outcome.error is not None:
-                self._failed(message.step, "copy", f"copying step {message.step} failed: {outcome.error}")
+                self._report_failure(message.step, "copy", f"copying step {message.step} failed: {outcome.error}")
             else:
                 self.dropped_step = message.step
-                self._failed(message.step, "changed", _dropped(message.step, outcome.changed))
+                self._report_failure(message.step, "changed", _dropped(message.step, outcome.changed))
             # Who swaps some of an object's tensors swaps all: those that were copied in time would cost the next save.
             self._unsteady.update(map(_object_of, outcome.changed))
             self._entries = ()
 
         return seal
 
-    def _failed(self, step: int, reason: str, text: str) -> None:
+    def _report_failure(self, step: int, reason: str, text: str) -> None:
         metrics.checkpoint_failures.labels(tier="staging", reason=reason).inc()
         _log.warning("%s", text)
         try:
@@ -230,14 +230,14 @@ class Saver:
         except Exception:  # noqa: BLE001  # a word that nobody hears must not stop the training either
             _log.exception("nobody could be told that the save of step %d failed", step)
 
-    def _unstaged(self, refusal: StagingRefused) -> None:
+    def _report_refusal(self, refusal: StagingRefused) -> None:
         """Every due save asks again; the log says it once."""
         metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
         if not self._refused:
             self._refused = True
             _log.warning("training goes on without saves until there is memory to stage them in: %s", refusal)
 
-    def _stalled(self, begun: float) -> None:
+    def _count_stall(self, begun: float) -> None:
         self.stall_seconds += time.perf_counter() - begun
 
 
@@ -267,11 +267,11 @@ def _dropped(step: int, changed: Sequence[str]) -> str:
     )
 
 
-def _source(entry: Entry, portion: Portion) -> Source:
+def _source(entry: Entry, portion: Portion) -> CopySource:
     slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
 
     def read() -> torch.Tensor:
         part = entry.local_part()
         return part[slices] if slices else part
 
-    return Source(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices)
+    return CopySource(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices)

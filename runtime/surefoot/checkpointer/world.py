@@ -23,14 +23,14 @@ _turn = 0  # how many decisions this process took part in; the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProcessWorld:
     rank: int
     size: int
     store: Any = None
     """The default process group's store; None in a world of one."""
 
 
-def current_world() -> World:
+def current_world() -> ProcessWorld:
     """From the process group; a launcher's environment without a process group is refused."""
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
@@ -38,16 +38,16 @@ def current_world() -> World:
         if dist.is_available() and dist.is_initialized():
             from torch.distributed.distributed_c10d import _get_default_store
 
-            return World(dist.get_rank(), dist.get_world_size(), _get_default_store())
+            return ProcessWorld(dist.get_rank(), dist.get_world_size(), _get_default_store())
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         raise ConfigurationError(
             f"WORLD_SIZE is {size} and there is no process group: call torch.distributed.init_process_group first"
         )
-    return World(0, 1)
+    return ProcessWorld(0, 1)
 
 
-def decided_once(world: World, decide: Callable[[], str]) -> str:
+def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
     """What rank 0 decides, on every rank; an error of rank 0 is raised on every rank."""
     global _turn
     if world.size == 1:
@@ -55,7 +55,7 @@ def decided_once(world: World, decide: Callable[[], str]) -> str:
     _turn += 1
     key = f"{STORE_PREFIX}/{_turn}"
     if world.rank != 0:
-        found = _heard(world, key, 0)
+        found = _wait_for_word(world, key, 0)
         if found.startswith("!"):
             raise SurefootError(f"rank 0 could not begin: {found[1:]}")
         return str(found[1:])
@@ -68,20 +68,21 @@ def decided_once(world: World, decide: Callable[[], str]) -> str:
     return decision
 
 
-def decided_together(world: World, said: str, decide: Callable[[list[str]], str]) -> str:
-    """As `decided_once`, from what every rank has said about it."""
+def decide_together(world: ProcessWorld, said: str, decide: Callable[[list[str]], str]) -> str:
+    """As `decide_once`, from what every rank has said about it."""
     if world.size == 1:
         return decide([said])
     turn = _turn + 1
     if world.rank != 0:
         world.store.set(f"{STORE_PREFIX}/{turn}/{world.rank}", said)
     others = range(1, world.size)
-    return decided_once(
-        world, lambda: decide([said, *(_heard(world, f"{STORE_PREFIX}/{turn}/{rank}", rank) for rank in others)])
+    return decide_once(
+        world,
+        lambda: decide([said, *(_wait_for_word(world, f"{STORE_PREFIX}/{turn}/{rank}", rank) for rank in others)]),
     )
 
 
-def left_alone(world: World, said: str) -> None:
+def withdraw(world: ProcessWorld, said: str) -> None:
     """This rank takes no part in the decision that comes next, and says why, so that nobody waits for it."""
     global _turn
     if world.size > 1:
@@ -89,7 +90,7 @@ def left_alone(world: World, said: str) -> None:
         world.store.set(f"{STORE_PREFIX}/{_turn}/{world.rank}" if world.rank else f"{STORE_PREFIX}/{_turn}", f"!{said}")
 
 
-def _heard(world: World, key: str, rank: int) -> str:
+def _wait_for_word(world: ProcessWorld, key: str, rank: int) -> str:
     try:
         world.store.wait([key], timedelta(seconds=WORD_SECONDS))
     except RuntimeError as silent:

@@ -18,7 +18,7 @@ from surefoot.data.order import sample_seed
 from surefoot.data.source import DataError, DataSource, changed_shard, checks_of, identity_of
 from surefoot.data.stream_reading import Read, Recipe, read_here
 from surefoot.data.stream_state import (
-    Shape,
+    StreamShape,
     joined_spans,
     lanes_as_plain,
     lanes_of_plain,
@@ -209,7 +209,7 @@ class ElasticStream:
         if self.deterministic:
             self._go_on(cursors, batches, left)
             return
-        older = Shape(len(states), self.shape.per_lane, self.shape.stripes)
+        older = StreamShape(len(states), self.shape.per_lane, self.shape.stripes)
         dealings = self._dealings(older.lanes, left)
         self._go_on({}, 0, [left_behind(dealing, cursors, number) for number, dealing in enumerate(dealings)])
 
@@ -310,7 +310,7 @@ class ElasticStream:
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 
-    def _shape(self, global_batch: int | None, batch_size: int | None, lanes: int | None, stripes: int) -> Shape:
+    def _shape(self, global_batch: int | None, batch_size: int | None, lanes: int | None, stripes: int) -> StreamShape:
         if (global_batch is None) == (batch_size is None):
             raise ConfigurationError(
                 "give ElasticStream either global_batch= (samples a step, at any world size: the order depends on the seed"
@@ -322,11 +322,11 @@ class ElasticStream:
                 raise ConfigurationError(
                     f"batch_size={batch_size}, lanes={lanes}: at least 1, and lanes go with global_batch"
                 )
-            return Shape(self.world, batch_size, stripes)
+            return StreamShape(self.world, batch_size, stripes)
         slots = global_batch if lanes is None else lanes
         if global_batch < 1 or slots < 1 or global_batch % slots:
             raise ConfigurationError(f"global_batch={global_batch} in lanes={slots}: it must be a multiple of them")
-        return Shape(slots, global_batch // slots, stripes)
+        return StreamShape(slots, global_batch // slots, stripes)
 
     def _check_numbers(self, window: int, pack: int | None, skip_bad: int, workers: int) -> None:
         if window < 1 or (pack is not None and pack < 1) or skip_bad < 0 or self.shape.stripes < 1:

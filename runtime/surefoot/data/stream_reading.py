@@ -15,7 +15,7 @@ from surefoot.data.extents import Dealing
 from surefoot.data.lanes import Lane, LaneCursor, Prepare, SourceReader
 from surefoot.data.order import sample_seed
 from surefoot.data.source import DataSource
-from surefoot.data.stream_state import Shape
+from surefoot.data.stream_state import StreamShape
 
 Read = tuple[Any, list[list[int]]]
 """Collated data, and the lanes that it is of as plain numbers, where they stand behind it."""
@@ -28,7 +28,7 @@ class Recipe:
     sources: Sequence[DataSource]
     weights: Sequence[float]
     dealings: Sequence[Dealing]
-    shape: Shape
+    shape: StreamShape
     window: int
     pack: int | None
     prepare: Prepare | None

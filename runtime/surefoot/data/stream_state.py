@@ -16,7 +16,7 @@ _WIDTH = len(Extent._fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StreamShape:
     """Which lanes a step reads: `per_lane` samples from each of `slots` lanes, of another stripe each step.
 
     Every worker process reads stripes of its own, so that no sample is decoded twice.

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from surefoot import metrics
-from surefoot.drain.pace import Pace
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import ChunkMissing, Corrupt, SurefootError, TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
@@ -82,7 +82,7 @@ class Abandoned(SurefootError):
     """The copy was called off."""
 
 
-def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoch: int, pace: Pace) -> int:
+def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoch: int, pace: TokenBucket) -> int:
     """Copies `save` to `target` and commits it there with `writer_epoch`; the number of bytes written.
 
     Raises Unreadable when some part is bad or absent everywhere, TierUnavailable when a silent source might have it,

@@ -15,29 +15,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from surefoot import metrics
+from surefoot.drain.save_work import SaveWork
 from surefoot.drain.slots import (
-    Closed,
     Command,
     CommitOn,
     Complain,
+    CopyReport,
+    DrainClosed,
     DrainState,
     Event,
     Free,
     FreeSlot,
     GaveUp,
-    Limits,
-    Report,
     Retargeted,
+    RetryLimits,
     SealedSave,
-    Staged,
-    Stop,
+    SlotStaged,
+    StopLeg,
     Tick,
-    TrainersGone,
     WriteTo,
 )
+from surefoot.drain.target_writer import Probe, TargetWriter, WriterOrder
 from surefoot.drain.transitions import step
-from surefoot.drain.work import SaveWork
-from surefoot.drain.writer import Order, Probe, Writer
 from surefoot.errors import Corrupt, ProtocolError
 from surefoot.format.layouts import Stream, read_layout
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
@@ -50,7 +49,7 @@ LAYOUTS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class DrainArena:
     """Staging memory: `slots` of `slot_bytes` each. Mapped by whoever owns the Drain, and unmapped after its close."""
 
     memory: memoryview
@@ -78,7 +77,7 @@ def no_probe(stage: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    limits: Limits = field(default_factory=Limits)
+    limits: RetryLimits = field(default_factory=RetryLimits)
     probe: Probe = no_probe
 
 
@@ -87,7 +86,7 @@ class Drain:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: DrainArena,
         incarnation: str,
         open_tier: Callable[[HolderId], Tier],
         watcher: DrainWatcher,
@@ -103,8 +102,8 @@ class Drain:
         self._outbox: deque[Command] = deque()  # bounded by slots x targets: every order waits for its answer
         self._work: dict[int, SaveWork] = {}
         self._layouts: dict[str, Stream] = {}
-        self._writers: dict[HolderId, Writer] = {}
-        self._retired: list[Writer] = []
+        self._writers: dict[HolderId, TargetWriter] = {}
+        self._retired: list[TargetWriter] = []
         self._closing = False
         self._carrying = False
         """Whether the control thread is at a command it has taken from the outbox."""
@@ -126,16 +125,12 @@ class Drain:
                 return
             if isinstance(self._state.slots[slot], Free):
                 self._work[slot] = work
-            self._apply(Staged(slot, sealed, time.monotonic()))
+            self._apply(SlotStaged(slot, sealed, time.monotonic()))
         self._options.probe("staged")
 
     def retarget(self, targets: tuple[HolderId, ...], holders: frozenset[HolderId], replicas: int) -> None:
         """Where saves go from now on (the local holder first), and every holder that is there."""
         self._apply(Retargeted(targets, holders, replicas, time.monotonic()))
-
-    def trainers_gone(self) -> None:
-        """Trainers died or were reaped; draining goes on."""
-        self._apply(TrainersGone())
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints staged here and not yet on their holders."""
@@ -149,14 +144,14 @@ class Drain:
 
     def close(self, wait_seconds: float = 5.0) -> bool:
         """Gives up what is not written yet, joins every thread; whether all ended in time."""
-        self._apply(Closed())
+        self._apply(DrainClosed())
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         deadline = time.monotonic() + wait_seconds
         self._control.join(max(0.0, deadline - time.monotonic()))
         writers = [*self._writers.values(), *self._retired]
-        ended = [writer.joined(max(0.0, deadline - time.monotonic())) for writer in writers]
+        ended = [writer.join(max(0.0, deadline - time.monotonic())) for writer in writers]
         return all(ended) and not self._control.is_alive()
 
     def _idle(self) -> bool:
@@ -202,14 +197,14 @@ class Drain:
             case WriteTo(slot, target):
                 work = self._work[slot]
                 work.start(target)
-                self._writer(target).order(Order(slot, work, "write"))
+                self._writer(target).order(WriterOrder(slot, work, "write"))
             case CommitOn(slot, target):
-                self._writer(target).order(Order(slot, self._work[slot], "commit"))
-            case Stop(slot, target):
+                self._writer(target).order(WriterOrder(slot, self._work[slot], "commit"))
+            case StopLeg(slot, target):
                 self._work[slot].stop(target)
             case FreeSlot():
                 self._free(command)
-            case Report(save, copies):
+            case CopyReport(save, copies):
                 metrics.checkpoint_step.labels("memory").set(save.step)
                 self._tell(lambda: self._watcher.on_saved(save, copies))
             case GaveUp(save, target, cause):
@@ -257,16 +252,16 @@ class Drain:
             del self._layouts[next(iter(self._layouts))]
         return known
 
-    def _writer(self, target: HolderId) -> Writer:
+    def _writer(self, target: HolderId) -> TargetWriter:
         writer = self._writers.get(target)
         if writer is None:
-            writer = Writer(target, self._open, self._apply, self._options.probe, self._arena.slots)
+            writer = TargetWriter(target, self._open, self._apply, self._options.probe, self._arena.slots)
             self._writers[target] = writer
         return writer
 
     def _retire_writers(self) -> None:
         """Ends the threads of holders that are gone, once nothing of theirs is under way."""
-        self._retired = [writer for writer in self._retired if not writer.joined(0)]
+        self._retired = [writer for writer in self._retired if not writer.join(0)]
         for target in [t for t in self._writers if t not in self._state.holders]:
             if self._state.is_running(target):
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from surefoot.drain.copying import copy_save
-from surefoot.drain.pace import Pace
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import RankSave
 from surefoot.tiers import Tier
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def repair(save: RankSave, source: Tier, target: Tier, epoch: int) -> str | None:
     """Copies, verifies, commits with the writer's epoch `epoch`; None, or why it failed. Closes both tiers."""
     try:
-        size = copy_save(save, [source], target, epoch, Pace())
+        size = copy_save(save, [source], target, epoch, TokenBucket())
     except SurefootError as error:
         log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
         return str(error)

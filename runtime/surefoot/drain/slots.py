@@ -40,7 +40,7 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedSlot:
     """Staged, and no target is known to write it to."""
 
     sealed: SealedSave
@@ -68,11 +68,11 @@ class Committed:
     asked: bool = False
 
 
-Slot = Free | Sealed | Draining | Committed
+Slot = Free | SealedSlot | Draining | Committed
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetryLimits:
     """When to try again and when to give up."""
 
     attempts: int = 5
@@ -93,7 +93,7 @@ class DrainState:
     holders: frozenset[HolderId] = frozenset()
     replicas: int = 1
     away: frozenset[HolderId] = frozenset()
-    limits: Limits = field(default_factory=Limits)
+    limits: RetryLimits = field(default_factory=RetryLimits)
 
     @property
     def replicas_effective(self) -> int:
@@ -102,7 +102,7 @@ class DrainState:
 
     def pending(self) -> tuple[Checkpoint, ...]:
         """Checkpoints staged here and not yet decided, oldest first."""
-        found = {s.sealed.save.checkpoint for s in self.slots if isinstance(s, Sealed | Draining)}
+        found = {s.sealed.save.checkpoint for s in self.slots if isinstance(s, SealedSlot | Draining)}
         return tuple(sorted(found))
 
     def busy(self) -> bool:
@@ -119,7 +119,7 @@ class DrainState:
         for slot in self.slots:
             legs = slot.legs if isinstance(slot, Draining) else ()
             times += [leg.retry_at for leg in legs if leg.phase == "resting"]
-            if isinstance(slot, Sealed | Draining) and not self.targets:
+            if isinstance(slot, SealedSlot | Draining) and not self.targets:
                 times.append(slot.since + self.limits.homeless_seconds)
         return min(times, default=None)
 
@@ -128,7 +128,7 @@ class DrainState:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class SlotStaged:
     slot: int
     sealed: SealedSave
     now: float
@@ -151,7 +151,7 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class LegRefused:
     """`target` is fenced: a newer epoch rules. Answers WriteTo or CommitOn."""
 
     slot: int
@@ -171,7 +171,7 @@ class TargetFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LegEnded:
     """The leg left the memory without finishing. Answers Stop (as does any other answer of that leg)."""
 
     slot: int
@@ -194,16 +194,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainersGone:
-    """Trainers died or were reaped. What they sealed is drained all the same; what they did not is nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
+class DrainClosed:
     """The worker must go: what is not yet there is given up."""
 
 
-Event = Staged | SaveWritten | Acknowledged | Refused | TargetFailed | Ended | Retargeted | Tick | TrainersGone | Closed
+Event = SlotStaged | SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded | Retargeted | Tick | DrainClosed
 
 # ---- commands -------------------------------------------------------------------------------------------------------
 
@@ -225,7 +220,7 @@ class CommitOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopLeg:
     """Leave the slot's memory; answer when out of it."""
 
     slot: int
@@ -243,7 +238,7 @@ class FreeSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CopyReport:
     """The save is on `copies` holders, one more than before."""
 
     save: RankSave
@@ -264,4 +259,4 @@ class Complain:
     text: str
 
 
-Command = WriteTo | CommitOn | Stop | FreeSlot | Report | GaveUp | Complain
+Command = WriteTo | CommitOn | StopLeg | FreeSlot | CopyReport | GaveUp | Complain

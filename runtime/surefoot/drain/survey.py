@@ -20,8 +20,8 @@ from surefoot.protocol.completeness import Covers, LeftOut, TierReading, layouts
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers.persistent import PersistentTier
-from surefoot.tiers.reading import read_together
+from surefoot.tiers.parallel_reads import read_together
+from surefoot.tiers.persistent import ObjectStoreTier
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Survey:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def survey(tier: PersistentTier, remembered: Mapping[RankSave, RankManifest] | None = None) -> Survey:
+def survey(tier: ObjectStoreTier, remembered: Mapping[RankSave, RankManifest] | None = None) -> Survey:
     """Every manifest that can be read, and what could not. Raises TierUnavailable where the tier itself is away.
 
     `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
@@ -56,7 +56,7 @@ def survey(tier: PersistentTier, remembered: Mapping[RankSave, RankManifest] | N
     return Survey(seen, tuple(sorted(found, key=lambda m: m.save)), left_out)
 
 
-def layout_texts(tier: PersistentTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
+def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
     """The layout records that are good, by digest, and what is wrong with the others."""
     wanted = sorted(digests)
     found = dict(zip(wanted, read_together(lambda digest: _layout(tier, digest), wanted), strict=True))
@@ -66,7 +66,7 @@ def layout_texts(tier: PersistentTier, digests: Collection[str]) -> tuple[dict[s
 
 
 def coverage(
-    tier: PersistentTier, manifests: Iterable[RankManifest], known: Covers | None = None
+    tier: ObjectStoreTier, manifests: Iterable[RankManifest], known: Covers | None = None
 ) -> tuple[Covers, tuple[LeftOut, ...]]:
     """For each set of layouts that some world saved whether they cover every tensor; sets that cannot be judged are
     left out of the answer, and the record that is to blame is named. `known`: earlier answers, which hold for good."""
@@ -125,7 +125,7 @@ def patiently(read: Callable[[], T]) -> T:
     raise AssertionError("unreachable: the last try returned or raised")
 
 
-def _manifest(tier: PersistentTier, save: RankSave) -> RankManifest | LeftOut | None:
+def _manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | LeftOut | None:
     """None where it has gone since it was listed."""
     try:
         return patiently(lambda: tier.read_manifest(save))
@@ -135,7 +135,7 @@ def _manifest(tier: PersistentTier, save: RankSave) -> RankManifest | LeftOut | 
         return LeftOut(str(problem), isinstance(problem, TierError), checkpoint=save.checkpoint)
 
 
-def _layout(tier: PersistentTier, digest: str) -> str | LeftOut:
+def _layout(tier: ObjectStoreTier, digest: str) -> str | LeftOut:
     try:
         text = patiently(lambda: tier.read_layout(digest))
         read_layout(digest, text)

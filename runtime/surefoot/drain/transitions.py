@@ -16,35 +16,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from surefoot.drain.slots import RUNNING as RUNNING
-from surefoot.drain.slots import Acknowledged as Acknowledged
-from surefoot.drain.slots import Closed as Closed
-from surefoot.drain.slots import Command as Command
-from surefoot.drain.slots import CommitOn as CommitOn
-from surefoot.drain.slots import Committed as Committed
-from surefoot.drain.slots import Complain as Complain
-from surefoot.drain.slots import Draining as Draining
-from surefoot.drain.slots import DrainState as DrainState
-from surefoot.drain.slots import Ended as Ended
-from surefoot.drain.slots import Event as Event
-from surefoot.drain.slots import Free as Free
-from surefoot.drain.slots import FreeSlot as FreeSlot
-from surefoot.drain.slots import GaveUp as GaveUp
-from surefoot.drain.slots import Leg as Leg
-from surefoot.drain.slots import Limits as Limits
-from surefoot.drain.slots import Refused as Refused
-from surefoot.drain.slots import Report as Report
-from surefoot.drain.slots import Retargeted as Retargeted
-from surefoot.drain.slots import SaveWritten as SaveWritten
-from surefoot.drain.slots import Sealed as Sealed
-from surefoot.drain.slots import SealedSave as SealedSave
-from surefoot.drain.slots import Slot as Slot
-from surefoot.drain.slots import Staged as Staged
-from surefoot.drain.slots import Stop as Stop
-from surefoot.drain.slots import TargetFailed as TargetFailed
-from surefoot.drain.slots import Tick as Tick
-from surefoot.drain.slots import TrainersGone as TrainersGone
-from surefoot.drain.slots import WriteTo as WriteTo
+from surefoot.drain.slots import (
+    RUNNING,
+    Acknowledged,
+    Command,
+    CommitOn,
+    Committed,
+    Complain,
+    CopyReport,
+    DrainClosed,
+    Draining,
+    DrainState,
+    Event,
+    Free,
+    FreeSlot,
+    GaveUp,
+    Leg,
+    LegEnded,
+    LegRefused,
+    Retargeted,
+    SaveWritten,
+    SealedSlot,
+    Slot,
+    SlotStaged,
+    StopLeg,
+    TargetFailed,
+    Tick,
+    WriteTo,
+)
 from surefoot.protocol.identities import HolderId
 
 
@@ -53,26 +52,24 @@ def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ..
     commands: list[Command] = []
     now: float | None = None
     match event:
-        case Staged(now=now):
+        case SlotStaged(now=now):
             state = _staged(state, event, commands)
-        case SaveWritten() | Acknowledged() | Refused() | TargetFailed() | Ended():
+        case SaveWritten() | Acknowledged() | LegRefused() | TargetFailed() | LegEnded():
             state = _answered(state, event, commands)
         case Retargeted(targets, holders, replicas, now):
             state = replace(state, targets=targets, holders=holders | set(targets), replicas=replicas)
             state = replace(state, away=state.away & state.holders)
         case Tick(now):
             state = _woken(state, now, commands)
-        case Closed():
+        case DrainClosed():
             for index, slot in enumerate(state.slots):
                 state = _put(state, index, _given_up(index, slot, commands))
-        case TrainersGone():
-            pass
     for index in range(len(state.slots)):
         state = _settled(state, index, now, commands)
     return state, tuple(commands)
 
 
-def _staged(state: DrainState, event: Staged, commands: list[Command]) -> DrainState:
+def _staged(state: DrainState, event: SlotStaged, commands: list[Command]) -> DrainState:
     save = event.sealed.save
     if not isinstance(state.slots[event.slot], Free):
         commands.append(Complain(f"{save} was staged into slot {event.slot}, which is still draining: ignored"))
@@ -81,10 +78,10 @@ def _staged(state: DrainState, event: Staged, commands: list[Command]) -> DrainS
         commands.append(Complain(f"{save} was staged by another incarnation ({event.sealed.incarnation}): not drained"))
         commands.append(FreeSlot(event.slot, save, False, 0, lost=True))
         return state
-    return _put(state, event.slot, Sealed(event.sealed, event.now))
+    return _put(state, event.slot, SealedSlot(event.sealed, event.now))
 
 
-Answer = SaveWritten | Acknowledged | Refused | TargetFailed | Ended
+Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
 
 
 def _answered(state: DrainState, event: Answer, commands: list[Command]) -> DrainState:
@@ -94,25 +91,25 @@ def _answered(state: DrainState, event: Answer, commands: list[Command]) -> Drai
     leg = next((leg for leg in slot.legs if leg.target == event.target and leg.phase in RUNNING), None)
     if leg is None:
         return state
-    if leg.phase == "stopping" and isinstance(event, SaveWritten | TargetFailed | Ended):
+    if leg.phase == "stopping" and isinstance(event, SaveWritten | TargetFailed | LegEnded):
         # It left without a result: forgotten, so that the target may be tried anew if it is named again.
         return _put(state, event.slot, replace(slot, legs=tuple(kept for kept in slot.legs if kept is not leg)))
     match event:
         case SaveWritten() if leg.phase == "writing":
             leg = replace(leg, phase="committing")
             commands.append(CommitOn(event.slot, event.target))
-        case SaveWritten() | Ended():
+        case SaveWritten() | LegEnded():
             leg = replace(leg, phase="lost")
         case Acknowledged():
             leg = replace(leg, phase="done")
             state = replace(state, away=state.away - {leg.target})
-        case Refused():
+        case LegRefused():
             leg = replace(leg, phase="refused")
         case TargetFailed():
             state, leg = _failed(state, slot, leg, event, commands)
     slot = replace(slot, legs=_with(slot.legs, leg), asked=slot.asked or leg.phase == "committing")
     if leg.phase == "done":
-        commands.append(Report(slot.sealed.save, _copies(state, slot.legs)))
+        commands.append(CopyReport(slot.sealed.save, _copies(state, slot.legs)))
     return _put(state, event.slot, slot)
 
 
@@ -146,9 +143,9 @@ def _woken(state: DrainState, now: float, commands: list[Command]) -> DrainState
 def _settled(state: DrainState, index: int, now: float | None, commands: list[Command]) -> DrainState:
     """What follows for one slot from how things stand: legs that begin or end, a decision, freedom."""
     slot = state.slots[index]
-    if isinstance(slot, Sealed) and state.targets:
+    if isinstance(slot, SealedSlot) and state.targets:
         slot = Draining(slot.sealed, slot.since, ())
-    elif isinstance(slot, Sealed) and _homeless(state, slot, now):
+    elif isinstance(slot, SealedSlot) and _homeless(state, slot, now):
         slot = Committed(slot.sealed, False, ())
     if isinstance(slot, Draining):
         slot = _decided(state, index, slot, now, commands)
@@ -159,7 +156,7 @@ def _settled(state: DrainState, index: int, now: float | None, commands: list[Co
     return _put(state, index, slot)
 
 
-def _homeless(state: DrainState, slot: Sealed | Draining, now: float | None) -> bool:
+def _homeless(state: DrainState, slot: SealedSlot | Draining, now: float | None) -> bool:
     return now is not None and now >= slot.since + state.limits.homeless_seconds
 
 
@@ -187,7 +184,7 @@ def _decided(
 
 def _given_up(index: int, slot: Slot, commands: list[Command]) -> Slot:
     match slot:
-        case Sealed(sealed):
+        case SealedSlot(sealed):
             return Committed(sealed, False, ())
         case Draining(sealed, _, legs, asked):
             return Committed(sealed, True, _stopped(index, legs, [leg.target for leg in legs], commands), asked)
@@ -200,7 +197,7 @@ def _stopped(index: int, legs: Iterable[Leg], targets: Iterable[HolderId], comma
     kept = []
     for leg in legs:
         if leg.target in targets and leg.phase in ("writing", "committing"):
-            commands.append(Stop(index, leg.target))
+            commands.append(StopLeg(index, leg.target))
             kept.append(replace(leg, phase="stopping"))
         elif leg.target not in targets or leg.phase != "resting":
             kept.append(leg)

@@ -13,8 +13,8 @@ from surefoot.format.dtypes import itemsize
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Rule
-from surefoot.geometry.saving import Holding, Sharers, Sharing, saved_boxes, shared
+from surefoot.geometry.rules import ShardingRule
+from surefoot.geometry.save_division import HeldBox, Sharers, Sharing, saved_boxes, shared
 from surefoot.protocol.records import Layout, Spread, SpreadRule, TensorLayout, tensor_json
 
 OWN = -1
@@ -24,7 +24,7 @@ MOST_KNOWN = 64
 """How many different holdings are remembered."""
 
 
-def spread_rule(rule: Rule) -> SpreadRule:
+def spread_rule(rule: ShardingRule) -> SpreadRule:
     """A rule as records have it."""
     return rule.grid.base, rule.grid.sizes, rule.grid.strides, rule.grid.listed, rule.cuts
 
@@ -37,7 +37,7 @@ class Family:
             raise ValueError("this layout does not say how its tensors are spread")
         self.layout = layout
         self._spread, self.of = layout.spread, of
-        self._rules = [Rule(Grid(*rule[:4]), rule[4]) for rule in self._spread.rules]
+        self._rules = [ShardingRule(Grid(*rule[:4]), rule[4]) for rule in self._spread.rules]
         self._number = {tensor.name: i for i, tensor in enumerate(layout.tensors)}
         self._lowest = frozenset(self._spread.lowest)
         self._known: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
@@ -96,7 +96,7 @@ class Family:
         return self._known[key]
 
     def _work_out(self, rank: int, sames: tuple[Grid, ...]) -> _Held:
-        holdings: list[Holding] = []
+        holdings: list[HeldBox] = []
         tensors: dict[str, TensorLayout] = {}
         boxes: dict[tuple[int, tuple[int, ...]], list[Box]] = {}  # many tensors have one shape
         for number, (tensor, which) in enumerate(zip(self.layout.tensors, self._spread.of, strict=True)):
@@ -104,20 +104,20 @@ class Family:
             if which == OWN:
                 name = tensor.name.replace(f"local/{self.of}/", f"local/{rank}/", 1)
                 tensors[name] = tensor
-                holdings.append(Holding(name, Box.whole(tensor.shape), size, Grid.alone(rank), "lowest"))
+                holdings.append(HeldBox(name, Box.whole(tensor.shape), size, Grid.alone(rank), "lowest"))
                 continue
             tensors[tensor.name] = tensor
             if (which, tensor.shape) not in boxes:
                 boxes[which, tensor.shape] = [part.box for part in self._rules[which].parts(tensor.shape, rank)]
             sharing: Sharing = "lowest" if number in self._lowest else "split"
-            holdings += [Holding(tensor.name, b, size, sames[which], sharing) for b in boxes[which, tensor.shape]]
+            holdings += [HeldBox(tensor.name, b, size, sames[which], sharing) for b in boxes[which, tensor.shape]]
         return _Held(holdings, tensors, shared(holdings))
 
 
 class _Held:
     """The holdings of one rank, and of all that hold the same."""
 
-    def __init__(self, holdings: list[Holding], tensors: dict[str, TensorLayout], groups: dict[Grid, Sharers]) -> None:
+    def __init__(self, holdings: list[HeldBox], tensors: dict[str, TensorLayout], groups: dict[Grid, Sharers]) -> None:
         self.holdings, self.tensors, self.groups = holdings, tensors, groups
         self._places: dict[Grid, dict[str, list[int]]] = {}
         names = sorted(tensors)

@@ -23,7 +23,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlacedBox:
     """`box` of the tensor lies at `local` of what the rank holds."""
 
     box: Box
@@ -31,14 +31,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ShardingRule:
     """One entry of `cuts` per dimension of the grid: None where its ranks hold the same."""
 
     grid: Grid
     cuts: tuple[Cut | None, ...]
 
     @classmethod
-    def replicated(cls, grid: Grid) -> Rule:
+    def replicated(cls, grid: Grid) -> ShardingRule:
         return cls(grid, (None,) * len(grid.sizes))
 
     def same(self, rank: int) -> Grid:
@@ -50,13 +50,13 @@ class Rule:
         """What the rank's own tensor looks like."""
         return tuple(sum(n for _, n in spans) for spans in self._spans(shape, rank))
 
-    def parts(self, shape: tuple[int, ...], rank: int) -> list[Part]:
+    def parts(self, shape: tuple[int, ...], rank: int) -> list[PlacedBox]:
         """What the rank holds: one box, or none, or several where cuts within cuts leave gaps."""
         found = []
         placed = [list(_with_positions(spans)) for spans in self._spans(shape, rank)]
         for chosen in product(*placed):
             offsets, lengths, local = (tuple(c[i] for c in chosen) for i in range(3))
-            found.append(Part(Box(offsets, lengths), local))
+            found.append(PlacedBox(Box(offsets, lengths), local))
         return found
 
     def holders(self, shape: tuple[int, ...], wanted: Box) -> Iterator[Grid]:

@@ -43,7 +43,7 @@ def shard_box(shape: tuple[int, ...], dimension: int, parts: int, index: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ShareShape:
     """A tensor, as far as sharing it out needs to know it."""
 
     lengths: tuple[int, ...]
@@ -72,7 +72,7 @@ class Shares:
     `reserved` bytes are already the first member's own task.
     """
 
-    def __init__(self, tensors: Sequence[Shape], members: int, reserved: int = 0) -> None:
+    def __init__(self, tensors: Sequence[ShareShape], members: int, reserved: int = 0) -> None:
         self._tensors = tensors
         self._members = members
         self._reserved = reserved

@@ -24,7 +24,7 @@ TILE_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """Blocks `first` to `first + count` of a tiling; contiguous in bytes, from `start` to `stop` within the piece."""
 
     first: int
@@ -96,7 +96,7 @@ class Tiling:
         """Bytes of each block in order; cheap for millions of them, since whole bands repeat."""
         return self._sizes(0, self.itemsize)
 
-    def runs(self, wanted: Box) -> list[Run]:
+    def runs(self, wanted: Box) -> list[BlockRun]:
         """The blocks that touch `wanted` (counted from the piece's corner), as few contiguous runs as there are."""
         inside = wanted.intersect(Box.whole(self.lengths))
         if inside is None:
@@ -113,7 +113,7 @@ class Tiling:
             for t, n in zip((*lead, *low[split : split + 1]), counts, strict=False):
                 first = first * n + t
             first *= behind
-            found.append(Run(first, width, self.block_start(first), self.block_start(first + width)))
+            found.append(BlockRun(first, width, self.block_start(first), self.block_start(first + width)))
         return found
 
     def _sizes(self, dimension: int, scale: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What a trainer needs from whoever keeps its staging memory: its agent, or in library mode a drain of its own.
 
-`Checkpointer` is written against this protocol alone. Implementations: `ipc.client.AgentLink` (the socket),
-`checkpointer.in_process.EmbeddedLink` (no agent: the drain runs in this process).
+`Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_backend.AgentBackend` (the socket),
+`checkpointer.in_process.InProcessBackend` (no agent: the drain runs in this process).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.ipc.messages import Attached, Staged, Stepped
+from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ReusableSave:
     """The stream of a rank save that still lies in staging memory, as it was sealed or damaged since."""
 
     stream: memoryview
@@ -24,7 +24,7 @@ class Left:
     """Only this process' own saves are ever written there; else another rank may begin to at any moment."""
 
 
-class Link(Protocol):
+class SaveBackend(Protocol):
     """Thread-safe; every call returns within its own small time limit or raises a SurefootError."""
 
     @property
@@ -36,7 +36,7 @@ class Link(Protocol):
         """Writable memory of (slots × slot_bytes), the number of slots, and the slot size; allocated and touched."""
         ...
 
-    def left(self, checkpoint: Checkpoint) -> Mapping[int, Left]:
+    def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
         """Rank → save of `checkpoint` in this worker's staging memory; to be read before `arena`."""
         ...
 

@@ -1,6 +1,6 @@
 """What an agent answers to the question for saves that lie in its staging memory: complete, or let go of.
 
-Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `client`, which
+Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `agent_backend`, which
 guards it by its lock.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 
-from surefoot.ipc.messages import LeftHere
+from surefoot.ipc.trainer_messages import StagedSaves
 
-Answer = tuple[LeftHere, int | None]
+Answer = tuple[StagedSaves, int | None]
 
 
-class LeftAnswers:
+class StagedReplies:
     """Of one question at a time. Between two, whatever comes belongs to nobody."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class LeftAnswers:
         """The question is about to be asked."""
         self._asking = True
 
-    def take(self, here: LeftHere, descriptor: int | None) -> None:
+    def take(self, here: StagedSaves, descriptor: int | None) -> None:
         """One answer; the first says how many follow."""
         if self._asking:
             self._told.append((here, descriptor))

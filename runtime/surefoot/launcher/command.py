@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LaunchProgram:
     """A Python program that can run in a forked process: exactly one of `script` and `module` is set."""
 
     arguments: tuple[str, ...]
@@ -22,7 +22,7 @@ class Program:
     module: str | None = None
 
 
-def forkable(command: Sequence[str], environment: Mapping[str, str]) -> Program | None:
+def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchProgram | None:
     """The program in `python [-u] script.py …` or `python [-u] -m module …`, if `python` is this very interpreter.
 
     Any other interpreter option changes how the interpreter starts, which a fork cannot: None, a cold start.
@@ -33,9 +33,9 @@ def forkable(command: Sequence[str], environment: Mapping[str, str]) -> Program 
     while rest and rest[0] == "-u":  # a trainer's output is unbuffered by lines anyway
         rest.pop(0)
     if len(rest) >= 2 and rest[0] == "-m":
-        return Program(arguments=tuple(rest[2:]), module=rest[1])
+        return LaunchProgram(arguments=tuple(rest[2:]), module=rest[1])
     if rest and not rest[0].startswith("-") and not os.path.isdir(rest[0]):
-        return Program(arguments=tuple(rest[1:]), script=rest[0])
+        return LaunchProgram(arguments=tuple(rest[1:]), script=rest[0])
     return None
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from surefoot.launcher.parent_death import die_with_parent
-from surefoot.launcher.program import write_report
+from surefoot.launcher.run_script import write_report
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from surefoot import metrics
 from surefoot.errors import SurefootError
 from surefoot.launcher.child import Child, OwnChild
-from surefoot.launcher.client import CannotFork, ForkRequest, ZygoteClient
-from surefoot.launcher.command import Program, forkable
+from surefoot.launcher.command import LaunchProgram, forkable
+from surefoot.launcher.zygote_client import CannotFork, ForkRequest, ZygoteClient
 
 _ZYGOTE_LIVES = 4
 _STORE_SECONDS = 30.0
@@ -41,7 +41,7 @@ class Starter:
     ) -> None:
         self._command = tuple(command)
         self._environment = environment
-        self._program: Program | None = forkable(command, environment)
+        self._program: LaunchProgram | None = forkable(command, environment)
         self._log_path = log_path
         self._on_warm = on_warm
         self._lives = 0

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.ipc import stacks
-from surefoot.launcher.command import Program
+from surefoot.launcher.command import LaunchProgram
 from surefoot.launcher.parent_death import die_with_parent
 from surefoot.launcher.preload import preload, program_source
-from surefoot.launcher.program import run_program
+from surefoot.launcher.run_script import run_program
 from surefoot.launcher.tcp_store import serve_store
 
 PACKET_BYTES = 1 << 20
@@ -126,7 +126,7 @@ def _become(request: _Request) -> None:
     _own_randomness_and_threads()
     stacks.install(os.environ.get("SUREFOOT_STACKS_FILE"))
     program = body["program"]
-    run_program(Program(tuple(program["arguments"]), program["script"], program["module"]))
+    run_program(LaunchProgram(tuple(program["arguments"]), program["script"], program["module"]))
 
 
 def _own_randomness_and_threads() -> None:

@@ -9,11 +9,11 @@ verified, with another copy for whatever is damaged (`reader`).
 """
 
 from surefoot.restore.catalogue import Catalogue as Catalogue
-from surefoot.restore.catalogue import Source as Source
+from surefoot.restore.catalogue import SaveSource as SaveSource
 from surefoot.restore.catalogue import holder_sources as holder_sources
 from surefoot.restore.catalogue import persistent_source as persistent_source
 from surefoot.restore.catalogue import read_catalogue as read_catalogue
-from surefoot.restore.place import Destination as Destination
+from surefoot.restore.placer import Destination as Destination
 from surefoot.restore.reader import CheckpointReader as CheckpointReader
 from surefoot.restore.reader import ReadOptions as ReadOptions
-from surefoot.restore.reader import Restored as Restored
+from surefoot.restore.reader import ReadSummary as ReadSummary

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SaveSource:
     """One place that may have copies. `open` gives a connection for one thread."""
 
     name: str
@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceReading:
     """What one source said it has; `damaged` names index entries that cannot be read."""
 
     manifests: tuple[RankManifest, ...]
@@ -65,8 +65,8 @@ class Found:
 class Catalogue:
     """Sources and their readings, in the same order; None where a source is silent."""
 
-    sources: tuple[Source, ...]
-    readings: tuple[Reading | None, ...]
+    sources: tuple[SaveSource, ...]
+    readings: tuple[SourceReading | None, ...]
     only: Checkpoint | None = None
     """What was asked about; None: everything."""
 
@@ -146,10 +146,10 @@ class Catalogue:
 
 def holder_sources(
     endpoints: Iterable[HolderEndpoint], job: str, account: Credentials, node: str | None, call_seconds: float = 1.0
-) -> list[Source]:
+) -> list[SaveSource]:
     """The memory tier; the holder of `node` is the local one."""
     return [
-        Source(
+        SaveSource(
             f"memory:{e.holder.node}",
             "memory",
             lambda e=e: open_holder(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
@@ -159,17 +159,17 @@ def holder_sources(
     ]
 
 
-def persistent_source(settings: PersistentSettings, job: str) -> Source:
+def persistent_source(settings: PersistentSettings, job: str) -> SaveSource:
     """The persistent tier of `job`."""
-    return Source("persistent", "persistent", lambda: open_persistent(settings, job))
+    return SaveSource("persistent", "persistent", lambda: open_persistent(settings, job))
 
 
-def older_source(settings: PersistentSettings, job: str) -> Source:
+def older_source(settings: PersistentSettings, job: str) -> SaveSource:
     """The persistent tier of an older job to begin from: read, never healed."""
-    return Source("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
+    return SaveSource("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
-def read_catalogue(sources: Sequence[Source], only: Checkpoint | None = None) -> Catalogue:
+def read_catalogue(sources: Sequence[SaveSource], only: Checkpoint | None = None) -> Catalogue:
     """Reads every index once. `only`: where each answer costs a request, nothing but this checkpoint is asked about."""
     return Catalogue(tuple(sources), tuple(read_index(source, only) for source in sources), only)
 
@@ -183,13 +183,13 @@ def reread(catalogue: Catalogue) -> Catalogue:
     return replace(catalogue, readings=tuple(readings))
 
 
-def read_index(source: Source, only: Checkpoint | None = None) -> Reading | None:
+def read_index(source: SaveSource, only: Checkpoint | None = None) -> SourceReading | None:
     """What the source has; None if it is silent."""
     tier: Tier | None = None
     try:
         tier = source.open()
         found = tier.manifests_of(only) if only is not None and isinstance(tier, ByCheckpoint) else tier.manifests()
-        return Reading(found, tier.damaged())
+        return SourceReading(found, tier.damaged())
     except TierError as silent:
         log.warning("%s is silent: %s", source.name, silent)
         return None

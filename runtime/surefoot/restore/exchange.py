@@ -19,11 +19,11 @@ from zlib import crc32
 
 from surefoot import metrics
 from surefoot.errors import SurefootError
-from surefoot.restore.copies import Copies
-from surefoot.restore.fetch import Fetch, Part
-from surefoot.restore.frames import ROUND_BYTES, Arrivals, Outbox, Sealed, Telling
-from surefoot.restore.place import Placer
-from surefoot.restore.plan import RangeRead, Wanted
+from surefoot.restore.copy_choice import Copies
+from surefoot.restore.fetch import Fetch, SavedPart
+from surefoot.restore.frames import ROUND_BYTES, Arrivals, Outbox, SealedFrame, Telling
+from surefoot.restore.placer import Placer
+from surefoot.restore.read_plan import RangeRead, Wanted
 from surefoot.restore.sharing import Card, agreed, plan_name
 
 log = logging.getLogger(__name__)
@@ -79,17 +79,17 @@ class Common:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PlannedReads:
     """Reads of some destinations, planned. `parts` by saved rank, `placers` by destination."""
 
     wanted: tuple[Wanted, ...]
     ranges: tuple[RangeRead, ...]
-    parts: dict[int, Part]
+    parts: dict[int, SavedPart]
     placers: tuple[Placer, ...]
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExchangeOutcome:
     """What an exchange came to."""
 
     missing: list[RangeRead]
@@ -108,12 +108,12 @@ class _Head:
 class Exchange:
     """One group's reads, made once. `run` returns what is left to be read directly."""
 
-    def __init__(self, copies: Copies, reading: Reading, peers: Peers) -> None:
+    def __init__(self, copies: Copies, reading: PlannedReads, peers: Peers) -> None:
         self._copies, self._reading, self._peers = copies, reading, peers
         self._manifests = {rank: copies.manifest(rank) for rank in reading.parts}
         self._peers_kinds = 0
 
-    def run(self, threads: int) -> Outcome:
+    def run(self, threads: int) -> ExchangeOutcome:
         """Raises what a read of this rank's own share raises; a failed exchange is told and counted, never raised."""
         ranges = self._reading.ranges
         try:
@@ -122,7 +122,7 @@ class Exchange:
             _called_off(problem)
             owners = None
         if owners is None:
-            return Outcome(list(ranges))
+            return ExchangeOutcome(list(ranges))
         outbox = Outbox()
         arrivals = Arrivals(ranges, owners, self._reading.parts, self._manifests, self._reading.placers)
         fetch = self._fetch(owners, outbox)
@@ -140,7 +140,7 @@ class Exchange:
             metrics.restore_fallbacks.labels(PEER).inc(arrivals.damaged)
             log.warning("%d parts came damaged from peers and are read again", arrivals.damaged)
         kinds = frozenset(kind for bit, kind in enumerate(_KINDS) if self._peers_kinds >> bit & 1)
-        return Outcome(arrivals.missing(), {**fetch.by_kind, PEER: arrivals.received_bytes}, kinds)
+        return ExchangeOutcome(arrivals.missing(), {**fetch.by_kind, PEER: arrivals.received_bytes}, kinds)
 
     def _agree(self) -> tuple[int, ...] | None:
         reading = self._reading
@@ -185,7 +185,7 @@ class Exchange:
             _accept(arrivals, brought)
         self._farewell(arrivals)
 
-    def _heads(self, sealed: Sealed, fetch: Fetch) -> list[_Head]:
+    def _heads(self, sealed: SealedFrame, fetch: Fetch) -> list[_Head]:
         state = _FAILED if sealed.failed else _FINISHED if sealed.finished else _GOING
         kinds = sum(1 << bit for bit, kind in enumerate(_KINDS) if fetch.by_kind.get(kind)) if sealed.finished else 0
         heads = self._swapped(state, sealed.data.nbytes, kinds)

@@ -20,9 +20,9 @@ from surefoot import metrics
 from surefoot.errors import Corrupt, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
-from surefoot.restore.copies import Copies
-from surefoot.restore.place import Placer
-from surefoot.restore.plan import RangeRead, Segment
+from surefoot.restore.copy_choice import Copies
+from surefoot.restore.placer import Placer
+from surefoot.restore.read_plan import RangeRead, Segment
 from surefoot.tiers import ReadsAhead, Tier, verified
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ AHEAD = 2
 """Reads that a thread has asked for or is working on."""
 
 
-class Staged(Protocol):
+class StagedStream(Protocol):
     """What is needed of agent.link.Left."""
 
     @property
@@ -46,7 +46,7 @@ class Staged(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavedPart:
     """What every thread needs of one rank's save."""
 
     stream: Stream
@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingRead:
     read: RangeRead
     source: int
     tier: ReadsAhead | None
@@ -74,7 +74,7 @@ class Fetch:
     """All reads of one plan, and what has become of them."""
 
     def __init__(
-        self, copies: Copies, parts: Mapping[int, Part], placers: Sequence[Placer], reads: Sequence[RangeRead]
+        self, copies: Copies, parts: Mapping[int, SavedPart], placers: Sequence[Placer], reads: Sequence[RangeRead]
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)
@@ -104,7 +104,7 @@ class Fetch:
         finished = False
         # mapped, not bytearrays: turn by turn with those a restore took 4 % less CPU
         buffers = deque(memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(AHEAD))
-        under_way: deque[_Asked] = deque()
+        under_way: deque[_PendingRead] = deque()
         try:
             while not self._failed.is_set():
                 while buffers and (chosen := self._next(number)) is not None:
@@ -128,18 +128,18 @@ class Fetch:
             source = mine if self._queues[mine] else max(sources, key=lambda s: len(self._queues[s]))
             return (self._queues[source].popleft(), source) if self._queues[source] else None
 
-    def _asked(self, read: RangeRead, source: int, buffer: memoryview) -> _Asked:
+    def _asked(self, read: RangeRead, source: int, buffer: memoryview) -> _PendingRead:
         if source >= 0:
             try:
                 tier = self._copies.connections.to(source)
                 if isinstance(tier, ReadsAhead):
                     tier.ask_chunk(self._copies.manifest(read.rank).save, read.chunk, read.offset, read.length)
-                    return _Asked(read, source, tier, buffer)
+                    return _PendingRead(read, source, tier, buffer)
             except SurefootError:
                 self._copies.connections.drop(source)  # `first_good` asks it once more, and says what is wrong
-        return _Asked(read, source, None, buffer)
+        return _PendingRead(read, source, None, buffer)
 
-    def _finish(self, asked: _Asked) -> None:
+    def _finish(self, asked: _PendingRead) -> None:
         read = asked.read
         found = self._taken(asked)
         data, source = found if found is not None else self._read(read, asked)
@@ -150,7 +150,7 @@ class Fetch:
             kind = "staging" if source == STAGING else self._copies.sources[source].kind
             self.by_kind[kind] += read.length
 
-    def _taken(self, asked: _Asked) -> tuple[memoryview, int] | None:
+    def _taken(self, asked: _PendingRead) -> tuple[memoryview, int] | None:
         """What was asked for, verified; None if it did not come whole."""
         manifest = self._copies.manifest(asked.read.rank)
         if asked.source == STAGING:
@@ -167,7 +167,7 @@ class Fetch:
             return None
         return asked.data, asked.source
 
-    def _staged(self, asked: _Asked, manifest: RankManifest) -> tuple[memoryview, int] | None:
+    def _staged(self, asked: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
         """From where it lies; where others write too, from a copy: what was verified must be what is placed."""
         read, part = asked.read, self._parts[asked.read.rank]
         assert part.staged is not None, "the queue has only such"
@@ -183,7 +183,7 @@ class Fetch:
             return None
         return data, STAGING
 
-    def _read(self, read: RangeRead, asked: _Asked) -> tuple[memoryview, int]:
+    def _read(self, read: RangeRead, asked: _PendingRead) -> tuple[memoryview, int]:
         """From the copy it was meant for, then from every other; damage is noted, silence waited for."""
         if asked.tier is not None:
             metrics.restore_fallbacks.labels("again").inc()

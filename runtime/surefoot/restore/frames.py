@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from surefoot.errors import Corrupt
 from surefoot.protocol.records import RankManifest
-from surefoot.restore.fetch import Part
-from surefoot.restore.place import Placer
-from surefoot.restore.plan import RangeRead, Segment
+from surefoot.restore.fetch import SavedPart
+from surefoot.restore.placer import Placer
+from surefoot.restore.read_plan import RangeRead, Segment
 from surefoot.tiers import verified
 
 ROUND_BYTES = 4 * 1024 * 1024
@@ -27,7 +27,7 @@ _FRAME = struct.Struct("<III")
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedFrame:
     """What is ready to be sent. `finished`: it is the last; `failed`: the rest will never come."""
 
     data: memoryview
@@ -60,12 +60,12 @@ class Outbox:
             self._filling[self._used + _FRAME.size : self._used + whole] = data.cast("B")
             self._used += whole
 
-    def take(self) -> Sealed:
+    def take(self) -> SealedFrame:
         """A buffer that is full, or the last one; the one taken before is filled again from now on."""
         with self._changed:
             self._changed.wait_for(lambda: self._full or self._finished)
             self._filling, self._sending = self._sending, self._filling
-            taken = Sealed(self._sending[: self._used], self._finished, self._failed)
+            taken = SealedFrame(self._sending[: self._used], self._finished, self._failed)
             self._used, self._full = 0, False
             self._changed.notify_all()
         return taken
@@ -103,7 +103,7 @@ class Arrivals:
         self,
         ranges: Sequence[RangeRead],
         owners: Sequence[int],
-        parts: Mapping[int, Part],
+        parts: Mapping[int, SavedPart],
         manifests: Mapping[int, RankManifest],
         placers: Sequence[Placer],
     ) -> None:

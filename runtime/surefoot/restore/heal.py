@@ -14,7 +14,7 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import RankManifest
-from surefoot.restore.copies import Copies, Damage
+from surefoot.restore.copy_choice import Copies, Damage
 from surefoot.tiers import LayoutCopies, Tier, verified
 
 log = logging.getLogger(__name__)

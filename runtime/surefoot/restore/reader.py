@@ -18,13 +18,13 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.records import RankManifest
 from surefoot.protocol.sources import joined
 from surefoot.restore.catalogue import Catalogue
-from surefoot.restore.copies import Copies
-from surefoot.restore.exchange import PEER, Common, Exchange, Outcome, Peers, Reading
-from surefoot.restore.fetch import Fetch, Part, Staged
+from surefoot.restore.checkpoint_layouts import Layouts
+from surefoot.restore.copy_choice import Copies
+from surefoot.restore.exchange import PEER, Common, Exchange, ExchangeOutcome, Peers, PlannedReads
+from surefoot.restore.fetch import Fetch, SavedPart, StagedStream
 from surefoot.restore.heal import heal
-from surefoot.restore.layouts import Layouts
-from surefoot.restore.place import Destination, Placer
-from surefoot.restore.plan import ReadPlan
+from surefoot.restore.placer import Destination, Placer
+from surefoot.restore.read_plan import ReadPlan
 from surefoot.tiers import verified
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class ReadSummary:
     """What a read took."""
 
     wanted_bytes: int
@@ -72,7 +72,7 @@ class CheckpointReader:
         checkpoint: Checkpoint,
         catalogue: Catalogue,
         options: ReadOptions | None = None,
-        staged: Mapping[int, Staged] | None = None,
+        staged: Mapping[int, StagedStream] | None = None,
     ) -> None:
         """`staged`: streams of rank saves in this machine's own memory, read first and verified like any other."""
         self._staged = staged or {}
@@ -111,7 +111,7 @@ class CheckpointReader:
         """What `read` would read. Raises StateMismatch where the checkpoint has not what is wanted."""
         return self.layouts.plan([d.wanted() for d in destinations])
 
-    def read(self, destinations: Sequence[Destination], common: Sequence[Common] = ()) -> Restored:
+    def read(self, destinations: Sequence[Destination], common: Sequence[Common] = ()) -> ReadSummary:
         """Fills the destinations. Raises the first error of any thread; what was placed by then is undefined.
 
         `common`: which of them other ranks want too, and share the reading of; each in one group at most.
@@ -131,7 +131,7 @@ class CheckpointReader:
         for kind, size in by_kind.items():
             metrics.restore_bytes.labels(kind).inc(size)
         everything = [alone, *together]
-        restored = Restored(
+        restored = ReadSummary(
             wanted_bytes=sum(w.box.volume * w.itemsize for reading in everything for w in reading.wanted),
             read_bytes=sum(r.length for reading in everything for r in reading.ranges),
             by_kind=dict(by_kind),
@@ -146,30 +146,30 @@ class CheckpointReader:
         """Rewrites what was found damaged, from good copies; a sentence for each damage found. Never raises."""
         return heal(self._copies, self.layouts.stream, writer_epoch)
 
-    def _reading(self, destinations: Sequence[Destination]) -> Reading:
+    def _reading(self, destinations: Sequence[Destination]) -> PlannedReads:
         planned = self.plan(destinations)
         parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
         wanted = tuple(d.wanted() for d in destinations)
-        return Reading(wanted, planned.ranges, parts, tuple(Placer(d) for d in destinations))
+        return PlannedReads(wanted, planned.ranges, parts, tuple(Placer(d) for d in destinations))
 
-    def _exchanged(self, reading: Reading, peers: Peers) -> Outcome:
+    def _exchanged(self, reading: PlannedReads, peers: Peers) -> ExchangeOutcome:
         try:
             return Exchange(self._copies, reading, peers).run(self._options.threads)
         finally:
             peers.close()
 
-    def _fetched(self, reading: Reading) -> Counter[str]:
+    def _fetched(self, reading: PlannedReads) -> Counter[str]:
         fetch = Fetch(self._copies, reading.parts, reading.placers, reading.ranges)
         fetch.run(self._options.threads)
         return Counter(fetch.by_kind)
 
-    def _part(self, rank: int) -> Part:
+    def _part(self, rank: int) -> SavedPart:
         stream, staged = self.layouts.stream(rank), self._staged.get(rank)
         if staged is not None and (staged.layout, len(staged.stream)) != (stream.digest, stream.layout.stream_bytes):
             staged = None
         if staged is None:
-            return Part(stream, self._table(rank))
-        return Part(stream, self._table(rank), staged.stream, staged.own)
+            return SavedPart(stream, self._table(rank))
+        return SavedPart(stream, self._table(rank), staged.stream, staged.own)
 
     def _table(self, rank: int) -> bytes:
         if rank not in self._tables:

@@ -8,5 +8,5 @@ from surefoot.staging.copies import Copy as Copy
 from surefoot.staging.copies import copies_of as copies_of
 from surefoot.staging.copies import elements as elements
 from surefoot.staging.ordering import Stager as Stager
-from surefoot.staging.pieces import Outcome as Outcome
-from surefoot.staging.pieces import Source as Source
+from surefoot.staging.pieces import CopyOutcome as CopyOutcome
+from surefoot.staging.pieces import CopySource as CopySource

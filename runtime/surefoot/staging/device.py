@@ -18,7 +18,7 @@ import torch
 from surefoot.staging.arena import Bytes
 from surefoot.staging.blocks import bands, regions
 from surefoot.staging.copies import elements
-from surefoot.staging.pieces import Room, Source
+from surefoot.staging.pieces import CopySource, CopyTarget
 
 BAND_BYTES = 16 * 1024 * 1024
 """Largest scratch on a device: a band as it was read, and its blocks in order before one contiguous copy to the host. Its
@@ -62,7 +62,7 @@ class DeviceCopies:
         self._stream: Any = None
         self._keys: torch.Tensor | None = None
 
-    def queue(self, now: Sequence[Source], behind: Sequence[Source], room: Room) -> Queued:
+    def queue(self, now: Sequence[CopySource], behind: Sequence[CopySource], room: CopyTarget) -> Queued:
         """Queues all of them. Of what the training queues after this call, nothing begins before `now` is copied and
         `behind` fingerprinted."""
         queued = Queued(self._device)

@@ -27,7 +27,7 @@ from surefoot.staging.copies import Copy, Scratch, copies_of
 from surefoot.staging.crew import Crew, Digests, Work
 from surefoot.staging.device import SMALL_BYTES as SMALL_DEVICE_BYTES
 from surefoot.staging.device import DeviceCopies, Queued
-from surefoot.staging.pieces import Outcome, Room, Source
+from surefoot.staging.pieces import CopyOutcome, CopySource, CopyTarget
 from surefoot.staging.timing import Timing
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class _Lazy:
 class _Staging:
     """One save under way."""
 
-    done: Callable[[Outcome], None]
+    done: Callable[[CopyOutcome], None]
     work: Work[_Lazy]
     queued: list[Queued]
     changed: dict[str, None]
@@ -87,11 +87,11 @@ class Stager:
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
         self._thread.start()
 
-    def prepare(self, slot: Bytes, sources: Sequence[Source]) -> None:
+    def prepare(self, slot: Bytes, sources: Sequence[CopySource]) -> None:
         """Makes the copies that saves into `slot` will need, so that the first save costs what the tenth does."""
         if len(self._known) > _MOST_KNOWN:
             self.forget()
-        room = Room.of(slot)
+        room = CopyTarget.of(slot)
         for source in sources:
             tensor = source.holder()
             if tensor.is_cuda:
@@ -104,7 +104,7 @@ class Stager:
         self._known.clear()
 
     def start(
-        self, slot: Bytes, eager: Sequence[Source], lazy: Sequence[Source], done: Callable[[Outcome], None]
+        self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource], done: Callable[[CopyOutcome], None]
     ) -> None:
         """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last.
 
@@ -114,7 +114,7 @@ class Stager:
         if self._last is not None and self._current is not None:
             self._timing.saw(*self._last, self._current.join_seconds)
         begun = time.perf_counter()
-        room = Room.of(slot)
+        room = CopyTarget.of(slot)
         parted = _Parted()
         for sources, steady in ((eager, False), (lazy, True)):
             for source in sources:
@@ -177,7 +177,7 @@ class Stager:
 
     # ---- inside the call -------------------------------------------------------------------------------------------
 
-    def _queue(self, parted: _Parted, room: Room) -> list[Queued]:
+    def _queue(self, parted: _Parted, room: CopyTarget) -> list[Queued]:
         """Copies of device tensors, device by device."""
         found = []
         for device, (now, behind) in parted.on_device.items():
@@ -208,7 +208,7 @@ class Stager:
             raise copying.error
         return found
 
-    def _copies(self, source: Source, tensor: torch.Tensor, room: Room) -> list[Copy]:
+    def _copies(self, source: CopySource, tensor: torch.Tensor, room: CopyTarget) -> list[Copy]:
         """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
         if tensor.is_conj() or tensor.is_neg():
             return copies_of(source.read(), source.tile, room.part(source))  # of what it means now, not of its memory
@@ -267,7 +267,7 @@ class Stager:
                 return
             staging.finishing = True
         try:
-            staging.done(Outcome(tuple(staging.changed), staging.error or staging.work.error))
+            staging.done(CopyOutcome(tuple(staging.changed), staging.error or staging.work.error))
         except Exception:  # noqa: BLE001  # a save may fail, the thread that ends it (maybe the training's) may not
             _log.exception("the end of a save could not be reported")
         staging.finished.set()
@@ -277,11 +277,11 @@ class _Parted:
     """What is copied now and what behind, on the host and on each device."""
 
     def __init__(self) -> None:
-        self.now: list[tuple[Source, torch.Tensor]] = []
-        self.behind: list[tuple[Source, torch.Tensor]] = []
-        self.on_device: dict[torch.device, tuple[list[Source], list[Source]]] = {}
+        self.now: list[tuple[CopySource, torch.Tensor]] = []
+        self.behind: list[tuple[CopySource, torch.Tensor]] = []
+        self.on_device: dict[torch.device, tuple[list[CopySource], list[CopySource]]] = {}
 
-    def add(self, source: Source, tensor: torch.Tensor, steady: bool) -> None:
+    def add(self, source: CopySource, tensor: torch.Tensor, steady: bool) -> None:
         """`tensor` is what it is of now: asked once a save, for it costs more than a small copy."""
         if tensor.is_cuda:
             sides = self.on_device.setdefault(tensor.device, ([], []))

@@ -11,7 +11,7 @@ from surefoot.staging.arena import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """One piece to copy: `read()` gives the live part of the tensor, `holder` is whose version tells of changes."""
 
     name: str
@@ -29,7 +29,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CopyTarget:
     """Where pieces are copied to: `into` begins at byte `origin` of the stream and lies at `address` of this process."""
 
     into: Bytes
@@ -37,15 +37,15 @@ class Room:
     address: int
 
     @staticmethod
-    def of(into: Bytes, origin: int = 0) -> Room:
-        return Room(into, origin, into.ctypes.data)
+    def of(into: Bytes, origin: int = 0) -> CopyTarget:
+        return CopyTarget(into, origin, into.ctypes.data)
 
-    def part(self, source: Source) -> Bytes:
+    def part(self, source: CopySource) -> Bytes:
         return self.into[source.start - self.origin : source.stop - self.origin]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CopyOutcome:
     """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
 
     changed: tuple[str, ...] = ()

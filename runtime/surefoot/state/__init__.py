@@ -8,10 +8,10 @@ from surefoot.state.entries import Saved as Saved
 from surefoot.state.entries import dtype_name as dtype_name
 from surefoot.state.entries import dtype_named as dtype_named
 from surefoot.state.fitting import Fit as Fit
-from surefoot.state.flat import describe_flat as describe_flat
-from surefoot.state.plain import read_values as read_values
-from surefoot.state.plan import Portion as Portion
-from surefoot.state.plan import SavePlan as SavePlan
-from surefoot.state.plan import save_plan as save_plan
-from surefoot.state.plan import structure_of as structure_of
+from surefoot.state.flat_parameters import describe_flat as describe_flat
+from surefoot.state.plain_values import read_values as read_values
 from surefoot.state.program import Program as Program
+from surefoot.state.stream_plan import Portion as Portion
+from surefoot.state.stream_plan import SavePlan as SavePlan
+from surefoot.state.stream_plan import save_plan as save_plan
+from surefoot.state.stream_plan import structure_of as structure_of

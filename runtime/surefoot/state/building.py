@@ -17,7 +17,7 @@ import torch
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format import kinds
 from surefoot.format.kinds import Named
-from surefoot.geometry.rules import Rule
+from surefoot.geometry.rules import ShardingRule
 from surefoot.state.entries import Saved, dtype_named, is_dtensor
 from surefoot.state.places import inner_parts, laid, rule_of, says_itself
 from surefoot.state.trees import Facts, marks
@@ -165,7 +165,7 @@ def _placements(said: list[list[Any]]) -> tuple[Any, ...]:
     return tuple(module.Replicate() if kind == "replicate" else module.Shard(*at) for kind, *at in said)
 
 
-def _rule_here(name: str, spread: Mapping[str, Any] | None, home: Home) -> Rule | None:
+def _rule_here(name: str, spread: Mapping[str, Any] | None, home: Home) -> ShardingRule | None:
     """How it is spread over this program's ranks; None if it is plain."""
     like: Any = home.parameter
     if like is None or not is_dtensor(like):

@@ -17,8 +17,8 @@ from surefoot.errors import StateMismatch
 from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Rule
-from surefoot.geometry.saving import Holding
+from surefoot.geometry.rules import ShardingRule
+from surefoot.geometry.save_division import HeldBox
 
 Sharing = Literal["split", "lowest", "local"]
 """How ranks that hold the same box share its saving: in parts, all by the lowest rank, or each its own tensor."""
@@ -34,7 +34,7 @@ class Place:
     shape: tuple[int, ...]
     box: Box
     same: Grid | None
-    rule: Rule | None = None
+    rule: ShardingRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,15 @@ class Entry:
             return memory[start : start + prod(lengths)].view(lengths)
         return memory[tuple(slice(o, o + n) for o, n in zip(self.window.offsets, lengths, strict=True))]
 
-    def holding(self) -> Holding:
+    def holding(self) -> HeldBox:
         """What sharing out the saving needs to know."""
         sharing: Literal["split", "lowest"] = "split" if self.sharing == "split" else "lowest"
-        return Holding(self.name, self.place.box, itemsize(self.dtype), self.place.same, sharing)
+        return HeldBox(self.name, self.place.box, itemsize(self.dtype), self.place.same, sharing)
 
     def kept_local(self, rank: int) -> Entry:
         """The same memory as this rank's own affair: under a name of its own, covering itself."""
         shape = self.place.box.lengths
-        own = Place(shape, Box.whole(shape), Grid.alone(rank), Rule.replicated(Grid.alone(rank)))
+        own = Place(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
         return replace(self, name=local_name(rank, self.name), place=own, sharing="local")
 
 

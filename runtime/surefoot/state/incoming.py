@@ -15,8 +15,8 @@ import torch
 from surefoot.errors import StateMismatch
 from surefoot.state.building import Home, build, build_beside
 from surefoot.state.entries import Saved, dtype_name, dtype_named, local_part
-from surefoot.state.modules import Held
-from surefoot.state.names import is_plain, unescaped
+from surefoot.state.modules import OptimizerParameter
+from surefoot.state.tensor_names import is_plain, unescaped
 from surefoot.state.trees import marks, put_together
 
 
@@ -31,13 +31,13 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BuiltOptimizer:
     """An optimizer as it stands: its parameters, groups, state, and tensors of groups by name. `everywhere`: every rank
     has all of it. `scratch`: what is built is to be looked at and thrown away."""
 
     name: str
     rank: int
-    held: Sequence[Held]
+    held: Sequence[OptimizerParameter]
     groups: Sequence[Mapping[str, Any]]
     everywhere: bool
     state: Mapping[Any, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Standing:
         return Home(self.rank, parameter, self.scratch)
 
 
-def built(here: Standing, values: Any, saved: Mapping[str, Saved]) -> Incoming:
+def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> Incoming:
     """All that the checkpoint has, unfilled; tensors that are here already are taken as they are. Changes nothing."""
     if len(values["groups"]) != len(here.groups):
         raise StateMismatch(
@@ -100,7 +100,7 @@ def _following(leaf: str, what: Saved, was: Saved, parameter: torch.Tensor) -> S
 
 
 def _put(
-    here: Standing, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
+    here: BuiltOptimizer, tree: Mapping[Any, Any], saved: Mapping[str, Saved], home: Home, live: Mapping[Any, Any]
 ) -> Any:
     made = {mark.name: _reused(None, mark, saved, home) for mark in marks(tree)}
     return put_together(dict(tree), made.__getitem__, dict(live), here.name)
@@ -117,7 +117,11 @@ def _reused(live: torch.Tensor | None, mark: Any, saved: Mapping[str, Saved], ho
 
 
 def _built_one(
-    part: str, held: Held, home: Home, wanted: Mapping[str, Saved], counters: tuple[Mapping[Any, Any], frozenset[str]]
+    part: str,
+    held: OptimizerParameter,
+    home: Home,
+    wanted: Mapping[str, Saved],
+    counters: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
     live, on_host = counters
     built: dict[Any, Any] = {}
@@ -133,7 +137,7 @@ def _built_one(
 
 
 def _built_flat(
-    held: Held,
+    held: OptimizerParameter,
     home: Home,
     wanted: Mapping[str, Mapping[str, Saved]],
     counters: tuple[Mapping[Any, Any], frozenset[str]],
@@ -156,7 +160,7 @@ def _built_flat(
     return built
 
 
-def _refuse_regrouped(here: Standing, values: Any, saved: Mapping[str, Saved]) -> None:
+def _refuse_regrouped(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> None:
     """A parameter that another group has now would get that group's learning rate and decay, under unchanged counts.
 
     Which names the saved runs are of is known where the rank that wrote them had every parameter.
@@ -180,7 +184,7 @@ def _refuse_regrouped(here: Standing, values: Any, saved: Mapping[str, Saved]) -
             )
 
 
-def _refuse_bare(here: Standing, values: Any, found: Incoming) -> None:
+def _refuse_bare(here: BuiltOptimizer, values: Any, found: Incoming) -> None:
     """A parameter without state among others that have some was not in the optimizer when it was saved."""
     had = frozenset(values["bare"]) if "bare" in values else None
     if had is None or not here.everywhere or not found.state:

@@ -18,10 +18,10 @@ from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.geometry.grids import Grid
 from surefoot.state.building import Home, built_marks, facts_of
 from surefoot.state.entries import Entry, Saved, is_dtensor
-from surefoot.state.flat import Flat, FlatHandle, flat_handle
-from surefoot.state.names import escaped
-from surefoot.state.places import Owner, Places, grid_of_dtensor
+from surefoot.state.flat_parameters import Flat, FlatHandle, flat_handle
+from surefoot.state.places import EntryPlacer, Owner, grid_of_dtensor
 from surefoot.state.replicas import Replicas
+from surefoot.state.tensor_names import escaped
 from surefoot.state.trees import Facts, first_difference, put_together, taken_apart
 
 _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -29,7 +29,7 @@ _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrappe
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OptimizerParameter:
     """A parameter as an optimizer knows it, and its full name. `flat`: the ranges in it, by their full names."""
 
     name: str
@@ -151,7 +151,7 @@ class ModulePart:
         self._of_parameters: list[Entry] = []
         self._take()
         default = replicas.of(name) or _default_grid(module, list(self.parameters.values()), where)
-        self._places = Places(rank, default, replicas)
+        self._places = EntryPlacer(rank, default, replicas)
         self.everywhere = default.count == world and not self._flat
         self._incoming: dict[str, torch.Tensor] = {}
 
@@ -182,17 +182,17 @@ class ModulePart:
         known = self.parameters.get(leaf)
         return known if known is not None and is_dtensor(known) and not is_dtensor(present) else present
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[OptimizerParameter]:
         """Its parameters as an optimizer knows them."""
         for leaf, parameter in self.parameters.items():
-            yield Held(f"{self.name}/{leaf}", parameter, spread=is_dtensor(parameter))
+            yield OptimizerParameter(f"{self.name}/{leaf}", parameter, spread=is_dtensor(parameter))
         for handle in self._flat:
             flat = handle.flat.named(f"{self.name}/")
             if not handle.parameters:
-                yield Held(f"{self.name}/flat", handle.flat_parameter, flat)
+                yield OptimizerParameter(f"{self.name}/flat", handle.flat_parameter, flat)
             for view, one in handle.parameters:
                 mine = () if one is None else (one.alone(f"{self.name}/"),)
-                yield Held(f"{self.name}/flat", view, Flat(mine, flat.same))
+                yield OptimizerParameter(f"{self.name}/flat", view, Flat(mine, flat.same))
 
     def entries(self) -> Iterator[Entry]:
         """Live entries, in the module's order."""

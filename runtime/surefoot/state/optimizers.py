@@ -18,12 +18,12 @@ from surefoot.geometry.grids import Grid
 from surefoot.state.building import facts_of
 from surefoot.state.entries import Entry, Saved, is_dtensor, local_part
 from surefoot.state.fitting import Fit
-from surefoot.state.flat import described
-from surefoot.state.incoming import Incoming, Standing, built
-from surefoot.state.modules import Held
-from surefoot.state.names import escaped, joined
-from surefoot.state.places import Places, grid_of_dtensor, says_itself
+from surefoot.state.flat_parameters import described
+from surefoot.state.incoming import BuiltOptimizer, Incoming, built
+from surefoot.state.modules import OptimizerParameter
+from surefoot.state.places import EntryPlacer, grid_of_dtensor, says_itself
 from surefoot.state.replicas import Replicas
+from surefoot.state.tensor_names import escaped, joined
 from surefoot.state.trees import first_difference, put_together, taken_apart
 
 OWN = "~own"
@@ -43,7 +43,7 @@ class OptimizerPart:
         name: str,
         optimizer: torch.optim.Optimizer,
         where: tuple[int, int],
-        held: Mapping[int, Held],
+        held: Mapping[int, OptimizerParameter],
         replicas: Replicas,
     ) -> None:
         rank, world = where
@@ -51,18 +51,18 @@ class OptimizerPart:
         self._inner, mine = _partitioned(optimizer)
         default = Grid.world(world) if mine is None else Grid.alone(rank)
         self._partitioned = mine is not None
-        self._places = Places(rank, default, replicas if mine is None else Replicas(None, rank))
-        self._groups_places = Places(rank, Grid.world(world), replicas.of_objects())
+        self._places = EntryPlacer(rank, default, replicas if mine is None else Replicas(None, rank))
+        self._groups_places = EntryPlacer(rank, Grid.world(world), replicas.of_objects())
         self._incoming = Incoming()
         self._convert = False
         self._facts: dict[str, tuple[torch.Tensor, Any]] = {}
         self.refresh(held)
 
-    def refresh(self, held: Mapping[int, Held]) -> None:
+    def refresh(self, held: Mapping[int, OptimizerParameter]) -> None:
         """Takes its parameters as they are now."""
         rank, _ = self._where
         _, mine = _partitioned(self._optimizer)
-        self._own_flat: list[Held] = []
+        self._own_flat: list[OptimizerParameter] = []
         self._seen = self._present()
         self._held = [self._known(place, p, held, rank) for place, p in self._parameters()]
         if mine is not None:
@@ -200,7 +200,7 @@ class OptimizerPart:
 
     def _entries(
         self,
-        state: Iterable[tuple[Held, Mapping[Any, Any]]],
+        state: Iterable[tuple[OptimizerParameter, Mapping[Any, Any]]],
         loose: Mapping[Any, Any],
         groups: Mapping[str, torch.Tensor],
     ) -> list[Entry]:
@@ -224,7 +224,7 @@ class OptimizerPart:
             found += self._groups_places.of(name, value, "lowest")
         return found
 
-    def _entries_under(self, held: Held, key: Any, value: Any) -> list[Entry]:
+    def _entries_under(self, held: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
         """Of one key of a parameter's state."""
         if type(key) is str and isinstance(value, torch.Tensor):
             return list(self._state_entries(held, escaped(key), value))
@@ -235,7 +235,7 @@ class OptimizerPart:
         named = tensors.items()
         return [e for name, t in named for e in self._places.of(name, t, "split", True, held.owner)]
 
-    def _state_entries(self, held: Held, leaf: str, value: torch.Tensor) -> Iterator[Entry]:
+    def _state_entries(self, held: OptimizerParameter, leaf: str, value: torch.Tensor) -> Iterator[Entry]:
         if held.flat is None:
             yield from self._places.of(f"{self.name}/{held.name}/{leaf}", value, "split", True, held.owner)
         elif value.shape == local_part(held.parameter).shape and value.dim() == 1:
@@ -243,7 +243,7 @@ class OptimizerPart:
         else:
             yield from self._places.of_flat_scalar(f"{self.name}/", f"/{leaf}", value, held.flat)
 
-    def _is_direct(self, held: Held, key: Any, value: Any) -> bool:
+    def _is_direct(self, held: OptimizerParameter, key: Any, value: Any) -> bool:
         """Whether a tensor's name, type and shape say all of it."""
         if type(key) is not str or not isinstance(value, torch.Tensor):
             return False
@@ -251,7 +251,7 @@ class OptimizerPart:
             return True
         return self._facts_beside(self._state_name(held, key), value, held.parameter) is None
 
-    def _apart(self, held: Held, key: Any, value: Any) -> Any:
+    def _apart(self, held: OptimizerParameter, key: Any, value: Any) -> Any:
         if type(value) in _SIMPLE:
             return value
         name, parameter = self._state_name(held, key), held.parameter
@@ -269,13 +269,13 @@ class OptimizerPart:
             known = self._facts[name] = (tensor, facts_of(name, tensor, parameter))
         return known[1]
 
-    def _state_name(self, held: Held, key: Any) -> str:
+    def _state_name(self, held: OptimizerParameter, key: Any) -> str:
         return f"{self.name}/{held.name}/{escaped(key)}"
 
     def _loose_name(self, key: Any) -> str:
         return f"{self.name}/{LOOSE}/{escaped(key)}"
 
-    def _refuse_flat(self, held: Held, key: Any) -> None:
+    def _refuse_flat(self, held: OptimizerParameter, key: Any) -> None:
         if held.flat is not None:
             raise StateNotRestorable(
                 f"{self.name}/{held.name}/{key} holds tensors within a value, beside a flat parameter of several ranges:"
@@ -305,12 +305,12 @@ class OptimizerPart:
             )
         return tree
 
-    def _standing(self, scratch: bool = False) -> Standing:
+    def _standing(self, scratch: bool = False) -> BuiltOptimizer:
         groups = self._optimizer.param_groups
         if scratch:
-            return Standing(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
+            return BuiltOptimizer(self.name, self._where[0], self._held, groups, self.everywhere, scratch=True)
         state, tensors = self._inner.state, self._group_tensors()
-        return Standing(
+        return BuiltOptimizer(
             self.name, self._where[0], self._held, groups, self.everywhere, state, tensors, convert=self._convert
         )
 
@@ -325,7 +325,9 @@ class OptimizerPart:
             for position, parameter in enumerate(group["params"]):
                 yield f"parameter {position} of group {index}", parameter
 
-    def _known(self, place: str, parameter: torch.Tensor, held: Mapping[int, Held], rank: int) -> Held:
+    def _known(
+        self, place: str, parameter: torch.Tensor, held: Mapping[int, OptimizerParameter], rank: int
+    ) -> OptimizerParameter:
         if id(parameter) in held:
             return held[id(parameter)]
         flat = described(parameter, rank)
@@ -335,7 +337,7 @@ class OptimizerPart:
                 " optimizer after sharding it, and again after a model's parameters were replaced; of an optimizer's own"
                 " flat tensors, surefoot.describe_flat says what they hold"
             )
-        own = Held(f"flat {len(self._own_flat)}", parameter, flat)
+        own = OptimizerParameter(f"flat {len(self._own_flat)}", parameter, flat)
         self._own_flat.append(own)
         return own
 
@@ -377,7 +379,7 @@ def _partitioned(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimize
     return inner, frozenset(id(p) for p, rank in owners.items() if rank == own_rank)
 
 
-def _everywhere(held: Held, replicas: Replicas, where: tuple[int, int]) -> bool:
+def _everywhere(held: OptimizerParameter, replicas: Replicas, where: tuple[int, int]) -> bool:
     if held.flat is not None or says_itself(held.parameter):
         return False
     if is_dtensor(held.parameter):
@@ -386,5 +388,5 @@ def _everywhere(held: Held, replicas: Replicas, where: tuple[int, int]) -> bool:
     return told is None or told.count == where[1]
 
 
-def _names(held: Held) -> list[str]:
+def _names(held: OptimizerParameter) -> list[str]:
     return [held.name] if held.flat is None else [r.name for r in held.flat.ranges]

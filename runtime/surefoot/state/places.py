@@ -13,9 +13,9 @@ import torch
 from surefoot.errors import ConfigurationError
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, Rule
+from surefoot.geometry.rules import Cut, ShardingRule
 from surefoot.state.entries import Entry, Place, Sharing, Window, dtype_name, is_dtensor, local_part
-from surefoot.state.flat import Flat
+from surefoot.state.flat_parameters import Flat
 from surefoot.state.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def grid_of_mesh(mesh: DeviceMesh) -> Grid:
     return Grid.of([int(rank) for rank in mesh.mesh.flatten().tolist()], tuple(mesh.mesh.shape))
 
 
-def rule_of(tensor: torch.Tensor, rank: int, placements: tuple[Any, ...] | None = None) -> Rule:
+def rule_of(tensor: torch.Tensor, rank: int, placements: tuple[Any, ...] | None = None) -> ShardingRule:
     """How a DTensor is spread, or how one of other `placements` on its mesh would be."""
     spread: Any = tensor
     return _rule(spread.device_mesh, tuple(spread.placements if placements is None else placements), rank)
@@ -63,7 +63,7 @@ def grid_of_dtensor(tensor: torch.Tensor, rank: int) -> Grid:
     return _rule(spread.device_mesh, tuple(spread.placements), rank).grid
 
 
-class Places:
+class EntryPlacer:
     """Makes the entries of one part's tensors on one rank, and remembers them: working a place out is too slow for each
     save. `default`: who holds a plain tensor of this part, unless `replicas` says otherwise.
     """
@@ -146,7 +146,7 @@ class Places:
         if told is None and is_dtensor(owner[1]):
             told = grid_of_dtensor(owner[1], self.rank)
         shape = tuple(part.shape)
-        rule = Rule.replicated((told or self._default).only({}))
+        rule = ShardingRule.replicated((told or self._default).only({}))
         yield Place(shape, Box.whole(shape), rule.grid, rule), None
 
     def _of_dtensor(
@@ -163,7 +163,7 @@ class Places:
         local = rule.local_shape(shape, self.rank)
         how = laid(tensor._local_tensor, attribute, part) if attribute else "cut"
         if how == "whole":
-            everywhere = Rule.replicated(rule.grid.only({}))
+            everywhere = ShardingRule.replicated(rule.grid.only({}))
             yield Place(tuple(part.shape), Box.whole(tuple(part.shape)), everywhere.grid, everywhere), None
             return
         if how == "rows":
@@ -181,7 +181,7 @@ class Places:
             yield Place(shape, one.box, same, rule), window
 
     def _rows(
-        self, name: str, tensor: DTensor, part: torch.Tensor, rule: Rule
+        self, name: str, tensor: DTensor, part: torch.Tensor, rule: ShardingRule
     ) -> Iterator[tuple[Place, Window | None]]:
         """Blocks that lie within rows, as so many for each row; cut as the rows are."""
         rows = int(tensor._local_tensor.shape[0])
@@ -196,7 +196,7 @@ class Places:
 
 
 @lru_cache(maxsize=1024)
-def _rule(mesh: DeviceMesh, placements: tuple[Any, ...], rank: int) -> Rule:
+def _rule(mesh: DeviceMesh, placements: tuple[Any, ...], rank: int) -> ShardingRule:
     """How such a DTensor is spread. One on part of a mesh (FSDP's dimension of an FSDP × TP mesh) is there again for
     each coordinate of the other dimensions, except along those of pipeline stages, which hold other tensors.
     """
@@ -209,7 +209,7 @@ def _rule(mesh: DeviceMesh, placements: tuple[Any, ...], rank: int) -> Rule:
     base = grid.base - sum(at * stride for _, stride, at in again)
     sizes = (*(size for size, _, _ in again), *grid.sizes)
     strides = (*(stride for _, stride, _ in again), *grid.strides)
-    return Rule(Grid(base, sizes, strides, grid.listed), (*(None for _ in again), *cuts))
+    return ShardingRule(Grid(base, sizes, strides, grid.listed), (*(None for _ in again), *cuts))
 
 
 def _other_dimensions(mesh: DeviceMesh, grid: Grid, rank: int) -> list[tuple[int, int, int]]:
@@ -249,7 +249,7 @@ def inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Te
         yield f"{name}:{attribute}", part, attribute
 
 
-def _shape_of_inner(name: str, tensor: DTensor, part: torch.Tensor, rule: Rule) -> tuple[int, ...]:
+def _shape_of_inner(name: str, tensor: DTensor, part: torch.Tensor, rule: ShardingRule) -> tuple[int, ...]:
     """The global shape of what a subclass wraps beside its elements (scales): known where no cut dimension differs."""
     local, shape = tuple(tensor._local_tensor.shape), tuple(tensor.shape)
     if part is not tensor._local_tensor:

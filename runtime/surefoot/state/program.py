@@ -17,15 +17,15 @@ from surefoot.protocol.ties import OWN
 from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, dtype_named, local_name
 from surefoot.state.fitting import Fit
-from surefoot.state.modules import Held, ModulePart
-from surefoot.state.objects import ObjectPart
+from surefoot.state.modules import ModulePart, OptimizerParameter
+from surefoot.state.object_parts import ObjectPart
 from surefoot.state.optimizers import OptimizerPart
 from surefoot.state.ownership import Inlined, value_digest, whose_state
-from surefoot.state.plain import encoded, read_values, values_blob
+from surefoot.state.plain_values import encoded, read_values, values_blob
 from surefoot.state.replicas import Replicas
 
 
-class Part(Protocol):
+class ProgramPart(Protocol):
     """One named object of the program."""
 
     name: str
@@ -80,7 +80,7 @@ class Program:
         self._rank, self._world, self._local, self._seed = rank, world, local, seed
         self.suspect = False
         """Whether the loss of the last step was no number: what is saved of it says so."""
-        self._restoring: list[tuple[Part, Any]] = []
+        self._restoring: list[tuple[ProgramPart, Any]] = []
         self._same_world = False
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
@@ -107,8 +107,8 @@ class Program:
                 self._inlined[name] = Inlined(subject, whose_state(name, subject))
                 others.append(ObjectPart(name, subject, where, same, self._inlined[name]))
         order = {name: number for number, name in enumerate(objects)}
-        rest: list[Part] = [*self._optimizer_parts, *others]
-        self._parts: list[Part] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
+        rest: list[ProgramPart] = [*self._optimizer_parts, *others]
+        self._parts: list[ProgramPart] = [*self._modules, *sorted(rest, key=lambda part: order[part.name])]
         self._proved: Sequence[Entry] | None = None
         self._targets: list[Entry] = []
         self._converted: list[tuple[Entry, torch.Tensor]] = []
@@ -320,7 +320,7 @@ class Program:
     def _optimized(self) -> frozenset[int]:
         return frozenset(id(p) for o in self.optimizers for group in o.param_groups for p in group["params"])
 
-    def _held(self) -> dict[int, Held]:
+    def _held(self) -> dict[int, OptimizerParameter]:
         return {id(h.parameter): h for m in reversed(self._modules) for h in m.held()}
 
     def _tied(self) -> dict[str, str]:
@@ -353,7 +353,7 @@ class Program:
             except StateMismatch as problem:
                 raise StateNotRestorable(f"what {part.name} holds could not be restored: {problem}") from problem
 
-    def _values_for(self, part: Part, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
+    def _values_for(self, part: ProgramPart, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
         if part.name in self._inlined and own is not None and self._same_world:
             shared = own  # at the same size each rank gets back what it saved
         elif self._is_local(part.name) or part.name in self._anew:

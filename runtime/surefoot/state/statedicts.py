@@ -18,7 +18,7 @@ import torch
 from surefoot.errors import StateMismatch
 from surefoot.format import kinds
 from surefoot.state.entries import Saved, dtype_named
-from surefoot.state.names import escaped, is_plain, joined, unescaped
+from surefoot.state.tensor_names import escaped, is_plain, joined, unescaped
 from surefoot.state.trees import Mark, marked, taken_apart
 
 OWN_KEY = "surefoot"
@@ -124,14 +124,14 @@ def _leaf(full_name: str) -> str:
 
 
 @dataclass(slots=True)
-class Parts:
+class ImportedParts:
     """What an importer writes: tensors by name in the checkpoint (each with its key in the source), and values."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def parts_of(tree: Mapping[str, Any], model: str = "model") -> Parts:
+def parts_of(tree: Mapping[str, Any], model: str = "model") -> ImportedParts:
     """The parts that a nested state dict describes; its tensors may be stand-ins. `model` names the weights of a state
     dict that has nothing but weights at its top.
     """
@@ -141,7 +141,7 @@ def parts_of(tree: Mapping[str, Any], model: str = "model") -> Parts:
         weights = {k: v for k, v in loose.items() if k not in optimizer}
         rest = {k: v for k, v in tree.items() if isinstance(v, Mapping)}
         tree = {model: weights, **({"optimizer": optimizer} if optimizer else {}), **rest}
-    found = Parts()
+    found = ImportedParts()
     own = tree.get(OWN_KEY)
     modules = {n: sub for n, sub in tree.items() if n != OWN_KEY and _looks_like_module(sub)}
     for name, sub in tree.items():

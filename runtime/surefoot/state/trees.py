@@ -15,7 +15,7 @@ import torch
 from surefoot.errors import StateMismatch
 from surefoot.format import kinds
 from surefoot.format.kinds import Named
-from surefoot.state.names import escaped
+from surefoot.state.tensor_names import escaped
 
 Facts = Mapping[str, Any]
 """What building a tensor needs beside its name, type and shape (`building`)."""

@@ -1,7 +1,7 @@
 """Where rank saves are kept. `Tier` is the whole surface; redis, directory and s3 implement it, one contract suite holds them."""
 
 from surefoot.tiers.open import open_persistent as open_persistent
-from surefoot.tiers.persistent import PersistentTier as PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier
 from surefoot.tiers.redis import RedisTier as RedisTier
 from surefoot.tiers.redis import open_holder as open_holder
 from surefoot.tiers.tier import ByCheckpoint as ByCheckpoint

@@ -21,7 +21,7 @@ from zlib import crc32
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
-from surefoot.tiers.objects import Change
+from surefoot.tiers.object_store import Change
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}

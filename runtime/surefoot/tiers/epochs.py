@@ -7,8 +7,8 @@ is damaged would otherwise take every checkpoint of its epoch off the lineage. U
 from __future__ import annotations
 
 from surefoot.errors import ChunkMissing, TierUnavailable
-from surefoot.tiers.objects import ObjectStore
-from surefoot.tiers.reading import read_together
+from surefoot.tiers.object_store import ObjectStore
+from surefoot.tiers.parallel_reads import read_together
 
 _CLAIM_TRIES = 50
 _FOLDERS = ("epochs", "lineage")

@@ -8,21 +8,21 @@ from urllib.parse import unquote, urlsplit
 from surefoot.errors import ConfigurationError
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.directory import DirectoryStore
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 
 
-def open_persistent(settings: PersistentSettings, job: str, read_only: bool = False) -> PersistentTier:
+def open_persistent(settings: PersistentSettings, job: str, read_only: bool = False) -> ObjectStoreTier:
     """The job's persistent tier: `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet.
 
     `read_only`: a folder that is not there is not made. An older job's is opened so, by those who only read.
     """
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return PersistentTier(DirectoryStore(Path(unquote(parts.path)), read_only), job, read_only)
+        return ObjectStoreTier(DirectoryStore(Path(unquote(parts.path)), read_only), job, read_only)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
 
-        return PersistentTier(S3Store(settings, parts.netloc, unquote(parts.path)), job, read_only)
+        return ObjectStoreTier(S3Store(settings, parts.netloc, unquote(parts.path)), job, read_only)
     raise ConfigurationError(
         f"checkpoint.persistent.uri is {settings.uri!r}: file:///folder (absolute) and s3://bucket/prefix are allowed"
     )

@@ -26,11 +26,11 @@ from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.tiers import manifest_lists, newest
+from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, not_whole, part_lengths, part_name
 from surefoot.tiers.epochs import EpochRecords
-from surefoot.tiers.names import Names, checkpoint_of, part_of, rank_of
-from surefoot.tiers.objects import ObjectStore, read_exactly
-from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, not_whole, part_lengths, part_name
-from surefoot.tiers.reading import read_together
+from surefoot.tiers.object_names import Names, checkpoint_of, part_of, rank_of
+from surefoot.tiers.object_store import ObjectStore, read_exactly
+from surefoot.tiers.parallel_reads import read_together
 
 _LAYOUT_COPIES = 3
 """Rank saves whose own copy of a layout record is looked at, where the shared one is not good."""
@@ -38,7 +38,7 @@ _LAYOUT_COPIES = 3
 log = logging.getLogger(__name__)
 
 
-class PersistentTier:
+class ObjectStoreTier:
     """One job in a store."""
 
     name = "persistent"
@@ -53,7 +53,7 @@ class PersistentTier:
         self._names = Names(job)
         self.epochs = EpochRecords(store, job)
         self._damaged: tuple[str, ...] = ()
-        self._gathered = Gathered()
+        self._gathered = PartBuffer()
         self._layout_of: dict[RankSave, str] = {}
         """Of saves whose manifest this connection has seen."""
         self._cuts: dict[str, Cut] = {}

@@ -26,8 +26,8 @@ from surefoot import metrics
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
-from surefoot.tiers.objects import Change
-from surefoot.tiers.reading import READERS
+from surefoot.tiers.object_store import Change
+from surefoot.tiers.parallel_reads import READERS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import Checkpoint
-from surefoot.tiers.persistent import PersistentTier
-from surefoot.tools.whole import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
+from surefoot.tiers.persistent import ObjectStoreTier
+from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +36,7 @@ class Difference:
     largest: float | None
 
 
-def read_tensors(tier: PersistentTier, ranks: Ranks) -> dict[str, tuple[str, Array]]:
+def read_tensors(tier: ObjectStoreTier, ranks: Ranks) -> dict[str, tuple[str, Array]]:
     """name → (dtype, whole tensor). Types that numpy lacks are kept as rows of bytes along a last dimension."""
     problem = layout_problem(tier, ranks)
     if problem is not None:

@@ -41,8 +41,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.geometry import Box
 from surefoot.state import Saved, dtype_name, dtype_named
-from surefoot.state.statedicts import Parts, StateDict, parts_of
-from surefoot.tools.passing import Band, BandReader, bands_of
+from surefoot.state.statedicts import ImportedParts, StateDict, parts_of
+from surefoot.tools.stream_copy import Band, BandReader, bands_of
 
 
 def write(folder: Path, whole: StateDict, tensors: Mapping[str, Saved], bands: BandReader) -> None:
@@ -120,7 +120,7 @@ class Folder:
         self._reader.set_up_storage_reader(self._metadata, True)
         self._key: dict[str, str] = {}
 
-    def parts(self, model: str) -> Parts:
+    def parts(self, model: str) -> ImportedParts:
         """What it holds, tensors as stand-ins; `model` names weights that stand at the top."""
         flat: dict[str, Any] = {}
         keys: dict[int, str] = {}

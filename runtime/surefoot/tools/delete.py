@@ -18,13 +18,13 @@ from typing import Any
 from surefoot.errors import ConfigurationError, SurefootError, TierUnavailable
 from surefoot.settings import JobSettings, job_settings
 from surefoot.tiers.open import open_persistent
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.tiers.persistent import ObjectStoreTier
 
 SECONDS = 540.0
 """Less than the operator waits for it: it says itself how far it came."""
 
 
-def delete(tier: PersistentTier, clock: Callable[[], float], until: float) -> None:
+def delete(tier: ObjectStoreTier, clock: Callable[[], float], until: float) -> None:
     """Checkpoints oldest first, each invisible before its data goes; then whatever else the job has there."""
     for checkpoint in tier.seen():
         if clock() >= until:

@@ -22,7 +22,7 @@ from surefoot.settings import job_settings
 from surefoot.state import read_values
 from surefoot.state.statedicts import state_dict_of
 from surefoot.tools import dcp_folders, safetensors_files
-from surefoot.tools.passing import BandReader, bands_of, open_checkpoint, saved_tensors
+from surefoot.tools.stream_copy import BandReader, bands_of, open_checkpoint, saved_tensors
 
 
 def export(reader: CheckpointReader, to: Path, kind: str, name: str) -> dict[str, Any]:

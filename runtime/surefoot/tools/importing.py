@@ -14,19 +14,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surefoot.checkpointer.epochs import record
+from surefoot.checkpointer.epoch_records import write_record
 from surefoot.errors import ConfigurationError, SurefootError
 from surefoot.format.layouts import TensorParts
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.state import Saved
-from surefoot.state.names import escaped, unescaped
-from surefoot.state.plain import values_blob
-from surefoot.tiers.persistent import PersistentTier
+from surefoot.state.plain_values import values_blob
+from surefoot.state.tensor_names import escaped, unescaped
+from surefoot.tiers.persistent import ObjectStoreTier
 from surefoot.tools.dcp_folders import Folder
-from surefoot.tools.passing import ReadBox, bands_of, write_save
+from surefoot.tools.rank_streams import open_tier
 from surefoot.tools.safetensors_files import Weights
-from surefoot.tools.whole import open_tier
+from surefoot.tools.stream_copy import ReadBox, bands_of, write_save
 
 
 def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
@@ -54,14 +54,14 @@ def _in_bands(name: str, what: Saved) -> TensorParts:
 
 
 def bring_in(
-    tier: PersistentTier, step: int, found: tuple[list[TensorParts], dict[str, Any], ReadBox]
+    tier: ObjectStoreTier, step: int, found: tuple[list[TensorParts], dict[str, Any], ReadBox]
 ) -> dict[str, Any]:
     """Writes the checkpoint of a job that has none."""
     if tier.seen():
         raise ConfigurationError("this job has checkpoints already: import into a new uid, so that none is mistaken")
     parts, values, read = found
     epoch = tier.claim_epoch()
-    record(tier, LineageEntry(epoch, None, 1))
+    write_record(tier, LineageEntry(epoch, None, 1))
     blob = values_blob(
         {"seed": 0, **values, "step": step, "world": 1}
         | ({"weights_only": True} if not any(values["parts"].values()) else {})

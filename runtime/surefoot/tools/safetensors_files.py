@@ -19,8 +19,8 @@ from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
 from surefoot.staging import elements
 from surefoot.state import Saved, dtype_name
-from surefoot.state.names import unescaped
-from surefoot.tools.passing import BandReader, bands_of
+from surefoot.state.tensor_names import unescaped
+from surefoot.tools.stream_copy import BandReader, bands_of
 
 FILE_BYTES = 5_000_000_000
 """Files are not larger than this, unless one tensor is; more than one get an index."""

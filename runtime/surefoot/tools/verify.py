@@ -13,12 +13,14 @@ from typing import Any
 
 from surefoot.errors import SurefootError
 from surefoot.protocol.identities import Checkpoint
-from surefoot.tiers.persistent import PersistentTier
-from surefoot.tools.progress import Progress
-from surefoot.tools.whole import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
+from surefoot.tiers.persistent import ObjectStoreTier
+from surefoot.tools.byte_progress import ByteProgress
+from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_whole, layout_problem, open_tier, read_rank
 
 
-def describe(tier: PersistentTier, checkpoint: Checkpoint, ranks: Ranks, progress: Progress | None) -> dict[str, Any]:
+def describe(
+    tier: ObjectStoreTier, checkpoint: Checkpoint, ranks: Ranks, progress: ByteProgress | None
+) -> dict[str, Any]:
     """What is there of one checkpoint; with `progress`, every byte of it is read and checked."""
     whole = is_whole(ranks)
     damaged: list[str] = []
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = by_checkpoint(tier)
         wanted = {c: r for c, r in found.items() if given.step in (None, c.step)}
         total = sum(manifest.stream_bytes for ranks in wanted.values() for manifest in ranks.values())
-        progress = None if given.list else Progress(total)
+        progress = None if given.list else ByteProgress(total)
         entries = [describe(tier, checkpoint, ranks, progress) for checkpoint, ranks in wanted.items()]
         body: dict[str, Any] = {"checkpoints": entries, "unreadable_manifests": list(tier.damaged())}
         tier.close()

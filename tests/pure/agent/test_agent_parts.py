@@ -15,7 +15,7 @@ from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.errors import ProtocolError
 from surefoot.ipc.framing import LARGEST, Unframer, framed
-from surefoot.launcher.command import Program, forkable, with_own_interpreter
+from surefoot.launcher.command import LaunchProgram, forkable, with_own_interpreter
 from surefoot.launcher.preload import top_level_imports
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.settled import Settled
@@ -26,10 +26,10 @@ OWN = with_own_interpreter({"PATH": "/usr/bin"})
 @pytest.mark.parametrize(
     ("command", "program"),
     [
-        (["python", "train.py", "--x", "1"], Program(("--x", "1"), script="train.py")),
-        ([sys.executable, "-u", "train.py"], Program((), script="train.py")),
-        (["python", "-m", "job.train", "-v"], Program(("-v",), module="job.train")),
-        (["python", "-u", "-m", "job"], Program((), module="job")),
+        (["python", "train.py", "--x", "1"], LaunchProgram(("--x", "1"), script="train.py")),
+        ([sys.executable, "-u", "train.py"], LaunchProgram((), script="train.py")),
+        (["python", "-m", "job.train", "-v"], LaunchProgram(("-v",), module="job.train")),
+        (["python", "-u", "-m", "job"], LaunchProgram((), module="job")),
         (["python", "-X", "dev", "train.py"], None),
         (["python", "-c", "print(1)"], None),
         (["python", "-m"], None),
@@ -40,7 +40,7 @@ OWN = with_own_interpreter({"PATH": "/usr/bin"})
         ([], None),
     ],
 )
-def test_only_a_plain_program_of_this_interpreter_is_forked(command: list[str], program: Program | None) -> None:
+def test_only_a_plain_program_of_this_interpreter_is_forked(command: list[str], program: LaunchProgram | None) -> None:
     assert forkable(command, OWN) == program
 
 

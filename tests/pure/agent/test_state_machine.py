@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
-from surefoot.agent.coordinator.leaderless import in_charge
+from surefoot.agent.coordinator.leaderless import epoch_in_charge
 from surefoot.agent.events import Event
 from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
-from surefoot.ipc.messages import HoldAt
+from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import (
     Exited,
@@ -310,12 +310,12 @@ def test_a_step_is_settled_once_no_local_rank_can_save_it_any_more() -> None:
 
 def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only_while_nobody_leads() -> None:
     life = running()
-    assert in_charge(life, away_seconds=29.0) is None
-    assert in_charge(life, away_seconds=31.0) == life.assign
-    assert in_charge(replace(life, assign=replace(assign(1), group_rank=1)), 31.0) is None
+    assert epoch_in_charge(life, away_seconds=29.0) is None
+    assert epoch_in_charge(life, away_seconds=31.0) == life.assign
+    assert epoch_in_charge(replace(life, assign=replace(assign(1), group_rank=1)), 31.0) is None
     stopping, _ = live(on.StopAsked(2), life=life)
-    assert in_charge(stopping, 31.0) is None
-    assert in_charge(AgentState(), 31.0) is None
+    assert epoch_in_charge(stopping, 31.0) is None
+    assert epoch_in_charge(AgentState(), 31.0) is None
 
 
 epochs = st.integers(0, 4)

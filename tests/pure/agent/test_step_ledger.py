@@ -12,7 +12,7 @@ import pytest
 
 from surefoot.agent import step_ledger as ledger
 from surefoot.agent.step_ledger import StepLedger
-from surefoot.ipc.messages import Stepped
+from surefoot.ipc.trainer_messages import Stepped
 from surefoot_operator.cli.ledger import parse_line
 
 

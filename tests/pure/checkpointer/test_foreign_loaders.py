@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.checkpointer.foreign import Counted, refuse_shuffle_buffers
-from surefoot.checkpointer.standing import Standing
+from surefoot.checkpointer.foreign_loaders import PrefetchCheck, refuse_shuffle_buffers
+from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.errors import ConfigurationError
 
 
@@ -46,18 +46,18 @@ def torchdatas(taken: int, **attributes: Any) -> Any:
 
 def test_more_batches_than_a_step_is_said_to_use_are_refused_at_the_first_step() -> None:
     with pytest.raises(ConfigurationError, match=r"2 batches were taken from loader .*loader.batches_per_step = 2"):
-        Standing({"loader": torchdatas(2)}).step_ends()
-    Counted({"loader": torchdatas(1)}).first_step_ends()
-    Counted({"loader": torchdatas(2, batches_per_step=2)}).first_step_ends()
+        StateGuard({"loader": torchdatas(2)}).step_ends()
+    PrefetchCheck({"loader": torchdatas(1)}).first_step_ends()
+    PrefetchCheck({"loader": torchdatas(2, batches_per_step=2)}).first_step_ends()
     with pytest.raises(ConfigurationError, match="3 batches"):
-        Counted({"loader": torchdatas(3, batches_per_step=2)}).first_step_ends()
+        PrefetchCheck({"loader": torchdatas(3, batches_per_step=2)}).first_step_ends()
 
 
 def test_a_program_that_goes_on_had_its_first_step_before() -> None:
-    standing = Standing({"loader": torchdatas(7)})
+    standing = StateGuard({"loader": torchdatas(7)})
     standing.restored(6)
     standing.step_ends()
-    anew = Standing({"loader": torchdatas(7)})
+    anew = StateGuard({"loader": torchdatas(7)})
     anew.restored(0)
     with pytest.raises(ConfigurationError):
         anew.step_ends()

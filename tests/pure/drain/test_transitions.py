@@ -8,33 +8,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.drain.transitions import (
+from surefoot.drain.slots import (
     Acknowledged,
-    Closed,
     Command,
     CommitOn,
     Complain,
+    CopyReport,
+    DrainClosed,
     DrainState,
-    Ended,
     Event,
     Free,
     FreeSlot,
     GaveUp,
-    Limits,
-    Refused,
-    Report,
+    LegEnded,
+    LegRefused,
     Retargeted,
+    RetryLimits,
     SaveWritten,
-    Sealed,
     SealedSave,
-    Staged,
-    Stop,
+    SealedSlot,
+    SlotStaged,
+    StopLeg,
     TargetFailed,
     Tick,
-    TrainersGone,
     WriteTo,
-    step,
 )
+from surefoot.drain.transitions import step
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 
 A, B, C = (HolderId(f"node-{name}", "1") for name in "abc")
@@ -46,7 +45,12 @@ def sealed(number: int = 10, epoch: int = 3, incarnation: str = "me") -> SealedS
 
 def state(*targets: HolderId, replicas: int = 2, attempts: int = 3) -> DrainState:
     return DrainState(
-        (Free(), Free()), "me", targets, frozenset(targets), replicas, limits=Limits(attempts, 0.1, homeless_seconds=5)
+        (Free(), Free()),
+        "me",
+        targets,
+        frozenset(targets),
+        replicas,
+        limits=RetryLimits(attempts, 0.1, homeless_seconds=5),
     )
 
 
@@ -59,24 +63,26 @@ def play(begin: DrainState, *events: Event) -> tuple[DrainState, list[Command]]:
 
 
 def test_a_save_is_written_to_every_target_and_its_slot_is_freed_by_the_last_acknowledgement() -> None:
-    now, commands = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), SaveWritten(0, B), Acknowledged(0, A))
+    now, commands = play(
+        state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), SaveWritten(0, B), Acknowledged(0, A)
+    )
     save = sealed().save
-    assert commands == [WriteTo(0, A), WriteTo(0, B), CommitOn(0, A), CommitOn(0, B), Report(save, 1)]
+    assert commands == [WriteTo(0, A), WriteTo(0, B), CommitOn(0, A), CommitOn(0, B), CopyReport(save, 1)]
     assert now.pending() == (Checkpoint(3, 10),)
     now, commands = play(now, Acknowledged(0, B))
-    assert commands == [Report(save, 2), FreeSlot(0, save, True, 2)]
+    assert commands == [CopyReport(save, 2), FreeSlot(0, save, True, 2)]
     assert now.pending() == ()
 
 
 def test_a_refusal_ends_the_save_but_the_slot_waits_for_the_other_writer() -> None:
-    now, commands = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Refused(0, A))
-    assert commands[-1] == Stop(0, B)
-    now, commands = play(now, Ended(0, B))
+    now, commands = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), LegRefused(0, A))
+    assert commands[-1] == StopLeg(0, B)
+    now, commands = play(now, LegEnded(0, B))
     assert commands == [FreeSlot(0, sealed().save, False, 0)]
 
 
 def test_a_target_that_stays_away_is_given_up_and_the_true_copies_are_told() -> None:
-    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, _ = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
     seen: list[Command] = []
     for attempt in range(3):
         now, commands = play(now, TargetFailed(0, B, "unavailable", float(attempt)), Tick(attempt + 0.9))
@@ -92,15 +98,15 @@ def test_a_target_that_stays_away_is_given_up_and_the_true_copies_are_told() -> 
 
 def test_a_target_known_to_be_away_gets_one_try_and_all_of_them_again_after_it_took_one() -> None:
     away = replace(state(A, B), away=frozenset({B}))
-    now, commands = play(away, Staged(0, sealed(), 0), TargetFailed(0, B, "full", 0))
+    now, commands = play(away, SlotStaged(0, sealed(), 0), TargetFailed(0, B, "full", 0))
     assert GaveUp(sealed().save, B, "full") in commands
     now, _ = play(now, SaveWritten(0, A), Acknowledged(0, A))
-    now, _ = play(now, Staged(1, sealed(20), 1), SaveWritten(1, B), Acknowledged(1, B))
+    now, _ = play(now, SlotStaged(1, sealed(20), 1), SaveWritten(1, B), Acknowledged(1, B))
     assert now.away == frozenset()
 
 
 def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
-    now, _ = play(state(A), Staged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, spread=0.0))
+    now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, spread=0.0))
     assert now.next_tick() == pytest.approx(10.05)
     now, commands = play(now, Tick(10.04))
     assert commands == []
@@ -110,9 +116,9 @@ def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
 
 
 def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() -> None:
-    now, commands = play(state(), Staged(0, sealed(), 0), Tick(4.9))
+    now, commands = play(state(), SlotStaged(0, sealed(), 0), Tick(4.9))
     assert commands == []
-    assert isinstance(now.slots[0], Sealed)
+    assert isinstance(now.slots[0], SealedSlot)
     _, commands = play(now, Retargeted((A,), frozenset({A}), 2, 4.95))
     assert commands == [WriteTo(0, A)]
     _, commands = play(now, Tick(5.0))
@@ -120,51 +126,53 @@ def test_a_save_without_any_target_waits_for_one_and_is_given_up_at_its_limit() 
 
 
 def test_a_holder_that_goes_is_replaced_by_the_one_named_in_its_place() -> None:
-    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, _ = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
     now, commands = play(now, Retargeted((A, C), frozenset({A, C}), 2, 1))
-    assert commands == [Stop(0, B), WriteTo(0, C)]
+    assert commands == [StopLeg(0, B), WriteTo(0, C)]
     now, commands = play(now, SaveWritten(0, C), Acknowledged(0, C))
-    assert commands == [CommitOn(0, C), Report(sealed().save, 2)], "node-b's writer still reads the slot"
-    now, commands = play(now, Ended(0, B))
+    assert commands == [CommitOn(0, C), CopyReport(sealed().save, 2)], "node-b's writer still reads the slot"
+    now, commands = play(now, LegEnded(0, B))
     assert commands == [FreeSlot(0, sealed().save, True, 2)]
 
 
 def test_copies_on_a_holder_that_vanished_do_not_count() -> None:
-    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
+    now, _ = play(state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A))
     now, commands = play(now, Retargeted((B,), frozenset({B}), 2, 1), SaveWritten(0, B), Acknowledged(0, B))
     assert FreeSlot(0, sealed().save, True, 1) in commands
 
 
 def test_a_target_that_left_and_came_back_is_written_to_again() -> None:
-    now, _ = play(state(A), Staged(0, sealed(), 0), Retargeted((), frozenset(), 2, 1), Ended(0, A))
+    now, _ = play(state(A), SlotStaged(0, sealed(), 0), Retargeted((), frozenset(), 2, 1), LegEnded(0, A))
     now, commands = play(now, Retargeted((A,), frozenset({A}), 2, 2))
     assert commands == [WriteTo(0, A)]
 
 
-def test_draining_goes_on_when_trainers_die_and_when_a_newer_epoch_is_staged_beside_it() -> None:
-    now, _ = play(state(A), Staged(0, sealed(10, epoch=3), 0), TrainersGone(), Staged(1, sealed(20, epoch=4), 1))
+def test_draining_goes_on_when_a_newer_epoch_is_staged_beside_it() -> None:
+    now, _ = play(state(A), SlotStaged(0, sealed(10, epoch=3), 0), SlotStaged(1, sealed(20, epoch=4), 1))
     now, commands = play(now, SaveWritten(0, A), Acknowledged(0, A))
     assert commands[-1] == FreeSlot(0, RankSave(3, 10, 0), True, 1)
 
 
 def test_what_another_incarnation_sealed_is_not_drained() -> None:
-    now, commands = play(state(A), Staged(0, sealed(incarnation="other"), 0))
+    now, commands = play(state(A), SlotStaged(0, sealed(incarnation="other"), 0))
     assert [type(c) for c in commands] == [Complain, FreeSlot]
     assert not now.busy()
 
 
 def test_a_slot_that_is_draining_cannot_be_staged_over() -> None:
-    now, _ = play(state(A), Staged(0, sealed(10), 0))
-    after, commands = play(now, Staged(0, sealed(20), 1))
+    now, _ = play(state(A), SlotStaged(0, sealed(10), 0))
+    after, commands = play(now, SlotStaged(0, sealed(20), 1))
     assert after == now
     assert [type(c) for c in commands] == [Complain]
 
 
 def test_closing_gives_up_what_is_not_there_yet_and_keeps_what_is() -> None:
-    now, _ = play(state(A, B), Staged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A), Staged(1, sealed(20), 1))
-    now, commands = play(now, Closed())
-    assert set(commands) == {Stop(0, B), Stop(1, A), Stop(1, B)}
-    now, commands = play(now, Ended(0, B), Ended(1, A), Ended(1, B))
+    now, _ = play(
+        state(A, B), SlotStaged(0, sealed(), 0), SaveWritten(0, A), Acknowledged(0, A), SlotStaged(1, sealed(20), 1)
+    )
+    now, commands = play(now, DrainClosed())
+    assert set(commands) == {StopLeg(0, B), StopLeg(1, A), StopLeg(1, B)}
+    now, commands = play(now, LegEnded(0, B), LegEnded(1, A), LegEnded(1, B))
     assert commands == [FreeSlot(0, sealed().save, True, 1), FreeSlot(1, sealed(20).save, False, 0, lost=True)]
 
 
@@ -189,7 +197,7 @@ class World:
                     self.orders[slot, target] = "write" if isinstance(command, WriteTo) else "commit"
                     if isinstance(command, CommitOn):
                         self.asked.add(self.staged[slot])
-                case Stop(slot, target):
+                case StopLeg(slot, target):
                     assert (slot, target) in self.orders, "only what runs can be stopped"
                 case FreeSlot(slot, save, ok, copies, lost):
                     assert lost == (save not in self.asked), "nobody may find what is said to be lost"
@@ -198,7 +206,7 @@ class World:
                     assert copies == len(self.stored.get(save, set()) & state.holders), "true copies are told"
                     assert not ok or copies > 0
                     self.freed.append(command)
-                case Report(save, copies):
+                case CopyReport(save, copies):
                     assert copies == len(self.stored[save] & state.holders)
 
 
@@ -213,14 +221,14 @@ def answer(draw: st.DrawFn, world: World, key: tuple[int, HolderId]) -> Event:
         world.stored.setdefault(save, set()).add(target)
         return Acknowledged(slot, target)
     if result == "refuse" and order == "commit":
-        return Refused(slot, target)
+        return LegRefused(slot, target)
     if result == "end":
         return TargetFailed(slot, target, "missing", world.now)
     return TargetFailed(slot, target, "unavailable", world.now, draw(st.floats(0, 0.99)))
 
 
 def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int) -> Event:
-    kinds = ["tick", "retarget", "gone"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
+    kinds = ["tick", "retarget"] + ["answer"] * (4 * len(world.orders)) + ["stage"] * 2
     kind = draw(st.sampled_from(kinds))
     free = [i for i, slot in enumerate(current.slots) if isinstance(slot, Free)]
     if kind == "answer":
@@ -228,12 +236,10 @@ def random_event(draw: st.DrawFn, world: World, current: DrainState, number: int
     if kind == "stage" and free:
         slot = draw(st.sampled_from(free))
         world.staged[slot] = sealed(number).save
-        return Staged(slot, sealed(number), world.now)
+        return SlotStaged(slot, sealed(number), world.now)
     if kind == "retarget":
         targets = tuple(draw(st.permutations([A, B, C]))[: draw(st.integers(0, 3))])
         return Retargeted(targets, frozenset(targets) | draw(st.sets(st.sampled_from([A, B, C]))), 2, world.now)
-    if kind == "gone":
-        return TrainersGone()
     world.now += draw(st.sampled_from([0.05, 0.3, 2.0]))
     return Tick(world.now)
 
@@ -273,10 +279,10 @@ def test_closing_at_any_moment_frees_every_slot_once_the_readers_left(data: st.D
         event = random_event(draw, world, current, number)
         current, commands = step(current, event)
         world.obey(current, commands)
-    current, commands = step(current, Closed())
+    current, commands = step(current, DrainClosed())
     world.obey(current, commands)
     for slot, target in sorted(world.orders):
         del world.orders[slot, target]
-        current, commands = step(current, Ended(slot, target))
+        current, commands = step(current, LegEnded(slot, target))
         world.obey(current, commands)
     assert not current.busy()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, Rule
+from surefoot.geometry.rules import Cut, ShardingRule
 
 
 @st.composite
@@ -55,7 +55,7 @@ def test_large_regular_meshes_stay_small() -> None:
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> tuple[Rule, tuple[int, ...]]:
+def rules(draw: st.DrawFn) -> tuple[ShardingRule, tuple[int, ...]]:
     grid = draw(grids())
     shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=2)))
     cuts: list[Cut | None] = []
@@ -63,10 +63,10 @@ def rules(draw: st.DrawFn) -> tuple[Rule, tuple[int, ...]]:
         kind = draw(st.sampled_from(("same", "shard", "strided")))
         dimension = draw(st.integers(0, len(shape) - 1))
         cuts.append(None if kind == "same" else (dimension, draw(st.integers(1, 4)) if kind == "strided" else 1))
-    return Rule(grid, tuple(cuts)), shape
+    return ShardingRule(grid, tuple(cuts)), shape
 
 
-def held(rule: Rule, shape: tuple[int, ...], rank: int) -> np.ndarray:
+def held(rule: ShardingRule, shape: tuple[int, ...], rank: int) -> np.ndarray:
     """Numbers of the elements that a rank holds, by cutting an array of all of them."""
     whole = np.arange(prod(shape)).reshape(shape)
     coordinate = rule.grid.coordinate(rank)
@@ -88,7 +88,9 @@ def chunks(items: list[int], parts: int) -> list[list[int]]:
 
 
 @given(rules())
-def test_the_parts_of_a_rank_are_what_cutting_the_tensor_leaves(given_rule: tuple[Rule, tuple[int, ...]]) -> None:
+def test_the_parts_of_a_rank_are_what_cutting_the_tensor_leaves(
+    given_rule: tuple[ShardingRule, tuple[int, ...]],
+) -> None:
     rule, shape = given_rule
     whole = np.arange(prod(shape)).reshape(shape)
     for rank in rule.grid.ranks():
@@ -106,7 +108,7 @@ def test_the_parts_of_a_rank_are_what_cutting_the_tensor_leaves(given_rule: tupl
 
 @given(rules(), st.data())
 def test_holders_are_those_who_hold_something_of_the_box(
-    given_rule: tuple[Rule, tuple[int, ...]], data: st.DataObject
+    given_rule: tuple[ShardingRule, tuple[int, ...]], data: st.DataObject
 ) -> None:
     rule, shape = given_rule
     offsets = tuple(data.draw(st.integers(0, n)) for n in shape)
@@ -142,7 +144,7 @@ def test_torch_says_the_same(data: st.DataObject) -> None:
         placements.append(
             {"r": Replicate(), "s": Shard(dimension), "t": _StridedShard(dimension, split_factor=factor)}[kind]
         )
-    rule = Rule(Grid.of(list(range(prod(sizes))), sizes), tuple(cuts))
+    rule = ShardingRule(Grid.of(list(range(prod(sizes))), sizes), tuple(cuts))
     for rank, coordinate in enumerate(product(*map(range, sizes))):
         lengths, offsets = _compute_local_shape_and_global_offset(shape, tuple(sizes), list(coordinate), placements)
         assert rule.local_shape(shape, rank) == tuple(lengths)
@@ -152,4 +154,4 @@ def test_torch_says_the_same(data: st.DataObject) -> None:
 
 def test_a_stranger_to_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 9 is not one of"):
-        Rule.replicated(Grid.world(4)).same(9)
+        ShardingRule.replicated(Grid.world(4)).same(9)

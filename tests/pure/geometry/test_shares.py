@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.reads import reads
 from surefoot.geometry.box import Box, box_of
 from surefoot.geometry.flat import flat_boxes, flat_hull
-from surefoot.geometry.shares import WHOLE_BYTES, Shape, Shares, chunked, shard_box
+from surefoot.geometry.shares import WHOLE_BYTES, Shares, ShareShape, chunked, shard_box
 from surefoot.geometry.tiling import Tiling, block_shape
 from surefoot.protocol.records import Piece
 
@@ -60,7 +60,7 @@ shapes = st.lists(st.lists(st.sampled_from((0, 1, 2, 5, 33, 700)), max_size=3).m
 def test_replicas_together_save_every_element_once_and_alike_many_bytes(
     many: list[tuple[int, ...]], ranks: int, reserved: int
 ) -> None:
-    tensors = [Shape(shape, 4) for shape in many]
+    tensors = [ShareShape(shape, 4) for shape in many]
     shares = Shares(tensors, ranks, reserved)
     parts = [shares.of(member) for member in range(ranks)]
     for number, tensor in enumerate(tensors):
@@ -79,7 +79,7 @@ def test_replicas_together_save_every_element_once_and_alike_many_bytes(
 
 @given(shapes.filter(bool), st.integers(1, 70), st.data())
 def test_whoever_saves_part_of_a_box_is_found(many: list[tuple[int, ...]], ranks: int, data: st.DataObject) -> None:
-    shares = Shares([Shape(shape, 400) for shape in many], ranks)
+    shares = Shares([ShareShape(shape, 400) for shape in many], ranks)
     number = data.draw(st.integers(0, len(many) - 1))
     offsets = tuple(data.draw(st.integers(0, n)) for n in many[number])
     lengths = tuple(data.draw(st.integers(0, n - o)) for n, o in zip(many[number], offsets, strict=True))
@@ -96,13 +96,13 @@ def test_whoever_saves_part_of_a_box_is_found(many: list[tuple[int, ...]], ranks
 
 
 def test_one_long_row_is_shared_too() -> None:
-    shares = Shares([Shape((1, 10_000_000), 4), Shape((3, 7), 4)], 8)
+    shares = Shares([ShareShape((1, 10_000_000), 4), ShareShape((3, 7), 4)], 8)
     loads = [sum(box.volume for _, box in shares.of(member)) for member in range(8)]
     assert max(loads) / min(loads) < 1.02
 
 
 def test_thousands_of_replicas_share_only_what_is_worth_sharing() -> None:
-    shares = Shares([Shape((4096, 4096), 4)] * 120, 16384)
+    shares = Shares([ShareShape((4096, 4096), 4)] * 120, 16384)
     saving = [member for member in range(16384) if shares.of(member)]
     assert len(saving) == shares.sharers == 120
     assert max(b - a for a, b in pairwise(saving)) < 140, "spread over all of them"

@@ -15,10 +15,10 @@ from surefoot.format.families import Family
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
-from surefoot.geometry.rules import Cut, Rule
+from surefoot.geometry.rules import Cut, ShardingRule
 from surefoot.geometry.shares import shard_box
 from surefoot.protocol.records import Layout
-from surefoot.restore.plan import Wanted, plan
+from surefoot.restore.read_plan import Wanted, plan
 from surefoot.state import save_plan, structure_of
 
 Shape = tuple[int, ...]
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 PAIRS = [(2, 3), (2, 4), (4, 3), (1, 8), (8, 1), (4, 2), (3, 4)]
 
 
-def held(shapes: dict[str, Shape], rule: Rule, rank: int) -> list[Held]:
+def held(shapes: dict[str, Shape], rule: ShardingRule, rank: int) -> list[Held]:
     found = []
     for name, shape in shapes.items():
         same = rule.same(rank)
@@ -35,8 +35,8 @@ def held(shapes: dict[str, Shape], rule: Rule, rank: int) -> list[Held]:
     return found
 
 
-def sharded(world: int, dimension: int) -> Rule:
-    return Rule(Grid.of(range(world)), ((dimension, 1),))
+def sharded(world: int, dimension: int) -> ShardingRule:
+    return ShardingRule(Grid.of(range(world)), ((dimension, 1),))
 
 
 def ours(shape: Shape, before: tuple[int, int], after: tuple[int, int]) -> float:
@@ -101,9 +101,9 @@ def model(tensors: int) -> dict[str, Shape]:
     return {f"model/layer.{i:05d}": kinds[i % 3] for i in range(tensors)}
 
 
-def cut(world: int, kind: str) -> Rule:
+def cut(world: int, kind: str) -> ShardingRule:
     cuts: tuple[Cut | None, ...] = (None, (0, 1)) if kind == "hsdp" else ((0, 1),) if kind == "fsdp" else (None,)
-    return Rule(Grid.of(range(world), (world // 8, 8)) if kind == "hsdp" else Grid.world(world), cuts)
+    return ShardingRule(Grid.of(range(world), (world // 8, 8)) if kind == "hsdp" else Grid.world(world), cuts)
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp", "ddp"])
@@ -130,7 +130,7 @@ def test_what_a_rank_looks_at_does_not_grow_with_the_world(kind: str) -> None:
 def test_replicas_save_equal_shares_at_any_size() -> None:
     shapes = model(90)
     for world in (2, 3, 8, 64):
-        rule = Rule.replicated(Grid.world(world))
+        rule = ShardingRule.replicated(Grid.world(world))
         loads = [save_plan(entries(held(shapes, rule, rank)), rank).layout.stream_bytes for rank in range(world)]
         assert sum(loads) == sum(prod(s) * 4 for s in shapes.values())
         assert max(loads) - min(loads) <= 2 * 256 * 1024, world

@@ -21,8 +21,8 @@ from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.restore import CheckpointReader, Destination, ReadOptions, Source, read_catalogue
-from surefoot.restore.plan import Wanted, plan
+from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
+from surefoot.restore.read_plan import Wanted, plan
 
 SHAPES = {"a": (7, 5), "b": (11, 3), "buffer": (4,), "c.b": (13,), "d": (), "e": (0, 3), "f.b": (3, 5, 2)}
 WHOLES = {n: np.arange(prod(s), dtype=np.float32).reshape(s) + 1000 * i for i, (n, s) in enumerate(SHAPES.items())}
@@ -134,7 +134,7 @@ def test_a_reader_brings_generated_tensors_back(before: str, n: int, after: str,
         for h, a in zip(held, found, strict=True)
         if a.size
     ]
-    catalogue = read_catalogue([Source("memory:one", "memory", place.tier)])
+    catalogue = read_catalogue([SaveSource("memory:one", "memory", place.tier)])
     with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
         reader.read(wanted)
         if before in ("FSDP2", "HSDP", "tensor parallel", "FSDP over TP"):
@@ -152,7 +152,7 @@ def test_every_tensor_is_known_from_few_records(kind: str, records: int) -> None
     for rank in range(4):
         one = stream(KINDS[kind](SHAPES, 4, rank), rank)
         put_save(place.tier(), RankSave(1, 5, rank), 4, one, data_of(one, WHOLES))
-    catalogue = read_catalogue([Source("memory:one", "memory", place.tier)])
+    catalogue = read_catalogue([SaveSource("memory:one", "memory", place.tier)])
     with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
         found = reader.layouts.tensors(own=3)
         assert {name: tensor.shape for name, tensor in found.items()} == SHAPES
@@ -169,7 +169,7 @@ def test_a_tensor_that_one_rank_has_more_than_the_others_is_found_when_all_are_a
             held = [*held, *[h for h in KINDS["partitioned (ZeRO-1)"](more, 1, 0) if h.name == "odd"]]
         one = stream(held, rank)
         put_save(place.tier(), RankSave(1, 5, rank), 2, one, data_of(one, wholes))
-    catalogue = read_catalogue([Source("memory:one", "memory", place.tier)])
+    catalogue = read_catalogue([SaveSource("memory:one", "memory", place.tier)])
     with CheckpointReader(Checkpoint(1, 5), catalogue, ReadOptions(patience_seconds=1)) as reader:
         assert "odd" not in reader.layouts.tensors(own=0)
         assert "odd" in reader.layouts.tensors(own=0, every=True)

@@ -15,14 +15,14 @@ from surefoot.errors import StateMismatch
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.geometry import Box
 from surefoot.protocol.identities import Checkpoint, RankSave
-from surefoot.restore import CheckpointReader, Destination, ReadOptions, Source, read_catalogue
-from surefoot.restore.plan import Wanted, plan, preference, spread
+from surefoot.restore import CheckpointReader, Destination, ReadOptions, SaveSource, read_catalogue
+from surefoot.restore.read_plan import Wanted, plan, preference, spread
 
 ITEMSIZES = {"float32": 4, "float64": 8, "uint8": 1, "int16": 2}
 
 
-def source(place: MemoryPlace) -> Source:
-    return Source(place.name, "memory", place.tier)
+def source(place: MemoryPlace) -> SaveSource:
+    return SaveSource(place.name, "memory", place.tier)
 
 
 def destination(name: str, array: np.ndarray, shape: tuple[int, ...], box: Box) -> Destination:

@@ -20,10 +20,10 @@ from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import CHUNK_BYTES
-from surefoot.restore import CheckpointReader, Destination, ReadOptions, Restored, Source, read_catalogue
+from surefoot.restore import CheckpointReader, Destination, ReadOptions, ReadSummary, SaveSource, read_catalogue
 from surefoot.restore.exchange import HEADER_BYTES, Common, ExchangeFailed
 from surefoot.restore.frames import _FRAME, ROUND_BYTES, Outbox
-from surefoot.restore.plan import Wanted
+from surefoot.restore.read_plan import Wanted
 from surefoot.restore.sharing import Card, agreed, division, part_of, replicated
 
 reads_of_any_size = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4_000_000)), max_size=60)
@@ -159,7 +159,7 @@ def place() -> MemoryPlace:
     return made
 
 
-Result = tuple[Restored, dict[str, np.ndarray]]
+Result = tuple[ReadSummary, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def member(
         Destination(n, "float32", a.shape, Box.whole(a.shape), memoryview(a.reshape(-1).view(np.uint8)))
         for n, a in into.items()
     ]
-    source = Source(place.name, "memory", place.tier)
+    source = SaveSource(place.name, "memory", place.tier)
     options = ReadOptions(reader=me, threads=2, patience_seconds=1.0)
     with CheckpointReader(CHECKPOINT, read_catalogue([source]), options, staged) as reader:
         return reader.read(goals, [Common(tuple(range(len(goals))), room.member(me))]), into

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surefoot.staging import Outcome, Source, Stager, copies, ordering
+from surefoot.staging import CopyOutcome, CopySource, Stager, copies, ordering
 
 TILE = (4, 8)
 
@@ -77,7 +77,7 @@ class Played:
             start = stop
         self.slot = np.zeros(start, dtype=np.uint8)
         self.stager = Stager()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[CopyOutcome] = []
 
     def begin(self) -> None:
         self.at_step = [tensor.clone() for tensor in self.tensors]
@@ -97,8 +97,8 @@ class Played:
         return found.tobytes()
 
     @staticmethod
-    def _source(name: str, tensor: torch.Tensor, start: int, stop: int) -> Source:
-        return Source(name, lambda: tensor, lambda: tensor, TILE, start, stop)
+    def _source(name: str, tensor: torch.Tensor, start: int, stop: int) -> CopySource:
+        return CopySource(name, lambda: tensor, lambda: tensor, TILE, start, stop)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +157,7 @@ def test_each_way_to_change_a_tensor_is_found_and_named(
         played.stager.join()
     finally:
         played.stager.close()
-    assert played.outcomes == [Outcome(("t3",))]
+    assert played.outcomes == [CopyOutcome(("t3",))]
 
 
 def test_tensors_that_change_places_are_found() -> None:
@@ -172,4 +172,4 @@ def test_tensors_that_change_places_are_found() -> None:
         played.stager.join()
     finally:
         played.stager.close()
-    assert played.outcomes == [Outcome(("t0",))]
+    assert played.outcomes == [CopyOutcome(("t0",))]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.staging import Outcome, Source, Stager, copies_of, device
+from surefoot.staging import CopyOutcome, CopySource, Stager, copies_of, device
 from surefoot.staging.device import SMALL_BYTES, DeviceCopies, copy_from_device, fingerprint
 
 SIZE = SMALL_BYTES + 1_000_000
@@ -79,9 +79,9 @@ def stager() -> Iterator[Stager]:
     owner.close()
 
 
-def source(name: str, tensor: torch.Tensor, tile: int | None = None) -> Source:
+def source(name: str, tensor: torch.Tensor, tile: int | None = None) -> CopySource:
     holder: Any = OnDevice()
-    return Source(name, lambda: tensor, lambda: holder, (tile or len(tensor),), 0, tensor.numel())
+    return CopySource(name, lambda: tensor, lambda: holder, (tile or len(tensor),), 0, tensor.numel())
 
 
 @pytest.mark.parametrize(("before", "changed"), [(False, ()), (True, ("weight",))])
@@ -89,7 +89,7 @@ def test_only_what_changes_before_the_join_costs_the_save(
     gate: threading.Event, stager: Stager, before: bool, changed: tuple[str, ...]
 ) -> None:
     tensor, slot = torch.full((SIZE,), 7, dtype=torch.uint8), np.zeros(SIZE, dtype=np.uint8)
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     stager.start(slot, [], [source("weight", tensor)], outcomes.append)
     if before:
         tensor.data[5] = 8
@@ -98,7 +98,7 @@ def test_only_what_changes_before_the_join_costs_the_save(
     stager.join()  # a second optimizer's
     gate.set()
     stager.wait()
-    assert outcomes == [Outcome(changed)]
+    assert outcomes == [CopyOutcome(changed)]
     assert before or set(slot) == {7}
 
 
@@ -106,9 +106,9 @@ def test_weights_that_are_swapped_while_they_are_copied_and_swapped_back_are_fou
     gate: threading.Event, stager: Stager
 ) -> None:
     tensor, slot = torch.full((SIZE,), 7, dtype=torch.uint8), np.zeros(SIZE, dtype=np.uint8)
-    ended, outcomes = threading.Event(), list[Outcome]()
+    ended, outcomes = threading.Event(), list[CopyOutcome]()
 
-    def done(outcome: Outcome) -> None:
+    def done(outcome: CopyOutcome) -> None:
         outcomes.append(outcome)
         ended.set()
 
@@ -118,7 +118,7 @@ def test_weights_that_are_swapped_while_they_are_copied_and_swapped_back_are_fou
     assert ended.wait(10)
     tensor.data.fill_(7)
     stager.join()
-    assert outcomes == [Outcome(("weight",))]
+    assert outcomes == [CopyOutcome(("weight",))]
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -127,14 +127,14 @@ def test_what_is_small_or_may_change_at_once_is_copied_before_what_is_queued_nex
 ) -> None:
     size = 1_000_000 if lazy else SIZE
     tensor, slot = torch.full((size,), 7, dtype=torch.uint8), np.zeros(size, dtype=np.uint8)
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     sources = [source("statistics", tensor)]
     stager.start(slot, [] if lazy else sources, sources if lazy else [], outcomes.append)
     tensor.fill_(8)  # the next forward's, queued behind the copy
     assert not outcomes
     gate.set()
     stager.wait()
-    assert outcomes == [Outcome()]
+    assert outcomes == [CopyOutcome()]
     assert set(slot) == {7}
 
 

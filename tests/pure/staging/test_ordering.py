@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.staging import Outcome, Source, Stager
+from surefoot.staging import CopyOutcome, CopySource, Stager
 from surefoot.staging.copies import Copy, Scratch
 from surefoot.staging.crew import Crew
 
 
-def source(name: str, tensor: torch.Tensor, start: int) -> Source:
+def source(name: str, tensor: torch.Tensor, start: int) -> CopySource:
     size = tensor.numel() * tensor.element_size()
-    return Source(name, lambda: tensor, lambda: tensor, tuple(max(1, n) for n in tensor.shape), start, start + size)
+    return CopySource(name, lambda: tensor, lambda: tensor, tuple(max(1, n) for n in tensor.shape), start, start + size)
 
 
-def sources(*tensors: torch.Tensor) -> list[Source]:
+def sources(*tensors: torch.Tensor) -> list[CopySource]:
     found, start = [], 0
     for index, tensor in enumerate(tensors):
         found.append(source(f"t{index}", tensor, start))
@@ -68,7 +68,7 @@ def test_join_takes_over_what_the_thread_has_not_begun(
 ) -> None:
     begun, go = hold_copies(monkeypatch)
     tensors = [torch.full((1_000_000,), n + 1, dtype=torch.uint8) for n in range(8)]
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     stager.start(slot, [], sources(*tensors), outcomes.append)
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
@@ -88,13 +88,13 @@ def test_a_tensor_changed_in_place_under_the_copy_is_named(
 ) -> None:
     begun, go = hold_copies(monkeypatch)
     a, b = torch.ones(500_000), torch.ones(500_000)
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     stager.start(slot, [], sources(a, b), outcomes.append)
     assert begun.wait(10)
     b.mul_(2)
     go.set()
     stager.join()
-    assert outcomes == [Outcome(("t1",))]
+    assert outcomes == [CopyOutcome(("t1",))]
 
 
 def test_a_change_that_is_gone_before_the_copy_costs_nothing(
@@ -103,14 +103,14 @@ def test_a_change_that_is_gone_before_the_copy_costs_nothing(
     """Bytes are compared, not counters: what the copy finds is what the step left."""
     begun, go = hold_copies(monkeypatch)
     a, b = torch.ones(500_000), torch.ones(500_000)
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     stager.start(slot, [], sources(a, b), outcomes.append)
     assert begun.wait(10)
     b.mul_(2)
     b.mul_(0.5)
     go.set()
     stager.join()
-    assert outcomes == [Outcome()]
+    assert outcomes == [CopyOutcome()]
     assert np.all(slot[:4_000_000].view(np.float32) == 1)
 
 
@@ -129,7 +129,7 @@ def test_nobody_waits_for_a_helper_that_gets_no_turn_and_what_it_finds_later_doe
 
     monkeypatch.setattr(Crew, "size", staticmethod(lambda: 1))
     monkeypatch.setattr(Copy, "digest", stopped)
-    tensors, outcomes = [torch.full((1_000_000,), 7, dtype=torch.uint8) for _ in range(4)], list[Outcome]()
+    tensors, outcomes = [torch.full((1_000_000,), 7, dtype=torch.uint8) for _ in range(4)], list[CopyOutcome]()
     _, on = hold_copies(monkeypatch)
     stager = Stager()
     try:
@@ -159,20 +159,22 @@ def test_a_conjugated_tensor_is_saved_as_what_it_means_at_each_step(stager: Stag
     tensor = memory.conj()
     for value in (1 + 2j, 3 - 4j):
         memory.fill_(value)
-        outcomes: list[Outcome] = []
-        stager.start(slot, [], [Source("w", lambda: tensor, lambda: tensor, (50_000,), 0, 400_000)], outcomes.append)
+        outcomes: list[CopyOutcome] = []
+        stager.start(
+            slot, [], [CopySource("w", lambda: tensor, lambda: tensor, (50_000,), 0, 400_000)], outcomes.append
+        )
         stager.join()
-        assert outcomes == [Outcome()]
+        assert outcomes == [CopyOutcome()]
         assert np.all(slot[:400_000].view(np.complex64) == np.conj(value))
 
 
 def test_a_tensor_that_moved_is_copied_from_where_it_is_now(stager: Stager, slot: np.ndarray) -> None:
     place = [torch.full((300_000,), 1.0)]
-    source = Source("w", lambda: place[0], lambda: place[0], (16_000,), 0, 1_200_000)
+    source = CopySource("w", lambda: place[0], lambda: place[0], (16_000,), 0, 1_200_000)
     for value in (1.0, 2.0, 2.0, 3.0):
         if value != place[0][0]:
             place[0] = torch.full((300_000,), value)
-        outcomes: list[Outcome] = []
+        outcomes: list[CopyOutcome] = []
         stager.start(slot, [], [source], outcomes.append)
         stager.join()
         assert outcomes[0].sealed
@@ -185,7 +187,7 @@ def test_a_failed_copy_is_an_outcome_not_a_crash(
     def fails(self: Copy, digest: int, scratch: Scratch) -> bool:
         raise MemoryError("no")
 
-    outcomes: list[Outcome] = []
+    outcomes: list[CopyOutcome] = []
     with monkeypatch.context() as patched:
         patched.setattr(Copy, "run_verified", fails)
         stager.start(slot, [], sources(torch.ones(500_000)), outcomes.append)

@@ -18,7 +18,7 @@ from torch import nn
 from support.saved_streams import restored, saved
 from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.state import Program
-from surefoot.state.names import escaped, is_plain, joined, unescaped
+from surefoot.state.tensor_names import escaped, is_plain, joined, unescaped
 from surefoot.state.trees import first_difference
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import newest
 from surefoot.tiers.bodies import Body
-from surefoot.tiers.parts import PART_CHUNKS, Cut, Gathered, part_lengths
+from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, part_lengths
 
 SAVE, OTHER = RankSave(1, 10, 0), RankSave(1, 20, 0)
 
@@ -34,7 +34,7 @@ def test_every_chunk_is_found_where_its_part_has_it(lengths: list[int]) -> None:
 
 
 def test_chunks_wait_for_the_rest_of_their_part_and_no_longer() -> None:
-    gathered = Gathered()
+    gathered = PartBuffer()
     data = bytearray(b"0")
     assert gathered.add(SAVE, 0, memoryview(data)) is None
     data[:] = b"x"  # whoever gave it may use its memory again

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from surefoot.ipc.backend import Left
-from surefoot.ipc.messages import Attached, Staged, Stepped
+from surefoot.ipc.backend import ReusableSave
+from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -45,7 +45,7 @@ class FakeLink:
         self.memory = bytearray(self.slots * slot_bytes)
         return memoryview(self.memory), self.slots, slot_bytes
 
-    def left(self, checkpoint: Checkpoint) -> dict[int, Left]:
+    def reusable_saves(self, checkpoint: Checkpoint) -> dict[int, ReusableSave]:
         return {}
 
     def free_slot(self, wait_seconds: float) -> int | None:

@@ -22,8 +22,8 @@ import xxhash
 from support.fakes.fake_agent import FakeAgent
 from support.servers.redis_server import ADMIN_PASSWORD, start_somewhere
 from surefoot.errors import SurefootError
-from surefoot.holder import Credentials, HolderClient, server
-from surefoot.holder.server import HolderServer, ServerSettings
+from surefoot.holder import Credentials, HolderClient, server_process
+from surefoot.holder.server_process import HolderServer, ServerSettings
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -274,7 +274,9 @@ class Town:
         """Brings a node up, with an empty Redis."""
         self._count += 1
         folder = self.folder.root / f"redis-{self._count}"
-        redis = start_somewhere(ServerSettings(0, 64 << 20, folder, password=ADMIN_PASSWORD), server.find_program())
+        redis = start_somewhere(
+            ServerSettings(0, 64 << 20, folder, password=ADMIN_PASSWORD), server_process.find_program()
+        )
         leader = subprocess.Popen(["sleep", "3600"])
         self.nodes[name] = _Node(name, leader, redis)
         holder = HolderRecord(

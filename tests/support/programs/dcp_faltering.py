@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from support.gloo_world import leave
 from surefoot.errors import TierUnavailable
 from surefoot.integrations.dcp import Reader, Writer
-from surefoot.integrations.dcp import reader as adapter
+from surefoot.integrations.dcp import storage_reader as adapter
 
 COLLECTIVE_SECONDS = 20.0
 """How long a rank waits for one that went on without it."""

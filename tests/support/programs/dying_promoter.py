@@ -17,7 +17,7 @@ from surefoot.holder.connection import Credentials
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave
 from surefoot.settings import JobSettings, PersistentSettings
-from surefoot.tiers import PersistentTier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_holder, open_persistent
 
 SECONDS = 60.0
 
@@ -56,7 +56,7 @@ def main() -> None:
         fuse = Fuse("persistent part", given["die_at_part"])
         fuse.arm()
 
-        def probed(place: PersistentSettings, job: str) -> PersistentTier:
+        def probed(place: PersistentSettings, job: str) -> ObjectStoreTier:
             return ProbedTier(open_persistent(place, job), fuse.probe)
 
         chores.open_persistent = probed  # type: ignore[assignment]  # as an agent opens it, with a fuse

@@ -21,7 +21,7 @@ import numpy as np
 
 from support.saves import Saver, arrays
 from surefoot.drain.engine import DrainOptions
-from surefoot.drain.promotion import Promoted, Promoter
+from surefoot.drain.promoter import Promoted, Promoter
 from surefoot.geometry import Box
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
@@ -36,7 +36,7 @@ from surefoot.restore import (
     read_catalogue,
 )
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import PersistentTier, Tier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, Tier, open_holder, open_persistent
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
 FIRST, SECOND = 10, 20
@@ -86,10 +86,10 @@ class Fuse:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class ProbedTier(PersistentTier):
+class ProbedTier(ObjectStoreTier):
     """A tier that tells a fuse of parts and commits before it does them."""
 
-    def __init__(self, opened: PersistentTier, probe: Callable[[str], None]) -> None:
+    def __init__(self, opened: ObjectStoreTier, probe: Callable[[str], None]) -> None:
         super().__init__(opened._store, opened._job)
         self._probe = probe
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from surefoot.ipc.client import AgentLink
-from surefoot.ipc.messages import Stepped
+from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.trainer_messages import Stepped
 
 
 def main() -> None:
-    link = AgentLink.connect()
+    link = AgentBackend.connect()
     orders = Path(os.environ.get("FAULTS", "/nonexistent")) / str(link.attached.epoch)
     order = json.loads(orders.read_text()) if orders.exists() else {}
     steps, pause = order.get("steps", int(sys.argv[1])), float(sys.argv[2])

@@ -10,8 +10,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.saves import arrays, split, stream_of
-from surefoot.ipc.client import AgentLink
-from surefoot.ipc.messages import Staged, Stepped
+from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.trainer_messages import Staged, Stepped
 
 SHAPES = {"weight": (64, 32), "bias": (32,)}
 
@@ -27,7 +27,7 @@ def open_many() -> None:
 def main() -> None:
     open_many()
     step, end = int(sys.argv[1]), sys.argv[2]
-    link = AgentLink.connect()
+    link = AgentBackend.connect()
     about = link.attached
     step += about.epoch
     link.restored(0, "none", 0, 0.0)

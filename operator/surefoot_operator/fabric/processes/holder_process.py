@@ -1,6 +1,6 @@
 """The Redis of one node: started with a fresh port and password, noticed when it ends, never restarted by itself.
 
-Called by `node`. Which program runs and how it is configured is `surefoot.holder.server`'s.
+Called by `node`. Which program runs and how it is configured is `surefoot.holder.server_process`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError
-from surefoot.holder.server import HolderServer, ServerSettings, find_program, start
+from surefoot.holder.server_process import HolderServer, ServerSettings, find_program, start
 from surefoot_operator.fabric.processes.process_identity import die_with_parent, identity_of
 from surefoot_operator.fabric.processes.run_records import HolderRecord
 

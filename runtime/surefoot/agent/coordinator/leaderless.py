@@ -6,7 +6,7 @@ One agent of the epoch is enough, and every agent knows which: the one with the 
 from __future__ import annotations
 
 from surefoot.agent.state_machine import AgentState
-from surefoot.drain.upkeep import Charge, Kept, upkeep
+from surefoot.drain.leaderless_gc import GcResult, GcScope, collect_garbage
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.protocol.lineage import LineageEntry
@@ -18,7 +18,7 @@ AWAY_SECONDS = 30.0
 ROUND_SECONDS = 10.0
 
 
-def in_charge(state: AgentState, away_seconds: float) -> Assign | None:
+def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     """The epoch that this agent must look after now, if it must."""
     assign = state.assign
     if assign is None or assign.group_rank != 0 or away_seconds < AWAY_SECONDS:
@@ -27,14 +27,14 @@ def in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     return assign if runs else None
 
 
-def keep(assign: Assign, job: JobSettings) -> Kept:
+def collect(assign: Assign, job: JobSettings) -> GcResult:
     """One round over the holders of this epoch (blocks: in a thread)."""
     account = account_of(job)
     clients = {
         endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
         for endpoint in assign.holders
     }
-    charge = Charge(
+    charge = GcScope(
         lineage=tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in assign.lineage),
         epoch=assign.epoch,
         replicas=job.replicas,
@@ -42,7 +42,7 @@ def keep(assign: Assign, job: JobSettings) -> Kept:
         domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
     )
     try:
-        return upkeep(clients, charge)
+        return collect_garbage(clients, charge)
     finally:
         for client in clients.values():
             client.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from surefoot import metrics
 from surefoot.agent.unexpected_errors import UnexpectedErrors
-from surefoot.drain.promotion import Promoted, Promoter, drop_persistent
+from surefoot.drain.promoter import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
@@ -34,7 +34,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import JobSettings, settings_elsewhere
-from surefoot.tiers import PersistentTier, Tier, open_persistent
+from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
 from surefoot.tiers.redis import open_holder
 
 Request = ListPersistent | RepairSave | DropPersistent
@@ -162,12 +162,12 @@ class CoordinatorRequests:
             tier.close()
         return _paged(asked.request, replace(found, left_out=(*found.left_out, *lost)), texts)
 
-    def _persistent(self) -> PersistentTier:
+    def _persistent(self) -> ObjectStoreTier:
         if self._job.persistent is None:
             raise ConfigurationError(_NO_TIER)
         return open_persistent(self._job.persistent, self._job.job)
 
-    def _older(self, older: OlderJob) -> PersistentTier:
+    def _older(self, older: OlderJob) -> ObjectStoreTier:
         return open_persistent(settings_elsewhere(self._job, older.uri), older.job, read_only=True)
 
     def _sources(self, save: RankSave) -> list[Tier]:

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from surefoot.agent.memory import demand as occupancy
 from surefoot.agent.memory import save_progress as saves
 from surefoot.agent.memory.demand import StagingNeeds
-from surefoot.agent.memory.limits import StagingDemand, read_headroom, require, with_released
+from surefoot.agent.memory.headroom import StagingDemand, read_headroom, require, with_released
 from surefoot.agent.memory.save_progress import SaveTracker
-from surefoot.drain.engine import Arena, Drain, DrainWatcher
+from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
 from surefoot.holder.connection import account_of
 from surefoot.ipc.memfd import SLOTS, MemoryFile
-from surefoot.ipc.messages import LeftHere, Staged
+from surefoot.ipc.trainer_messages import Staged, StagedSaves
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings
@@ -118,12 +118,12 @@ class StagingMemory:
         """What the ranks here need, and why one of them has no memory."""
         return self._needs
 
-    def left(self, local: int, checkpoint: Checkpoint) -> list[tuple[LeftHere, int | None]]:
+    def reusable_saves(self, local: int, checkpoint: Checkpoint) -> list[tuple[StagedSaves, int | None]]:
         """Saves of `checkpoint` in this local rank's memory, and in that of each other that has any; its descriptor
         where there are any."""
         others = [_reusable(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local]
         further = [(here, fd) for here, fd in others if fd is not None]
-        own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (LeftHere(0), None)
+        own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (StagedSaves(0), None)
         return [(replace(own, further=len(further)), fd), *further]
 
     async def _allocate(self, local: int, slot_bytes: int) -> ArenaGrant:
@@ -173,10 +173,6 @@ class StagingMemory:
         for arena in self._arenas.values():
             self._aim(arena.drain)
 
-    def trainers_gone(self) -> None:
-        for arena in self._arenas.values():
-            arena.drain.trainers_gone()
-
     async def flush(self, seconds: float) -> bool:
         """Waits until everything staged is drained or given up; whether it was."""
         drains = [arena.drain for arena in self._arenas.values()]
@@ -199,7 +195,7 @@ class StagingMemory:
             on_notice=on_loop(self._watcher.on_notice),
             on_lost=on_loop(self._lost),
         )
-        drain = Drain(Arena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
+        drain = Drain(DrainArena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
         self._aim(drain)
         return _RankArena(file, drain, {}, {})
 
@@ -236,7 +232,7 @@ class StagingMemory:
         arena.file.close()
 
 
-def _reusable(arena: _RankArena, checkpoint: Checkpoint) -> tuple[LeftHere, int | None]:
+def _reusable(arena: _RankArena, checkpoint: Checkpoint) -> tuple[StagedSaves, int | None]:
     found = [(save, said) for save, said in arena.sealed.values() if save.checkpoint == checkpoint]
     saves = tuple((save.rank, said.slot, said.stream_bytes, said.layout) for save, said in found)
-    return LeftHere(arena.file.slot_bytes, saves), arena.file.fd if saves else None
+    return StagedSaves(arena.file.slot_bytes, saves), arena.file.fd if saves else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot.agent.memory.limits import MemoryHeadroom, read_headroom
+from surefoot.agent.memory.headroom import MemoryHeadroom, read_headroom
 from surefoot.protocol.amounts import amount
 
 _COUNTERS = (

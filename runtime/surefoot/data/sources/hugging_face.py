@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from surefoot.checkpointer.foreign import buffered_rows
+from surefoot.checkpointer.foreign_loaders import buffered_rows
 from surefoot.data.source import DataShard
 from surefoot.errors import ConfigurationError
 

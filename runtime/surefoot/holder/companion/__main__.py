@@ -11,9 +11,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from surefoot.errors import ConfigurationError
-from surefoot.holder.companion.figures import exposition
-from surefoot.holder.companion.settings import companion_settings
-from surefoot.holder.companion.watch import Watch
+from surefoot.holder.companion.companion_metrics import exposition
+from surefoot.holder.companion.companion_settings import companion_settings
+from surefoot.holder.companion.memory_watch import Watch
 from surefoot.logs import begin_logs
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -11,5 +11,5 @@ agent both use its tiers, without one the folder (or SUREFOOT_PERSISTENT_URI).
 """
 
 from surefoot.integrations.dcp.common import step_of as step_of
-from surefoot.integrations.dcp.reader import Reader as Reader
-from surefoot.integrations.dcp.writer import Writer as Writer
+from surefoot.integrations.dcp.storage_reader import Reader as Reader
+from surefoot.integrations.dcp.storage_writer import Writer as Writer

@@ -7,7 +7,7 @@ import re
 import sys
 import uuid
 
-from surefoot.checkpointer.links import Connected, Options, link_of
+from surefoot.checkpointer.backends import ConnectedBackend, LibraryOptions, connect_backend
 
 KEY = "dcp"
 """Where a rank's values keep what DCP's plan says beside its tensors."""
@@ -15,12 +15,12 @@ KEY = "dcp"
 EVERYTHING = sys.maxsize
 """How many checkpoints are kept without an agent: whoever names them removes them, as with every storage of DCP."""
 
-_connected: dict[Options, Connected] = {}
+_connected: dict[LibraryOptions, ConnectedBackend] = {}
 
 
-def options_of(folder: str | None, job: str | None) -> Options:
+def options_of(folder: str | None, job: str | None) -> LibraryOptions:
     """What writers and readers of one folder and job share a connection by."""
-    return Options(folder=folder, interval_steps=1, keep=EVERYTHING, job=job)
+    return LibraryOptions(folder=folder, interval_steps=1, keep=EVERYTHING, job=job)
 
 
 def new_id() -> str:
@@ -34,18 +34,18 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def connected(options: Options) -> Connected:
+def connected(options: LibraryOptions) -> ConnectedBackend:
     """This process' one connection with these options; the first call is made on all ranks alike."""
     if options not in _connected:
-        _connected[options] = link_of(options, None)
+        _connected[options] = connect_backend(options, None)
     return _connected[options]
 
 
-def is_connected(options: Options) -> bool:
+def is_connected(options: LibraryOptions) -> bool:
     return options in _connected
 
 
-def disconnect(options: Options) -> None:
+def disconnect(options: LibraryOptions) -> None:
     """Ends the connection, if there is one."""
     found = _connected.pop(options, None)
     if found is not None:

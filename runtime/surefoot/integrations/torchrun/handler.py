@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from surefoot.errors import SurefootError
-from surefoot.integrations.torchrun.rendezvous import Member, Round
+from surefoot.integrations.torchrun.rendezvous import RendezvousMember, Round
 from surefoot.launcher.tcp_store import listening_store
 
 _BACKEND = "surefoot"
@@ -163,13 +163,13 @@ def _url(params: RendezvousParameters) -> str:
     return f"{scheme}://{params.endpoint}{_AGENTS}"
 
 
-def _member(params: RendezvousParameters, environment: Mapping[str, str]) -> Member:
+def _member(params: RendezvousParameters, environment: Mapping[str, str]) -> RendezvousMember:
     index = params.get("index", environment.get("SUREFOOT_WORKER_INDEX"))
     if index is None:
         raise RendezvousStateError(
             "which worker is this? set SUREFOOT_WORKER_INDEX, or --rdzv-conf=index=N, to its index in the job"
         )
-    return Member(
+    return RendezvousMember(
         job=params.run_id,
         index=int(index),
         attempt=int(params.get("attempt", environment.get("SUREFOOT_WORKER_ATTEMPT", "0"))),

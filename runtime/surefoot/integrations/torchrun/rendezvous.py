@@ -11,7 +11,7 @@ import functools
 import threading
 from dataclasses import dataclass, field
 
-from surefoot.agent.coordinator.client import AgentRefused, CoordinatorClient
+from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.errors import SurefootError
 from surefoot.protocol.messages import (
     Assign,
@@ -34,7 +34,7 @@ _UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RendezvousMember:
     """Who says hello."""
 
     job: str
@@ -48,7 +48,7 @@ class Member:
 class Round:
     """Thread-safe. `next` waits for an epoch; the thread keeps saying heartbeats meanwhile and afterwards."""
 
-    def __init__(self, url: str, member: Member) -> None:
+    def __init__(self, url: str, member: RendezvousMember) -> None:
         self._url = url
         self._member = member
         self._changed = threading.Condition()

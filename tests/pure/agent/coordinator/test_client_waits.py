@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.agent.coordinator.client import next_wait
+from surefoot.agent.coordinator.coordinator_client import next_wait
 
 
 def waits(tries: int, answered: bool) -> list[float]:

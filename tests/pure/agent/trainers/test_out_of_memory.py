@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.memory.limits import MemoryHeadroom
+from surefoot.agent.memory.headroom import MemoryHeadroom
 from surefoot.agent.trainers.exit_cause import ErrorReport, RankExit, first_cause
 from surefoot.agent.trainers.out_of_memory import describe_oom_kill, kills
 

@@ -1,0 +1,161 @@
+"""Who keeps this rank's staging memory, and where checkpoints are read from: an agent, or a drain in this process.
+
+Called by `facade` once. With SUREFOOT_AGENT_SOCKET set an agent started this program; otherwise the script's own
+options and SUREFOOT_PERSISTENT_* say where checkpoints go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from surefoot.checkpointer import library
+from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
+from surefoot.checkpointer.restore_agreement import RestoreAgreement
+from surefoot.checkpointer.world import current_world, decide_once
+from surefoot.drain.retention_thread import RetentionThread
+from surefoot.errors import ConfigurationError
+from surefoot.holder.connection import account_of
+from surefoot.ipc.backend import SaveBackend
+from surefoot.ipc.trainer_messages import Attached
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import Lineage, LineageEntry
+from surefoot.restore.catalogue import SaveSource, holder_sources, older_source, persistent_source
+from surefoot.settings import JobSettings, job_settings, settings_elsewhere
+from surefoot.tiers.open import open_persistent
+from surefoot.tiers.persistent import ObjectStoreTier
+
+_OWN_FOLDER = "surefoot-checkpoints"
+_log = logging.getLogger(__name__)
+
+LIBRARY_PATIENCE_SECONDS = 60.0
+"""Without an operator nobody decides about a tier that stays silent: then the restore fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryOptions:
+    """What a script says where no agent does."""
+
+    folder: str | None = None
+    interval_steps: int | None = None
+    keep: int | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedBackend:
+    """A link, and the places that may have checkpoints of this job.
+
+    `older` is the job that the epoch's restore point lies in, if that is not this one.
+    """
+
+    link: SaveBackend
+    settings: JobSettings
+    sources: tuple[SaveSource, ...]
+    patience_seconds: float | None
+    older: SaveSource | None = None
+    agreement: RestoreAgreement | None = None
+    """How the ranks go on where the restore point cannot be read; None where the operator decides that."""
+
+    def lineage(self) -> Lineage:
+        return lineage_of(self.link.attached)
+
+    def close(self, step: int) -> None:
+        self.link.close(step)
+
+
+def connect_backend(
+    options: LibraryOptions, given: SaveBackend | None, environment: Mapping[str, str] = os.environ
+) -> ConnectedBackend:
+    """The agent's link if there is an agent, else one of this process."""
+    if given is not None:
+        return connect_agent(given, job_settings(environment), environment.get("SUREFOOT_NODE"))
+    if "SUREFOOT_AGENT_SOCKET" in environment:
+        from surefoot.ipc.agent_backend import AgentBackend
+
+        link = AgentBackend.connect(environment)
+        return connect_agent(link, job_settings(environment), environment.get("SUREFOOT_NODE"))
+    return start_in_process(library_settings(options, environment))
+
+
+def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) -> ConnectedBackend:
+    about, older = link.attached, link.attached.older_job
+    sources = holder_sources(about.holders, settings.job, account_of(settings), node, settings.holder_call_seconds)
+    if settings.persistent is not None:
+        sources.append(persistent_source(settings.persistent, settings.job))
+    begun_from = None if older is None else older_source(settings_elsewhere(settings, older.uri), older.job)
+    return ConnectedBackend(link, settings, tuple(sources), None, begun_from)
+
+
+def start_in_process(settings: JobSettings) -> ConnectedBackend:
+    """Claims an epoch with all ranks of this job and starts this rank's drain."""
+    persistent = settings.persistent
+    if persistent is None:
+        raise ConfigurationError("no folder for checkpoints: give folder= or set SUREFOOT_PERSISTENT_URI")
+    world = current_world()
+
+    def open_tier() -> ObjectStoreTier:
+        return open_persistent(persistent, settings.job)
+
+    def claim() -> str:
+        with closing(open_tier()) as tier:
+            return library.claim(tier, world.size)
+
+    decision = library.Decision.from_text(decide_once(world, claim))
+    about = library.attached(decision, world, settings)
+    keeper = RetentionThread(open_tier, decision.lineage, about.epoch, persistent.keep) if world.rank == 0 else None
+    link = InProcessBackend(about, InProcessTargets((PERSISTENT,), lambda _: open_tier(), keeper))
+
+    def again(bad: dict[Checkpoint, str]) -> str:
+        with closing(open_tier()) as tier:
+            return library.choose_again(tier, decision, bad)
+
+    def moved(anew: library.Decision) -> None:
+        if keeper is not None:
+            keeper.set_lineage(anew.lineage, anew.spared)
+        link.attached = library.attached(anew, world, settings, about.incarnation)
+
+    moved(decision)
+    sources = (persistent_source(persistent, settings.job),)
+    together = RestoreAgreement(world, decision, again, moved)
+    return ConnectedBackend(link, settings, sources, LIBRARY_PATIENCE_SECONDS, agreement=together)
+
+
+def lineage_of(about: Attached) -> Lineage:
+    return tuple(LineageEntry(epoch, parent, size) for epoch, parent, size in about.lineage)
+
+
+def library_settings(options: LibraryOptions, environment: Mapping[str, str]) -> JobSettings:
+    """The script's options over the environment's; an interval means every save is kept in the folder.
+
+    Where neither names a folder it is one of the script's own, below the current one, and rank 0 says so: a first try
+    needs no setting, and two scripts do not take each other's checkpoints for theirs.
+    """
+    if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
+        options = replace(options, folder=str(Path(_OWN_FOLDER, Path(sys.argv[0]).stem or "python")))
+        if environment.get("RANK", "0") == "0":
+            _log.warning(
+                "checkpoints go to %s; folder= or SUREFOOT_PERSISTENT_URI (file:///folder, s3://bucket/prefix)"
+                " names another place",
+                options.folder,
+            )
+    spoken = {**environment, "SUREFOOT_JOB_UID": options.job or environment.get("SUREFOOT_JOB_UID") or "default"}
+    if options.folder is not None:
+        spoken["SUREFOOT_PERSISTENT_URI"] = _uri(options.folder)
+    settings = job_settings(spoken)
+    persistent = settings.persistent
+    assert persistent is not None, "its URI was just set"
+    if options.interval_steps is not None:
+        persistent = replace(persistent, interval_steps=options.interval_steps)
+    if options.keep is not None:
+        persistent = replace(persistent, keep=options.keep)
+    return replace(settings, persistent=persistent, interval_steps=persistent.interval_steps)
+
+
+def _uri(folder: str) -> str:
+    return folder if "://" in folder else Path(folder).resolve().as_uri()

@@ -1,0 +1,115 @@
+"""What the epochs of library mode stand on, as they recorded it: written twice, read as long as one copy is good.
+
+Each record also names the program that wrote it, so that another one which comes to the same folder is told before it
+writes anything. Called by `library`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import LineageEntry
+from surefoot.tiers.persistent import ObjectStoreTier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWriter:
+    """Who began an epoch. `program`: the script's path; `began_at`: Unix seconds, for people."""
+
+    program: str = ""
+    host: str = ""
+    began_at: float = 0.0
+
+    @classmethod
+    def here(cls) -> EpochWriter:
+        return cls(
+            str(Path(sys.argv[0]).resolve()) if sys.argv and sys.argv[0] else "", socket.gethostname(), time.time()
+        )
+
+    @property
+    def name(self) -> str:
+        """What two starts of one program have in common wherever it lies; a package's is that of its folder."""
+        path = Path(self.program)
+        return path.parent.name if path.name == "__main__.py" else path.name
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.began_at)) if self.began_at else "at some time"
+        return f"{self.program or 'a program without a name'} on {self.host or 'some host'}, {when}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One epoch, and who began it."""
+
+    entry: LineageEntry
+    writer: EpochWriter = EpochWriter()
+
+
+def write_record(tier: ObjectStoreTier, entry: LineageEntry, writer: EpochWriter | None = None) -> None:
+    """Says what a claimed epoch stands on."""
+    tier.epochs.record(entry.epoch, _text(EpochRecord(entry, writer or EpochWriter.here())))
+
+
+def parse_records(copies: Mapping[int, Sequence[str]]) -> dict[int, EpochRecord | None]:
+    """What each epoch recorded, from a copy that is good; None where none is. Damage is told."""
+    found = {}
+    for epoch, texts in copies.items():
+        good = [known for text in texts if (known := _read(text)) is not None and known.entry.epoch == epoch]
+        if len(good) < len(texts):
+            log.warning("%d of %d records of epoch %d are damaged", len(texts) - len(good), len(texts), epoch)
+        found[epoch] = good[0] if good else None
+    return found
+
+
+def warn_of_other_program(place: str, records: Mapping[int, EpochRecord | None], writer: EpochWriter) -> None:
+    """Where the last start was another program's: who it was, and what to do if this is another training."""
+    known = [records[epoch] for epoch in sorted(records) if records[epoch] is not None]
+    last = known[-1].writer if known and known[-1] is not None else None
+    if last is not None and last.name and writer.name and last.name != writer.name:
+        log.warning(
+            "%s was last written by %s; this is %s. It goes on from there and then replaces the older checkpoints: if it"
+            " is another training, end it now and give it a job= or a folder= of its own",
+            place,
+            last,
+            writer.program,
+        )
+
+
+def _text(known: EpochRecord) -> str:
+    entry = known.entry
+    parent = [entry.parent.epoch, entry.parent.step] if entry.parent else None
+    body = {"epoch": entry.epoch, "parent": parent, "size": entry.size, "writer": asdict(known.writer)}
+    return json.dumps({**body, "crc32": _checksum(body)})
+
+
+def _read(text: str) -> EpochRecord | None:
+    """None where it is damaged. One without a checksum was written by an earlier version."""
+    try:
+        body = json.loads(text)
+        checksum = body.pop("crc32", None)
+        if checksum is not None and checksum != _checksum(body):
+            return None
+        parent = Checkpoint(*map(int, body["parent"])) if body["parent"] else None
+        writer: dict[str, Any] = body.get("writer", {})
+        told = EpochWriter(
+            str(writer.get("program", "")), str(writer.get("host", "")), float(writer.get("began_at", 0.0))
+        )
+        return EpochRecord(LineageEntry(int(body["epoch"]), parent, int(body["size"])), told)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _checksum(body: Mapping[str, object]) -> int:
+    return crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,60 @@
+"""All ranks restore one checkpoint or, where any of them cannot read it, the next older one, together.
+
+Without an agent nobody stops the ranks when a checkpoint turns out to be damaged. A rank that chose another by itself
+would train on another state than its peers; one that gave up would do so again at each start, beside good older
+checkpoints. So each says how its reading ended, rank 0 decides for all, and they read again. Called by `restoring`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from surefoot.checkpointer.library import Decision
+from surefoot.checkpointer.world import ProcessWorld, decide_together, withdraw
+from surefoot.errors import SurefootError, Unreadable
+from surefoot.protocol.identities import Checkpoint
+
+log = logging.getLogger(__name__)
+
+Again = Callable[[dict[Checkpoint, str]], str]
+"""Chooses anew, given what proved unreadable and why; rank 0's alone."""
+
+
+class RestoreAgreement:
+    """One rank's part in it. `moved` is told each new decision before this rank reads on."""
+
+    def __init__(
+        self, world: ProcessWorld, decision: Decision, again: Again, moved: Callable[[Decision], None]
+    ) -> None:
+        self._world, self._decision, self._again, self._moved = world, decision, again, moved
+        self._bad: dict[Checkpoint, str] = {}
+
+    def agree(self, problem: Unreadable | None) -> bool:
+        """Whether every rank has read the checkpoint; where not, all read another. Raises where there is no other."""
+        parent = self._decision.lineage[-1].parent
+        assert parent is not None, "only what was restored is agreed on"
+        said = f"?{problem}" if problem is not None else ""
+        found = decide_together(self._world, said, lambda words: self._decided(parent, words))
+        if not found:
+            return True
+        self._decision = Decision.from_text(found)
+        if problem is not None:
+            log.warning("%s cannot be read: %s", parent, problem)
+        log.warning("%s is restored instead of %s, on every rank", self._decision.lineage[-1].parent, parent)
+        self._moved(self._decision)
+        return False
+
+    def withdraw(self, error: BaseException) -> None:
+        """This rank ends by an error of its own: the others end too, instead of waiting for it."""
+        withdraw(self._world, f"{type(error).__name__}: {error}")
+
+    def _decided(self, parent: Checkpoint, said: list[str]) -> str:
+        ended = [(rank, text[1:]) for rank, text in enumerate(said) if text.startswith("!")]
+        if ended:
+            raise SurefootError(f"rank {ended[0][0]} could not restore {parent}: {ended[0][1]}")
+        unreadable = [(rank, text[1:]) for rank, text in enumerate(said) if text.startswith("?")]
+        if not unreadable:
+            return ""
+        self._bad[parent] = f"rank {unreadable[0][0]} cannot read it: {unreadable[0][1]}"
+        return self._again(self._bad)

@@ -1,0 +1,66 @@
+"""What a program has consumed at each step, and whether it still stands where its last finished step left it.
+
+Only while it stands may its state be saved as that step's: saved later, under the same number, a gradient would count
+twice, or buffers be those of a step that never ended. Asked by `facade` at each step and wherever it saves outside of one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.checkpointer.foreign_loaders import PrefetchCheck
+
+Samples = tuple[tuple[int, int], ...]
+"""Positions [start, stop) of the global order, one pair for each batch."""
+
+
+class StateGuard:
+    """Of one program. Loaders that can count by steps are told to; what `loader` consumed is what is reported."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
+        self._foreign: PrefetchCheck | None = PrefetchCheck(objects)
+        """Until a step has ended: what was restored had its first step before."""
+        self._optimizing = False
+        self._at_step = 0
+        for loader in self._loaders.values():
+            loader.count_by_step()
+        self.consumed: Samples | None = None
+        """What this rank's share of the last step was; None if the program has no `loader` that tells."""
+
+    def restored(self, step: int) -> None:
+        """The state is that of a step that ended in another process; 0: of none."""
+        if step > 0:
+            self._foreign = None
+        self._optimizing, self._at_step = False, self._handed_out()
+
+    def step_ends(self) -> None:
+        """The state is that of the step that ends here. Raises ConfigurationError where its batches are uncertain."""
+        if self._foreign is not None:
+            self._foreign.first_step_ends()
+            self._foreign = None
+        told = {name: loader.step_ends() for name, loader in self._loaders.items()}
+        self.consumed = told.get("loader")
+        self._optimizing, self._at_step = False, self._handed_out()
+
+    def optimizer_begins(self) -> None:
+        """Tensors change from here on."""
+        self._optimizing = True
+
+    def changed_by(self) -> str | None:
+        """What has happened since the last step was finished; None while its state stands.
+
+        Where no loader tells what it handed out, an exception that is being handled is taken to have come within a step.
+        """
+        if self._optimizing:
+            return "an optimizer has begun"
+        if self._handed_out() != self._at_step:
+            return "a batch was taken from the loader"
+        if not self._loaders and sys.exc_info()[0] is not None:
+            return "an exception is being handled"
+        return None
+
+    def _handed_out(self) -> int:
+        return sum(loader.handed_out for loader in self._loaders.values())

@@ -1,0 +1,169 @@
+"""Uploads rank saves of a pinned checkpoint from the memory tier to the persistent one, in the background.
+
+The agent has one Promoter. Its source is the memory tier, not the arena, so a promotion survives restarts of trainers
+and agents: whoever is told again copies again, and equal bytes that are already there are success.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from surefoot import metrics
+from surefoot.drain.copying import Abandoned, copy_save
+from surefoot.drain.target_writer import Probe
+from surefoot.drain.token_bucket import TokenBucket
+from surefoot.errors import SurefootError, TierError
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.tiers import Tier
+from surefoot.tiers.persistent import ObjectStoreTier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """What became of one rank save; `error` is None if all of it is in the persistent tier."""
+
+    save: RankSave
+    error: str | None
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionOptions:
+    bytes_per_second: float = 0.0
+    """Limit on average; 0 means none."""
+    attempts: int = 4
+    retry_seconds: float = 0.5
+    """Wait before the second try; doubles, ±50 %."""
+    queued: int = 256
+    """Rank saves that may wait; more are answered with an error, and the leader names them again."""
+    probe: Probe | None = None
+
+
+class Promoter:
+    """One background thread; `promote` returns at once, `on_done` is called from the thread."""
+
+    def __init__(
+        self,
+        open_sources: Callable[[RankSave], Sequence[Tier]],
+        open_target: Callable[[], Tier],
+        on_done: Callable[[Promoted], None],
+        options: PromotionOptions | None = None,
+    ) -> None:
+        self._open_sources = open_sources
+        self._open_target = open_target
+        self._on_done = on_done
+        self._options = options or PromotionOptions()
+        self._pace = TokenBucket(self._options.bytes_per_second)
+        self._orders: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
+        self._waiting: set[RankSave] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="surefoot-promoter", daemon=True)
+        self._thread.start()
+
+    def promote(self, epoch: int, saves: Iterable[RankSave]) -> None:
+        """Queues saves; one that already waits or runs is not queued twice."""
+        for save in saves:
+            with self._lock:
+                if save in self._waiting:
+                    continue
+                self._waiting.add(save)
+            try:
+                self._orders.put_nowait((save, epoch))
+            except queue.Full:
+                self._finished(Promoted(save, "too many promotions wait on this worker", 0, 0.0))
+
+    def close(self, wait_seconds: float = 5.0) -> bool:
+        """Calls off what is under way (it can be done again elsewhere) and joins the thread."""
+        self._closing.set()
+        self._pace.stop()
+        try:
+            self._orders.put_nowait(None)
+        except queue.Full:
+            pass  # the thread looks at the event between orders
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            order = self._orders.get()
+            if order is None:
+                return
+            try:
+                promoted = self._promoted(*order)
+            except Exception as unexpected:  # a promoter that dies silently would never answer the leader again
+                log.exception("promoting %s failed in an unexpected way", order[0])
+                promoted = Promoted(order[0], repr(unexpected), 0, 0.0)
+            self._finished(promoted)
+
+    def _promoted(self, save: RankSave, epoch: int) -> Promoted:
+        began = time.monotonic()
+        error: str | None = None
+        for attempt in range(self._options.attempts):
+            try:
+                size = self._copied(save, epoch)
+            except Abandoned as called_off:
+                return Promoted(save, str(called_off), 0, time.monotonic() - began)
+            except SurefootError as problem:
+                error = str(problem)
+                metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
+                log.warning("promoting %s failed: %s", save, problem)
+                if not isinstance(problem, TierError):
+                    # the source is bad: trying again finds the same, and who asks again shall not ask at once
+                    self._closing.wait(self._options.retry_seconds * 2)
+                    break
+                wait = self._options.retry_seconds * 2**attempt * (0.5 + random.random())
+                if attempt + 1 == self._options.attempts or self._closing.wait(wait):
+                    break
+            else:
+                seconds = time.monotonic() - began
+                metrics.checkpoint_bytes.labels("persistent").inc(size)
+                metrics.checkpoint_step.labels("persistent").set(save.step)
+                metrics.checkpoint_seconds.labels("persistent", "promote").observe(seconds)
+                return Promoted(save, None, size, seconds)
+        return Promoted(save, error, 0, time.monotonic() - began)
+
+    def _copied(self, save: RankSave, epoch: int) -> int:
+        opened: list[Tier] = []
+        try:
+            sources = self._open_sources(save)
+            opened += sources
+            target = self._open_target()
+            opened.append(target)
+            return copy_save(save, sources, target, epoch, self._pace)
+        finally:
+            for tier in opened:
+                tier.close()
+
+    def _finished(self, promoted: Promoted) -> None:
+        with self._lock:
+            self._waiting.discard(promoted.save)
+        if self._options.probe is not None and promoted.error is None:
+            self._options.probe("promoted")
+        try:
+            self._on_done(promoted)
+        except Exception:
+            metrics.fallbacks.labels("promotion_callback_failed").inc()
+            log.exception("a callback of the promoter failed; promoting goes on")
+
+
+def drop_persistent(tier: ObjectStoreTier, checkpoints: Iterable[Checkpoint]) -> str | None:
+    """Deletes these checkpoints from the persistent tier, manifests first; None, or the first error. Closes the tier."""
+    try:
+        for checkpoint in checkpoints:
+            tier.drop_checkpoint(checkpoint)
+    except SurefootError as error:
+        log.warning("dropping from the persistent tier failed: %s", error)
+        return str(error)
+    finally:
+        tier.close()
+    return None

@@ -1,0 +1,153 @@
+"""The thread that writes to one target: it owns the connection, carries out orders one by one, answers each once.
+
+Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing reaches the trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from surefoot import metrics
+from surefoot.drain.save_work import SaveWork
+from surefoot.drain.slots import Acknowledged, LegEnded, LegRefused, SaveWritten, TargetFailed
+from surefoot.errors import ChunkMissing, Fenced, SurefootError, TierFull
+from surefoot.protocol.identities import HolderId
+from surefoot.tiers import Tier, WritesAhead
+
+log = logging.getLogger(__name__)
+
+Answer = SaveWritten | Acknowledged | LegRefused | TargetFailed | LegEnded
+Probe = Callable[[str], None]
+"""Told each stage of a save as it is reached; tests die in it. Stages: staged, chunk, written, committed, freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOrder:
+    """Write every part of the slot's save, or commit it."""
+
+    slot: int
+    work: SaveWork
+    verb: Literal["write", "commit"]
+
+
+class TargetWriter:
+    """One target, one connection, one thread."""
+
+    def __init__(
+        self,
+        target: HolderId,
+        open_tier: Callable[[HolderId], Tier],
+        answer: Callable[[Answer], None],
+        probe: Probe,
+        slots: int,
+    ) -> None:
+        self.target = target
+        self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
+        self._open = open_tier
+        self._answer = answer
+        self._probe = probe
+        self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
+        self._tier: Tier | None = None
+        self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
+        self._thread.start()
+
+    def order(self, order: WriterOrder) -> None:
+        """Hands an order over; each is answered exactly once."""
+        self._orders.put_nowait(order)
+
+    def end(self) -> None:
+        """Ends the thread after the orders before this."""
+        self._orders.put_nowait(None)
+
+    def join(self, wait_seconds: float) -> bool:
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            began = time.monotonic()
+            answer = self._carry_out(order)
+            if isinstance(answer, SaveWritten | Acknowledged):
+                phase = "replicate" if order.verb == "write" else "commit"
+                metrics.checkpoint_seconds.labels(self._kind, phase).observe(time.monotonic() - began)
+            del order  # the slot's memory must not be held while waiting
+            self._answer(answer)
+        self._disconnect()
+
+    def _carry_out(self, order: WriterOrder) -> Answer:
+        try:
+            return self._write(order) if order.verb == "write" else self._commit(order)
+        except Fenced as refusal:
+            log.info("a drain is over: %s", refusal)
+            metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
+            return LegRefused(order.slot, self.target)
+        except ChunkMissing as missing:
+            return self._failed(order, "missing", missing)
+        except TierFull as full:
+            self._disconnect()  # an answer may still be due
+            return self._failed(order, "full", full)
+        except SurefootError as away:
+            self._disconnect()
+            return self._failed(order, "unavailable", away)
+        except Exception as unexpected:  # a thread that dies silently would hold its slots for ever
+            log.exception("writing to %s failed in an unexpected way", self.target)
+            self._disconnect()
+            return self._failed(order, "unavailable", unexpected)
+
+    def _failed(
+        self, order: WriterOrder, cause: Literal["unavailable", "full", "missing"], error: Exception
+    ) -> TargetFailed:
+        log.warning("%s of %s on %s failed: %s", order.verb, order.work.sealed.save, self.target, error)
+        metrics.checkpoint_failures.labels(self._kind, cause).inc()
+        return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random())
+
+    def _write(self, order: WriterOrder) -> Answer:
+        work, save = order.work, order.work.sealed.save
+        tier = self._connect()
+        # with every save: a record that was damaged since would make every later save unreadable too
+        tier.put_layout(work.layout.digest, work.layout.text)
+        ahead = tier if isinstance(tier, WritesAhead) else None
+        put = tier.put_chunk if ahead is None else ahead.send_chunk
+        for index in range(len(work.chunk_lengths)):
+            if work.is_stopped(self.target):
+                self._disconnect()  # with whatever answers are still due
+                return LegEnded(order.slot, self.target)
+            work.digest(index)
+            put(save, index, work.chunk(index))
+            self._probe("chunk")
+        if ahead is not None:
+            ahead.settle()
+        manifest = work.manifest(self.target)
+        if manifest is None:
+            return LegEnded(order.slot, self.target)
+        tier.put_digests(save, work.table)
+        tier.put_values(save, work.values)
+        metrics.checkpoint_bytes.labels(self._kind).inc(work.sealed.stream_bytes)
+        self._probe("written")
+        return SaveWritten(order.slot, self.target)
+
+    def _commit(self, order: WriterOrder) -> Answer:
+        work = order.work
+        manifest = work.manifest(self.target)
+        if manifest is None or work.is_stopped(self.target):
+            return LegEnded(order.slot, self.target)
+        self._connect().commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
+        self._probe("committed")
+        return Acknowledged(order.slot, self.target)
+
+    def _connect(self) -> Tier:
+        if self._tier is None:
+            self._tier = self._open(self.target)
+        return self._tier
+
+    def _disconnect(self) -> None:
+        tier, self._tier = self._tier, None
+        if tier is not None:
+            tier.close()

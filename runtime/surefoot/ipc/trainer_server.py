@@ -1,0 +1,212 @@
+"""The agent's end of the trainers' line: a unix socket in the run folder, one connection a local rank.
+
+A trainer says first who it is; one of another epoch is refused by closing its line. Messages go to `hear` in order;
+memory is given by passing its descriptor. Runs on the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from surefoot import metrics
+from surefoot.errors import ProtocolError
+from surefoot.holder.sockets import reachable
+from surefoot.ipc import trainer_messages as line
+from surefoot.ipc.framing import Unframer, framed
+
+_READ_BYTES = 1 << 18
+_QUEUE = 1024
+_ATTACH_SECONDS = 10.0
+_ACCEPT_WAIT_SECONDS = (0.05, 2.0)
+_log = logging.getLogger(__name__)
+
+Admit = Callable[[line.Attach], line.Attached | str]
+"""The answer to a trainer's first word: its epoch, or why it is refused."""
+
+
+class TrainerConnection:
+    """One attached trainer, as the agent holds it."""
+
+    def __init__(self, connection: socket.socket, attach: line.Attach) -> None:
+        self._socket = connection
+        self._outbox: asyncio.Queue[tuple[line.ToTrainer, int | None]] = asyncio.Queue(_QUEUE)
+        self.rank = attach.rank
+        self.epoch = attach.epoch
+
+    def tell(self, message: line.ToTrainer, fd: int | None = None) -> None:
+        """Queues a message; a trainer that takes none of a thousand is cut off. Of `fd` it keeps a duplicate until it is
+        sent, for the memory may be given up meanwhile."""
+        kept = os.dup(fd) if fd is not None else None
+        try:
+            self._outbox.put_nowait((message, kept))
+        except asyncio.QueueFull:
+            _close(kept)
+            _log.error("rank %d does not read its line: it is cut off", self.rank)
+            self.cut()
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    async def pump(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message, fd = await self._outbox.get()
+            data = framed(line.encode(message))
+            if fd is not None:
+                # one byte carries the descriptor; the rest follows in its time
+                try:
+                    await _wait_writable(self._socket)
+                    sent = socket.send_fds(self._socket, [data[:1]], [fd])
+                finally:
+                    _close(fd)
+                data = data[sent:]
+            await loop.sock_sendall(self._socket, data)
+
+    def forget(self) -> None:
+        """Nothing is sent any more."""
+        while not self._outbox.empty():
+            _close(self._outbox.get_nowait()[1])
+
+
+class TrainerServer:
+    """Listens while the agent lives. `hear(trainer, message)` is called for every message after Attach."""
+
+    def __init__(self, path: Path, admit: Admit, hear: Callable[[TrainerConnection, line.FromTrainer], None]) -> None:
+        self._path = path
+        self._admit, self._hear = admit, hear
+        self._trainers: set[TrainerConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def start(self) -> None:
+        self._path.unlink(missing_ok=True)  # a killed agent of this worker left it
+        before = os.umask(0o177)  # nobody else's from its first moment on
+        try:
+            with reachable(self._path) as name:
+                self._listener.bind(name)
+        finally:
+            os.umask(before)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._own(self._accept())
+
+    def tell(self, epoch: int, rank: int | None, message: line.ToTrainer) -> None:
+        """To one attached rank of this epoch, or to all of them (None)."""
+        for trainer in tuple(self._trainers):
+            if trainer.epoch == epoch and rank in (None, trainer.rank):
+                trainer.tell(message)
+
+    async def close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _accept(self) -> None:
+        """Until cancelled. A process without descriptors left gets them back; a line that nobody accepts any more does not."""
+        loop = asyncio.get_running_loop()
+        wait = _ACCEPT_WAIT_SECONDS[0]
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                metrics.fallbacks.labels(what="accept_failed").inc()
+                if wait == _ACCEPT_WAIT_SECONDS[0]:
+                    _log.warning("a trainer could not be accepted, trying again: %s", error)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, _ACCEPT_WAIT_SECONDS[1])
+                continue
+            wait = _ACCEPT_WAIT_SECONDS[0]
+            self._own(self._serve(connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with connection:
+            try:
+                await self._converse(connection)
+            except (OSError, ProtocolError, TimeoutError) as error:
+                _log.info("a trainer's line ended: %r", error)
+
+    async def _converse(self, connection: socket.socket) -> None:
+        unframer = Unframer()
+        async with asyncio.timeout(_ATTACH_SECONDS):
+            first = await _read(connection, unframer)
+        if not first:
+            return
+        attach = line.decode(first[0])
+        if not isinstance(attach, line.Attach):
+            raise ProtocolError(f"a trainer began with {type(attach).__name__}, not Attach")
+        answer = self._admit(attach)
+        if isinstance(answer, str):
+            _log.warning("a trainer is refused: %s", answer)
+            return
+        trainer = TrainerConnection(connection, attach)
+        trainer.tell(answer)
+        self._trainers.add(trainer)
+        pump = asyncio.create_task(trainer.pump())
+        try:
+            messages = first[1:]
+            while True:
+                for text in messages:
+                    self._hear(trainer, _from_trainer(text))
+                messages = await _read(connection, unframer)
+                if not messages:
+                    return
+        finally:
+            self._trainers.discard(trainer)
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            trainer.forget()
+
+    def _own(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]  # a coroutine of this class
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _from_trainer(text: bytes) -> line.FromTrainer:
+    message = line.decode(text)
+    if not isinstance(message, line.FromTrainer):
+        raise ProtocolError(f"a trainer does not say {type(message).__name__}")
+    return message
+
+
+async def _read(connection: socket.socket, unframer: Unframer) -> list[bytes]:
+    """At least one message, or none at the end of the line."""
+    loop = asyncio.get_running_loop()
+    while True:
+        data = await loop.sock_recv(connection, _READ_BYTES)
+        if not data:
+            return []
+        messages = unframer.feed(data)
+        if messages:
+            return messages
+
+
+async def _wait_writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def writable() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(connection, writable)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection)

@@ -1,0 +1,123 @@
+"""Runs the user's program in a process that was forked warm, as if the interpreter had been started with it.
+
+The program runs once, as `__main__`, with its own argv and sys.path[0]. If it ends with an error, the error is
+written down first: it is how the agent tells the first cause from its echoes on other ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import gc
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+import types
+from typing import NoReturn
+
+from surefoot.launcher.command import LaunchProgram
+
+_TRACE_CHARACTERS = 8000
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_TEARDOWN_SECONDS = 2.0
+"""A failed trainer whose exit handlers hang (a process group waiting for the dead) ends after this."""
+
+
+def run_program(program: LaunchProgram) -> NoReturn:
+    """Runs it to its end, and the process with it."""
+    rank = os.getpid()  # what the program forks comes by here as well, and does not speak for the rank
+    try:
+        if program.script is not None:
+            _run_script(program.script, program.arguments)
+        else:
+            sys.argv = [program.module or "", *program.arguments]
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program.module or "", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+        if code is None or isinstance(code, int):
+            _end(code or 0)
+        if os.getpid() == rank:
+            write_report("SystemExit", str(code), "")
+        sys.stderr.write(f"{code}\n")
+        _end(1)
+    except BaseException as error:  # noqa: BLE001  # whatever it is, it ended the program
+        _report(error, told=os.getpid() == rank)
+        _end(130 if isinstance(error, KeyboardInterrupt) else 1)
+    _end(0)
+
+
+def write_report(kind: str, message: str, trace: str) -> None:
+    """The error file that `exit_cause.read_report` reads; nothing if the agent named no file."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    body = {"kind": kind, "message": message, "at": time.time(), "trace": trace[-_TRACE_CHARACTERS:]}
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(body, file)
+    os.replace(f"{path}.new", path)
+
+
+def _run_script(path: str, arguments: tuple[str, ...]) -> None:
+    full = os.path.abspath(path)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(
+        __file__=full,
+        __builtins__=builtins,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", full),
+    )
+    sys.modules["__main__"] = module
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(full)
+    with open(full, "rb") as file:
+        code = compile(file.read(), full, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # this is what running a script is
+
+
+def _report(error: BaseException, told: bool) -> None:
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    try:
+        if told:
+            write_report(name, str(error), "".join(traceback.format_exception(error)))
+    except OSError as problem:
+        sys.stderr.write(f"surefoot: the error file could not be written: {problem}\n")
+    # as the interpreter does before it prints: exit handlers look here for whether the program ended by an exception
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    sys.excepthook(kind, error, trace)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends as the interpreter would, but leaves taking down a million objects of the frameworks to the kernel.
+
+    That costs it half a second and more, in which the job waits. Threads are joined (after success), exit handlers
+    run, files are flushed; destructors do not run.
+    """
+    if code:
+        # peers are waiting, and what this process would still wait for may be a broken collective
+        faulthandler.dump_traceback_later(_TEARDOWN_SECONDS, exit=True, file=sys.__stderr__ or 2)
+    else:
+        threading._shutdown()  # type: ignore[attr-defined]  # the only way to end executors' threads as at any exit
+    atexit._run_exitfuncs()
+    for thing in gc.get_objects():  # what was there before the fork is frozen, and not among them
+        # by its type: a proxy of something dead raises when it is asked for its class
+        if issubclass(type(thing), _FILES):
+            with contextlib.suppress(OSError, ValueError):
+                if not thing.closed:
+                    thing.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

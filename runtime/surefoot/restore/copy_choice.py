@@ -1,0 +1,231 @@
+"""The copies of one checkpoint's rank saves: which to try in which order, what was found damaged, and connections.
+
+Shared by the reading threads of `reader`. Whatever is asked of a rank save goes through `first_good`: the preferred
+copy, then the others, the persistent tier last; a silent source is asked again, with backoff, until it answers or
+patience ends; only when every copy answered and failed is the part Unreadable.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from surefoot import metrics
+from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable, Unreadable
+from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot.restore.catalogue import Catalogue, SaveSource, reread
+from surefoot.restore.read_plan import preference, spread
+from surefoot.tiers import Tier
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_WAIT_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Damage:
+    """One part of one copy that is damaged or missing. `part`: chunk N, digest table, values, layout, index entry."""
+
+    save: RankSave
+    part: str
+    source: int
+
+
+class Connections:
+    """A connection a thread and source, opened when first needed."""
+
+    def __init__(self, sources: tuple[SaveSource, ...]) -> None:
+        self._sources = sources
+        self._local = threading.local()
+        self._all: list[Tier] = []
+        self._lock = threading.Lock()
+
+    def to(self, number: int) -> Tier:
+        mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
+        if number not in mine:
+            tier = self._sources[number].open()
+            mine[number] = tier
+            with self._lock:
+                self._all.append(tier)
+        return mine[number]
+
+    def drop(self, number: int) -> None:
+        """The connection failed: the next use opens another."""
+        mine: dict[int, Tier] = self._local.__dict__.setdefault("tiers", {})
+        tier = mine.pop(number, None)
+        if tier is not None:
+            tier.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for tier in self._all:
+                tier.close()
+            self._all.clear()
+
+
+class Copies:
+    """Where the rank saves of one checkpoint can be read from. Thread-safe."""
+
+    def __init__(self, checkpoint: Checkpoint, catalogue: Catalogue, seed: int, patience_seconds: float | None) -> None:
+        self.checkpoint = checkpoint
+        self.connections = Connections(catalogue.sources)
+        self.sources = catalogue.sources
+        self._catalogue = catalogue
+        self._seed = seed
+        self._deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
+        self._lock = threading.Lock()
+        self._damages: set[Damage] = set()
+        self._stop = threading.Event()
+        self._learn(catalogue)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the checkpoint's world; waits for silent sources while nothing is known of it."""
+        wait = FIRST_WAIT_SECONDS
+        while not self._manifests:
+            wait = self._wait_for_index(str(self.checkpoint), wait)
+        worlds = [m.world for m in self._manifests.values()]
+        return max(set(worlds), key=worlds.count)
+
+    def manifest(self, rank: int) -> RankManifest:
+        """What the checkpoint says of that rank's save; all copies that count agree on it."""
+        wait = FIRST_WAIT_SECONDS
+        while rank not in self._manifests:
+            wait = self._wait_for_index(f"rank {rank} of {self.checkpoint}", wait)
+        return self._manifests[rank]
+
+    def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
+        """Where to begin each read, given as (rank, bytes); -1 where no copy is known. Copies of a tier share the work."""
+        sizes: dict[int, int] = defaultdict(int)
+        for rank, size in reads:
+            sizes[rank] += size
+        with self._lock:
+            self._order = self._preferred(sizes)
+            orders = spread(reads, self._order, self._last())
+        return [order[0] if order else -1 for order in orders]
+
+    def first_good(
+        self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
+    ) -> tuple[T, int]:
+        """The part from the first copy that is good, and the number of its source. `begin`: a source to try first."""
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            manifest = self.manifest(rank)
+            problems: list[Exception] = []
+            for number in sorted(self._order.get(rank, ()), key=lambda source: source != begin):
+                try:
+                    return read(self.connections.to(number), manifest), number
+                except (Corrupt, ProtocolError, ChunkMissing) as problem:
+                    self.note(Damage(manifest.save, part, number), problem)
+                    problems.append(problem)
+                except TierError as problem:
+                    log.warning("%s of %s: %s", part, manifest.save, problem)
+                    metrics.restore_fallbacks.labels("silent").inc()
+                    self.connections.drop(number)
+                    problems.append(problem)
+            silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
+            if not silent and not self._catalogue.silent:
+                why = "; ".join(map(str, problems)) or "no index has it"
+                absent = all(isinstance(p, ChunkMissing) for p in problems)
+                raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
+            wait = self._wait_for_silent(f"{part} of {manifest.save}", wait)
+
+    def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
+        """What saves have in common (a layout record), from sources that do not have this save at all."""
+        manifest = self.manifest(rank)
+        for number in sorted(set(range(len(self.sources))) - set(self._having.get(rank, ()))):
+            try:
+                return read(self.connections.to(number), manifest)
+            except (Corrupt, ProtocolError, TierError) as problem:
+                log.info("%s has it not either: %s", self.sources[number].name, problem)
+                self.connections.drop(number)
+        return None
+
+    def note(self, damage: Damage, problem: Exception) -> None:
+        """Remembers a damaged copy, to be told and healed once."""
+        metrics.restore_fallbacks.labels("missing" if isinstance(problem, ChunkMissing) else "corrupt").inc()
+        with self._lock:
+            new = damage not in self._damages
+            self._damages.add(damage)
+        if new:
+            log.warning("another copy is needed: %s", problem)
+
+    def damages(self) -> list[Damage]:
+        with self._lock:
+            return sorted(self._damages)
+
+    def damaged_entries(self) -> list[Damage]:
+        """Index entries that may be the unreadable ones: saves that a source with such entries does not list."""
+        return sorted(
+            Damage(manifest.save, "index entry", number)
+            for number, reading in enumerate(self._catalogue.readings)
+            if reading is not None and reading.damaged
+            for rank, manifest in self._manifests.items()
+            if number not in self._having[rank] and _names(reading.damaged, manifest.save)
+        )
+
+    def stop(self) -> None:
+        """Ends all waiting, and closes connections once the threads are gone."""
+        self._stop.set()
+
+    def _wait_for_index(self, what: str, wait: float) -> float:
+        if not self._catalogue.silent:
+            raise Unreadable(f"{what} is in no index, and every tier answered", absent=True)
+        return self._wait_for_silent(what, wait)
+
+    def _wait_for_silent(self, what: str, wait: float) -> float:
+        """Waits, asks the silent sources again; the next wait. Raises when patience ends."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            silent = ", ".join(self._catalogue.silent) or "a source"
+            raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good")
+        if self._stop.wait(wait * (0.5 + random.random())):
+            raise TierUnavailable(f"reading {what} was called off")
+        with self._lock:
+            if self._catalogue.silent:
+                self._learn(reread(self._catalogue))
+        return min(LONGEST_WAIT_SECONDS, wait * 2)
+
+    def _learn(self, catalogue: Catalogue) -> None:
+        """Which manifests count: of copies that describe different bytes, those that most places agree on."""
+        self._catalogue = catalogue
+        manifests: dict[int, RankManifest] = {}
+        having: dict[int, list[int]] = {}
+        for rank, copies in catalogue.copies(self.checkpoint).items():
+            agreed = max((m for _, m in copies), key=lambda m: sum(m.same_bytes_as(other) for _, other in copies))
+            manifests[rank] = agreed
+            having[rank] = [number for number, m in copies if m.same_bytes_as(agreed)]
+            for number, m in copies:
+                if not m.same_bytes_as(agreed):
+                    metrics.restore_fallbacks.labels("disagreement").inc()
+                    log.warning(
+                        "%s describes %s otherwise than the others: not read", self.sources[number].name, m.save
+                    )
+        self._manifests = manifests
+        self._having = having
+        self._order = self._preferred({rank: m.stream_bytes for rank, m in manifests.items()})
+
+    def _preferred(self, sizes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+        local = frozenset(n for n, s in enumerate(self.sources) if s.local)
+        return preference(self._having, local, self._last(), sizes, self._seed)
+
+    def _last(self) -> frozenset[int]:
+        return frozenset(n for n, s in enumerate(self.sources) if s.kind == "persistent")
+
+
+def _names(damaged: Iterable[str], save: RankSave) -> bool:
+    """Whether one of these names is that of the save's index entry, in either tier's spelling."""
+    spellings = (
+        f" {save.epoch}:{save.step}:{save.rank}",
+        f"/{save.step}-{save.epoch}/rank-{save.rank}/",
+        str(save),
+    )
+    return any(name.endswith(spellings[0]) or spellings[1] in name or spellings[2] in name for name in damaged)

@@ -1,0 +1,88 @@
+"""Puts verified blocks where they belong: strided copies into memory that the caller describes. No torch.
+
+Elements are moved as whole numbers of their size, so bfloat16 and float8 need no support by numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.format.dtypes import itemsize
+from surefoot.geometry import Box
+from surefoot.restore.read_plan import Segment, Wanted
+
+_CARRIERS: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where one box of one tensor goes: writable bytes, with strides in bytes (None: row-major without gaps).
+
+    The same tensor may have several destinations; boxes of different destinations may overlap.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    box: Box
+    memory: memoryview
+    strides: tuple[int, ...] | None = None
+
+    def wanted(self) -> Wanted:
+        return Wanted(self.name, self.dtype, self.shape, self.box, itemsize(self.dtype))
+
+
+class Placer:
+    """One destination, ready to take segments from any thread: segments of a plan never share elements of it."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._carrier = _CARRIERS[itemsize(destination.dtype)]
+        self._origin = destination.box.offsets
+        self._memory = destination.memory.cast("B") if destination.memory.nbytes else destination.memory
+        whole: npt.NDArray[Any] = np.ndarray(
+            destination.box.lengths, self._carrier, self._memory, strides=destination.strides
+        )
+        self._strides = whole.strides
+
+    def place(self, segment: Segment, data: memoryview) -> None:
+        """Copies the wanted part of the segment's blocks; `data` is exactly the segment's bytes."""
+        blocks = np.frombuffer(data, self._carrier).reshape(segment.rows, segment.count, *segment.block)
+        taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
+        strides = self._strides
+        start = sum(
+            (o - begin) * stride for o, begin, stride in zip(segment.place.offsets, self._origin, strides, strict=True)
+        )
+        # over the same memory: a dimension along which blocks lie side by side becomes (block, element)
+        shape: list[int] = []
+        steps: list[int] = []
+        order: list[int] = []
+        for d, (length, stride) in enumerate(zip(segment.take.lengths, strides, strict=True)):
+            if d == segment.along or d == len(strides) - 1:
+                order.append(0 if d == segment.along else 1)
+                shape.append(segment.rows if d == segment.along else segment.count)
+                steps.append(length * stride)
+            order.append(2 + d)
+            shape.append(length)
+            steps.append(stride)
+        if segment.along < 0:
+            taken, order = taken[0], [axis - 1 for axis in order]
+        if not strides:
+            taken = taken[0]
+            order = []
+        into: npt.NDArray[Any] = np.ndarray(shape, self._carrier, self._memory, start, steps)
+        into[...] = taken.transpose(order)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))

@@ -1,0 +1,95 @@
+"""What this rank saves of each tensor, and where it lies in the rank's stream: worked out once per structure.
+
+Every rank computes its own part alone; together they cover each tensor once. Used by `checkpointer`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from surefoot.format.dtypes import itemsize
+from surefoot.format.families import OWN, spread_rule
+from surefoot.format.layouts import TensorParts, build_layout, layout_digest
+from surefoot.geometry import Box
+from surefoot.geometry.save_division import saved_boxes
+from surefoot.protocol.records import Layout, Spread, SpreadRule
+from surefoot.state.entries import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One piece in the stream: `within` is its box counted from the corner of the entry that it is part of."""
+
+    name: str
+    entry: int
+    within: Box
+    tile: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """A layout with its record and name, and the portions to copy."""
+
+    structure: tuple[object, ...]
+    layout: Layout
+    layout_json: str
+    digest: str
+    portions: tuple[Portion, ...]
+
+
+def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
+    """Equal for equal plans; cheap enough to ask at every save."""
+    return tuple((e.name, e.dtype, e.place, e.sharing) for e in entries)
+
+
+def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
+    """The plan of `rank`."""
+    mine = saved_boxes([entry.holding() for entry in entries], rank)
+    parts = tensor_parts(entries, mine)
+    layout = build_layout(parts, spread_of(entries))
+    source = {(entries[number].name, box): number for number, box in mine}
+    portions = []
+    for tensor in layout.tensors:
+        for piece in tensor.pieces:
+            size = prod(piece.lengths) * itemsize(tensor.dtype)
+            box = Box(piece.offsets, piece.lengths)
+            number = source[(tensor.name, box)]
+            within = box.relative_to(entries[number].place.box.offsets)
+            stop = piece.stream_offset + size
+            portions.append(Portion(tensor.name, number, within, piece.tile, piece.stream_offset, stop))
+    text = layout.to_json()
+    return SavePlan(structure_of(entries), layout, text, layout_digest(text), tuple(portions))
+
+
+def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> list[TensorParts]:
+    """Each tensor once, with the boxes of it that this rank saves, in order."""
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for number, box in mine:
+        boxes[entries[number].name].append(box)
+    found = {}
+    for entry in entries:
+        if entry.name not in found:
+            kept = tuple(sorted(boxes[entry.name], key=lambda b: b.offsets))
+            found[entry.name] = TensorParts(entry.name, entry.dtype, entry.place.shape, kept)
+    return list(found.values())
+
+
+def spread_of(entries: Sequence[Entry]) -> Spread | None:
+    """How all of them are spread over the ranks; None if no rule says it of some (flat parameters)."""
+    rules: dict[SpreadRule, int] = {}
+    of: dict[str, int] = {}
+    lowest = set()
+    for entry in entries:
+        if entry.place.rule is None:
+            return None
+        if entry.sharing == "lowest":
+            lowest.add(entry.name)
+        rule = spread_rule(entry.place.rule)
+        of[entry.name] = OWN if entry.sharing == "local" else rules.setdefault(rule, len(rules))
+    names = sorted(of)
+    return Spread(tuple(rules), tuple(of[n] for n in names), tuple(i for i, n in enumerate(names) if n in lowest))
