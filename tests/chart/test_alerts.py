@@ -189,8 +189,8 @@ def test_every_alert_says_what_why_and_where_to_read_on() -> None:
     sections = {_anchor(line.lstrip("# ")) for line in RUNBOOK.read_text().splitlines() if line.startswith("#")}
     for name, rule in rules().items():
         assert rule["labels"]["severity"] in ("warning", "critical"), name
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, name
+        assert rule["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
         assert name.lower() in sections, f"docs/operations.md has no section {name}"
 
 

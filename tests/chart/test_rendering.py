@@ -173,6 +173,40 @@ def test_secrets_are_never_listed_and_pods_never_entered(rendered: list[Object])
         assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & set(rule["resources"])
 
 
+def test_alerts_link_to_their_sections_where_the_page_is_known() -> None:
+    page = "https://docs.example/surefoot/operations"
+    values = {"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": page}}}
+    alerts = yaml.safe_load((helm.CHART / "files" / "alerts.yaml").read_text())
+    plain = {"metrics": {"prometheusRule": {"enabled": True}}}
+    assert helm.one(helm.objects(plain), "PrometheusRule", "surefoot")["spec"] == alerts
+    linked = helm.one(helm.objects(values), "PrometheusRule", "surefoot")["spec"]
+    found = [rule for group in linked["groups"] for rule in group["rules"]]
+    assert [rule["annotations"].pop("runbook_url") for rule in found] == [f"{page}#{r['alert'].lower()}" for r in found]
+    assert linked == alerts
+
+
+def test_an_address_that_is_no_url_is_refused() -> None:
+    with pytest.raises(helm.HelmRefused, match="runbookUrl"):
+        helm.objects({"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": "docs/operations.md"}}})
+
+
+def test_kubernetes_own_roles_get_what_people_do_to_jobs_and_nothing_else() -> None:
+    found = [one for one in helm.objects() if "aggregate-to-admin" in str(one["metadata"].get("labels"))]
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    given: dict[str, set[tuple[str, str]]] = {"view": set(), "edit": set(), "admin": set()}
+    for role in found:
+        allowed = {(verb, what) for rule in role["rules"] for verb in rule["verbs"] for what in rule["resources"]}
+        assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"surefoot.dev"}
+        for label in role["metadata"]["labels"]:
+            if label.startswith(prefix):
+                given[label.removeprefix(prefix)] |= allowed
+    looks = {(verb, f"trainingjobs{part}") for verb in ("get", "list", "watch") for part in ("", "/status", "/scale")}
+    acts = {(verb, "trainingjobs") for verb in ("create", "update", "patch", "delete")}
+    scales = {(verb, "trainingjobs/scale") for verb in ("update", "patch")}
+    assert given == {"view": looks, "edit": looks | acts | scales, "admin": looks | acts | scales}
+    assert not [one for one in helm.objects({"rbac": {"aggregate": False}}) if one in found]
+
+
 def test_two_releases_share_nothing_but_the_crd() -> None:
     def keys(release: str, namespace: str) -> set[tuple[str, Any, str]]:
         found = helm.objects({}, release, namespace)

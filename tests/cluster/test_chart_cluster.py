@@ -209,8 +209,11 @@ def test_the_coordinators_service_leads_to_one_pod(api: Api, installed: Release)
     assert wait(lambda: addresses() == 1, SECONDS)
 
 
-def _may(api: Api, verb: str, kind: str, namespace: str) -> bool:
-    """Whether the operator's account may. `kind`: resource[.group][/name]; a name that is `:x` is a subresource."""
+OPERATOR = f"system:serviceaccount:{OWN}:surefoot-operator"
+
+
+def _may(api: Api, verb: str, kind: str, namespace: str, user: str = OPERATOR) -> bool:
+    """Whether the operator's account, or another user, may. `kind`: resource[.group][/name]; a name that is `:x` is a subresource."""
     resource, _, name = kind.partition("/")
     plain, _, group = resource.partition(".")
     about = {"verb": verb, "resource": plain, "group": group, "namespace": namespace}
@@ -218,7 +221,7 @@ def _may(api: Api, verb: str, kind: str, namespace: str) -> bool:
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
-        "spec": {"user": f"system:serviceaccount:{OWN}:surefoot-operator", "resourceAttributes": about},
+        "spec": {"user": user, "resourceAttributes": about},
     }
     answer = api.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
     return bool(answer["status"]["allowed"])
@@ -250,6 +253,29 @@ def test_the_operator_may_do_what_it_does_and_no_more(api: Api, installed: Relea
     ]
     assert [one for one in allowed if not _may(api, *one)] == []
     assert [one for one in refused if _may(api, *one)] == []
+
+
+def test_an_editor_of_a_namespace_makes_jobs_there_and_a_viewer_sees_them(api: Api, installed: Release) -> None:
+    """By Kubernetes' own roles, which the controller manager adds ours to in its own time."""
+    path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"
+    for role in ("view", "edit"):
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+        who = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"somebody-with-{role}"}
+        body = {"metadata": {"name": f"surefoot-test-{role}"}, "roleRef": reference, "subjects": [who]}
+        api.call("POST", path, {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", **body})
+    try:
+
+        def may(who: str, verb: str, kind: str) -> bool:
+            return _may(api, verb, kind, "default", user=f"somebody-with-{who}")
+
+        assert wait(lambda: may("edit", "create", "trainingjobs.surefoot.dev"), SECONDS)
+        assert wait(lambda: may("view", "list", "trainingjobs.surefoot.dev"), SECONDS)
+        assert may("edit", "patch", "trainingjobs.surefoot.dev/:scale")
+        assert not may("view", "delete", "trainingjobs.surefoot.dev")
+        assert not may("edit", "patch", "trainingjobs.surefoot.dev/:status")
+    finally:
+        for role in ("view", "edit"):
+            api.call("DELETE", f"{path}/surefoot-test-{role}")
 
 
 def test_an_upgrade_replaces_the_operator_and_leaves_holders_to_it(api: Api, installed: Release) -> None:
