@@ -30,6 +30,10 @@ watch_age_seconds = Gauge("surefoot_watch_age_seconds", "Since the API server wa
 watch_failures = Counter("surefoot_watch_failures_total", "Watches of the API server that broke.", ["kind"])
 holder_failures = Counter("surefoot_holder_call_failures_total", "Operator calls to a holder that failed.", ["call"])
 holder_damaged = Counter("surefoot_holder_damaged_entries_total", "Index entries or layouts that could not be read.")
+holder_accounts_closed = Counter(
+    "surefoot_memory_accounts_closed_total",
+    "Times that a job was kept from writing to a holder: it had more than its part.",
+)
 orphans = Gauge("surefoot_memory_orphaned_jobs", "Jobs that holders still know and the API server does not.")
 outdated_holders = Gauge("surefoot_memory_outdated_holders", "Holders whose pod is not of the newest revision.")
 agents_refused = Counter("surefoot_agents_refused_total", "Connections of agents that were refused.", ["reason"])

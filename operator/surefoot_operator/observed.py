@@ -192,6 +192,8 @@ class HolderSeen:
     """What the server holds for all jobs when `entries` were read, rounded up by a hundredth of its limit at most."""
     limit_bytes: int | None = None
     """What it may hold. Both None: not known, or without a limit."""
+    closed: str = ""
+    """Why the job may not write there: it holds more than its part. Empty: it may."""
     trouble: str = ""
     """Of a silent one: how the operator's last call to it ended."""
     refusing: bool = False

@@ -46,6 +46,8 @@ class MemorySettings:
     janitor_seconds: float = 30.0
     settle_seconds: float = 10.0
     """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
+    closed_seconds: tuple[float, float] = (10.0, 600.0)
+    """A job that takes more than its part of a holder may not write there for so long at least; doubled each time."""
     threads: int = 16
     """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
 

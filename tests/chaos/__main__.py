@@ -28,7 +28,9 @@ STRIKES = 14
 STEP_SECONDS = 120.0
 """No step for so long, though nothing is stopped: it hangs."""
 PATIENT = {"runPolicy": {"backoffLimit": 1000}, "failurePolicy": {"maxNoProgressRestarts": 1000}}
-"""Whoever kills a trainer ten times does what a broken program does: no budget shall end the run for it."""
+AGAIN = {"onTotalLoss": "Restart"}
+"""Whoever kills a trainer ten times does what a broken program does: no budget shall end the run for it. Two nodes that
+are struck at once may take every copy with them: the run then begins again, and is held against the other all the same."""
 
 
 def main(arguments: list[str]) -> int:
@@ -81,7 +83,7 @@ def one(seed: int, steps: int, strikes: int) -> dict[str, Any]:
     subprocess.run([sys.executable, str(PROGRAM), str(steps), str(alone), "--alone"], check=True, timeout=300)
     persistent = {"uri": f"file://{folder}/tier", "intervalSteps": 40} if rng.random() < 0.5 else None
     job = Job(steps, workers, elastic=(1, workers), trainer=("--pace", str(PACE_SECONDS)), program=PROGRAM,
-              persistent=persistent, spec=PATIENT)  # fmt: skip
+              persistent=persistent, policy=AGAIN, spec=PATIENT)  # fmt: skip
     nodes = [f"node:{rng.randrange(workers)}@step={s.step},for={s.seconds:.1f}" for s in drawn if s.kind == "node"]
     began = time.monotonic()
     found, told, struck, wrong = None, (0, 0), [], ""

@@ -85,7 +85,7 @@ class Supervisor:
         self._returns: list[_Return] = []
         self._port = free_port()
         self._operator_away = False
-        self._operator_restarts = 0
+        self._operator_restarts = self._operator_step = 0
         self._measure_at = self._room_at = 0.0
         self._full = False
         self._lost = False
@@ -207,7 +207,9 @@ class Supervisor:
         if code is None or self._operator_away:
             return
         log = self._machine.folder.logs / "operator.log"
-        self._operator_restarts += 1
+        step = self._progress.finished_step
+        self._operator_restarts = 1 if step > self._operator_step else self._operator_restarts + 1
+        self._operator_step = step
         if self._operator_restarts > _OPERATOR_RESTARTS:
             raise RunError(f"the operator ended with code {code}: {last_words(log)} (log: {log})")
         self._tell(f"the operator ended with code {code} and is started again: {last_words(log)} (log: {log})", True)

@@ -181,7 +181,7 @@ class HolderMonitor:
         if report.index is not None and report.fence >= request.epoch:
             fresh = replace(fresh, read_epoch=request.epoch, entries=report.index.manifests)
             used, limit = _rounded(report.memory)
-            fresh = replace(fresh, used_bytes=used, limit_bytes=limit)
+            fresh = replace(fresh, used_bytes=used, limit_bytes=limit, closed=report.closed)
             self._read_due = now + self._settings.read_seconds
         elif old is not None:
             fresh = replace(old, endpoint=fresh.endpoint, state="Ready", since_seconds=since, fence=report.fence)
@@ -240,4 +240,6 @@ def start_monitor(
     changed: Changed,
 ) -> HolderMonitor:
     """A monitor with connections of its own; begins at once. Needs a running event loop."""
-    return HolderMonitor(place, HolderProbe(place, job, account, settings.call_seconds), pool, settings, clock, changed)
+    probe = HolderProbe(place, job, account, settings.call_seconds)
+    probe.closed_seconds = settings.closed_seconds
+    return HolderMonitor(place, probe, pool, settings, clock, changed)

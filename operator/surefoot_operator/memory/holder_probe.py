@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,12 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, R
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.quota import Terms, closed_seconds, is_worth_measuring, overdraft
 
 log = logging.getLogger(__name__)
+
+MEASURED_SECONDS = 0.5
+"""A job's keys on a crowded holder are measured at most so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class ProbeResult:
     index: HolderIndex | None
     memory: Memory | None = None
     """As of the index."""
+    closed: str = ""
+    """Why the job may not write there; empty: it may."""
 
 
 class HolderProbe:
@@ -57,6 +64,12 @@ class HolderProbe:
         self._fence = -1
         self._layouts: dict[str, Layout] = {}
         self._told: set[str] = set()
+        self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
+        self._closings = 0
+        self.closed_seconds = (10.0, 600.0)
+        """For how long an account is closed at least, at first and at most."""
+        self.size_limit_bytes: int | None = None
+        """`checkpoint.memory.sizeLimit`."""
         self.settling = False
         """Whether a server that is nobody's yet is left to its companion."""
 
@@ -98,12 +111,37 @@ class HolderProbe:
             self._fence = max(self._fence, index.fence)
             self._note_damage(index.damaged)
             self._read_layouts(client, index.manifests)
-        return ProbeResult(client.endpoint, self._fence, index, memory)
+            self._hold_to_its_part(memory)
+        return ProbeResult(client.endpoint, self._fence, index, memory, self._closed)
+
+    def _hold_to_its_part(self, memory: Memory) -> None:
+        """Closes the job's account here while it holds more than its part, and opens it again."""
+        now = time.monotonic()
+        if not self._account.user or now < max(self._closed_until, self._measured_at + MEASURED_SECONDS):
+            return
+        if not self._closed and not is_worth_measuring(memory, self.size_limit_bytes):
+            return
+        self._measured_at = now
+        holding = self._admin.holding(self._job)
+        terms = Terms(holding.accounts(), self.size_limit_bytes)
+        why = overdraft(holding.held_bytes(), memory, terms, bool(self._closed))
+        if why and not self._closed:
+            gone = holding.close(self._account)
+            self._closings += 1
+            self._closed_until = now + closed_seconds(self._closings, self.closed_seconds)
+            metrics.holder_accounts_closed.inc()
+            log.warning(
+                "%s: job %s may not write any more: %s; %d keys were removed", self._place.node, self._job, why, gone
+            )
+        elif self._closed and not why:
+            holding.open(self._account)
+            log.info("%s: job %s may write again", self._place.node, self._job)
+        self._closed = why
 
     def _forget(self) -> None:
         if self._client is not None:
             self._client.close()
-        self._client, self._fence = None, -1
+        self._client, self._fence, self._closed = None, -1, ""
 
     @property
     def layouts(self) -> dict[str, Layout]:

@@ -71,10 +71,16 @@ class JobHolders:
             self._begin_letting_go(kept)
         self._gone.clear()
 
-    def follow(self, places: Sequence[HolderPlace], status: JobStatus, resting: bool = False) -> None:
-        """What the fabric and the status say now. A place whose process changed holds nothing of before.
+    def follow(
+        self,
+        places: Sequence[HolderPlace],
+        status: JobStatus,
+        resting: bool = False,
+        size_limit_bytes: int | None = None,
+    ) -> None:
+        """What the fabric, the status and the spec say now. A place whose process changed holds nothing of before.
 
-        `resting`: nobody reads or writes, so holders are asked seldom.
+        `resting`: nobody reads or writes, so holders are asked seldom. `size_limit_bytes`: what the job may have on each.
         """
         self._status = status
         for place in places:
@@ -91,6 +97,7 @@ class JobHolders:
                     kept.renew(place)
                 kept.settle(place.settling)
         for kept in self._monitors.values():
+            kept.probe.size_limit_bytes = size_limit_bytes
             kept.follow(status.world, resting)
         self._remember(places)
 

@@ -205,7 +205,8 @@ class Reconciler:
         if status.tidied:
             dependencies.memory.rest(status)
         else:
-            dependencies.memory.follow(shown.holders, status, resting)
+            size_limit_bytes = shown.job.spec.checkpoint.memory.size_limit_bytes
+            dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
         dependencies.channel.rule(

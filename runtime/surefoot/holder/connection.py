@@ -6,6 +6,7 @@ only the caller knows whether repeating is safe and worth the time.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ TLS_NAME = "surefoot-memory"
 
 _NO_REPLY = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a reply raises that is not of the shape it should have. UnicodeDecodeError is a ValueError."""
+
+_CLOSED = re.compile(r"permissions to run the '(set|hset)' command", re.IGNORECASE)
+"""What a server says to an account that may read and not write: see `holder.holding`."""
 
 _WHOLE_BUFFER = 6000
 """Arguments longer than this are sent from where they lie, not joined into one string."""
@@ -245,11 +249,15 @@ def explained(where: str, doing: str) -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise TierFull(f"{where} is full while {doing}: raise its size, keep fewer checkpoints or add nodes") from error
-    except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
-        raise AccessRefused(
-            f"{where} refuses this account while {doing} ({_short(error)}): it restarted, is not provisioned yet, or the"
-            " password was changed"
-        ) from error
+    except redis.exceptions.NoPermissionError as error:
+        if _CLOSED.search(str(error)):
+            raise TierFull(
+                f"{where} takes nothing of this job while {doing}: it holds more than its part there; keep fewer"
+                " checkpoints, or raise its sizeLimit or the memory tier's size"
+            ) from error
+        raise _refused(where, doing, error) from error
+    except redis.exceptions.AuthenticationError as error:
+        raise _refused(where, doing, error) from error
     except redis.exceptions.NoScriptError as error:
         raise TierUnavailable(f"{where} lost its scripts while {doing}: it waits for the operator") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
@@ -269,6 +277,13 @@ def explained(where: str, doing: str) -> Iterator[None]:
                 " the other copies stay"
             ) from error
         raise TierError(f"{where} refused while {doing}: {_short(error)}") from error
+
+
+def _refused(where: str, doing: str, error: Exception) -> AccessRefused:
+    return AccessRefused(
+        f"{where} refuses this account while {doing} ({_short(error)}): it restarted, is not provisioned yet, or the"
+        " password was changed"
+    )
 
 
 def _is_distrusted(error: BaseException | None) -> bool:

@@ -83,3 +83,8 @@ def jobs_of(names: Iterable[str]) -> set[str]:
 
 def _of_save(job: str, save: RankSave) -> str:
     return f"{of_job(job)}{save.epoch}:{save.step}:{save.rank}:"
+
+
+def literal(text: str) -> str:
+    """`text` as a pattern that matches itself alone."""
+    return "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in text)

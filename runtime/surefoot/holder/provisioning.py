@@ -13,6 +13,7 @@ from hashlib import sha256
 from surefoot.errors import Fenced, HolderDamaged, TierError
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
+from surefoot.holder.holding import JobHolding
 from surefoot.protocol.identities import RankSave
 
 JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hgetall", "unlink", "evalsha", "ping")
@@ -120,6 +121,10 @@ class HolderAdmin:
             info = self._info("memory")
             return Memory(int(info["used_memory"]), int(info["maxmemory"]))
 
+    def holding(self, job: str) -> JobHolding:
+        """What this job has here, by this connection."""
+        return JobHolding(self._wire, self._where, job)
+
     def close(self) -> None:
         self._wire.close()
 
@@ -129,7 +134,7 @@ class HolderAdmin:
             return self._wire.info(section)
 
     def _batches(self, prefix: str) -> Iterator[list[bytes]]:
-        pattern, cursor = f"{_literal(prefix)}*", 0
+        pattern, cursor = f"{keys.literal(prefix)}*", 0
         while True:
             answer = self._wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
             asked, cursor = cursor, int(answer[0])
@@ -144,14 +149,9 @@ class HolderAdmin:
 def _rules(job: str, password: str) -> list[str]:
     """The whole account, from nothing: replaces whatever was there under that name."""
     digest = sha256(password.encode()).hexdigest()
-    return ["reset", "on", f"#{digest}", f"~{_literal(keys.of_job(job))}*", *(f"+{name}" for name in JOB_COMMANDS)]
+    return ["reset", "on", f"#{digest}", f"~{keys.literal(keys.of_job(job))}*", *(f"+{name}" for name in JOB_COMMANDS)]
 
 
 def _name(key: bytes) -> str:
     """A key's name; one that others wrote here and that is no text is none of ours, and matches nothing."""
     return key.decode(errors="replace")
-
-
-def _literal(text: str) -> str:
-    """`text` as a pattern that matches itself alone."""
-    return "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in text)

@@ -162,7 +162,7 @@ def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool
     is overdue; and an agent that does not come back within the heartbeat timeout is as silent as one without a word.
     """
     if not epoch_dead:
-        moving = _moving_until(facts, session.since_seconds)
+        moving = _moving_until(facts, session.since_seconds, facts.spec.health_policy.heartbeat_seconds)
         if moving is not None:
             return moving
         silent = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
@@ -180,7 +180,9 @@ def _overdue_seconds(facts: Facts, since_seconds: float) -> float:
     last, usual = last_step_seconds(facts, facts.world.epoch), seconds_per_step(facts)
     if last is None or usual is None:
         return float("inf")
-    return max(since_seconds + RECONNECT_SECONDS, last + 2 * usual)
+    # others tell of a step with their next heartbeat
+    told = last + 2 * usual + facts.spec.health_policy.heartbeat_seconds
+    return max(since_seconds + RECONNECT_SECONDS, told)
 
 
 def _stands(facts: Facts, overdue_seconds: float) -> bool:

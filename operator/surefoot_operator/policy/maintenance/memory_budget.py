@@ -24,6 +24,8 @@ from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
+OVER_ITS_PART = "OverItsPart"
+"""Some holder takes nothing more of the job: it has more than its part there."""
 FITS_FOR_NOW = "FitsForNow"
 """It would not in the smallest world."""
 
@@ -75,10 +77,14 @@ def judged(facts: Facts) -> MemoryBudget | None:
     """Whether it fits now; None while that is not known: a rank has not said yet what it needs."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
+    closed = next((h for h in facts.seen.holders if h.state == "Ready" and h.closed), None)
     refused = next((s for s in sessions if s.unstaged), None)
     saves = {s.index: s.save_bytes for s in sessions if s.save_bytes}
     known = bool(saves) and len(saves) == len(facts.world.members)
     shares = _shares(facts, saves) if known else ()
+    if closed is not None:
+        text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training goes on with fewer copies: {closed.closed}"
+        return Budget(False, OVER_ITS_PART, text, shares)
     if refused is not None:
         text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
         return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)

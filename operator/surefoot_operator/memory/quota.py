@@ -1,0 +1,70 @@
+"""How much of one holder a job may have, and whether its account is closed there. Pure; called by `memory.holder_probe`.
+
+Without it one job, wrong or hostile, fills a holder, and every other job's saves are refused: all would be unprotected.
+A job alone on a holder may have all of it, and so may each while there is enough for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.holder.provisioning import Memory
+from surefoot.protocol.amounts import amount
+
+CROWDED = 0.85
+"""Share of its limit from which a holder counts as too small for all."""
+
+ROOMY = 0.75
+"""And below which it does not any more: what was closed is opened."""
+
+TOLERANCE = 64
+"""A job may exceed its `sizeLimit` by one such part of it: digests, and what a server needs for each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a job's part of one holder is judged by."""
+
+    jobs: int
+    """That have an account there, this one too."""
+    size_limit_bytes: int | None = None
+    """`checkpoint.memory.sizeLimit`."""
+
+
+def is_worth_measuring(memory: Memory, size_limit_bytes: int | None) -> bool:
+    """Whether the job can be above its part at all, as far as the server's own figures say: a measurement costs."""
+    if size_limit_bytes is not None and memory.used_bytes > size_limit_bytes:
+        return True
+    return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
+
+
+def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> str:
+    """Why the job's account is closed on this holder; empty: it is open.
+
+    Args:
+        held_bytes: What all keys of the job take there.
+        memory: Of the whole server.
+        terms: What its part follows from.
+        closed: Whether it is closed now; then it stays so until there is room again.
+    """
+    limit = terms.size_limit_bytes
+    if limit is not None and held_bytes > limit + limit // TOLERANCE:
+        return (
+            f"it holds {amount(held_bytes)} there, more than its sizeLimit of {amount(limit)}: raise"
+            " checkpoint.memory.sizeLimit, keep fewer checkpoints or train with more workers"
+        )
+    part = memory.limit_bytes // max(1, terms.jobs)
+    crowded = memory.used_bytes >= memory.limit_bytes * (ROOMY if closed else CROWDED)
+    if terms.jobs > 1 and memory.limit_bytes and crowded and held_bytes > part:
+        return (
+            f"it holds {amount(held_bytes)} of the {amount(memory.limit_bytes)} that {terms.jobs} jobs share there, more"
+            f" than its part of {amount(part)}, and there is not enough for all: raise the memory tier's maxMemory, keep"
+            " fewer checkpoints, use fewer replicas or train with more workers"
+        )
+    return ""
+
+
+def closed_seconds(times: int, bounds_seconds: tuple[float, float]) -> float:
+    """How long an account that was closed so often stays closed at least: what repeats is let in less and less."""
+    first, longest = bounds_seconds
+    return min(longest, first * 2.0 ** min(times - 1, 30))

@@ -1,0 +1,149 @@
+"""Two jobs on one real holder: one takes all of it, and the other's saves go on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis.exceptions
+
+from integration.test_memory import DIGEST, LAYOUT, place, world
+from support.fake_agent import until
+from support.redis_server import PROGRAMS, program, running, wire_of
+from surefoot.errors import TierFull
+from surefoot.holder import Credentials, HolderClient, keys
+from surefoot.holder.connection import Wire
+from surefoot.holder.server import HolderServer
+from surefoot.protocol.identities import RankSave
+from surefoot.protocol.records import RankManifest
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.memory import MemoryTier
+from surefoot_operator.observed import HolderSeen
+from surefoot_operator.settings import MemorySettings
+
+GREEDY, MODEST = "uid-greedy", "uid-modest"
+ACCOUNTS = {uid: Credentials(uid, f"the password of {uid}") for uid in (GREEDY, MODEST)}
+SETTINGS = MemorySettings(closed_seconds=(4.0, 8.0))
+SERVER_BYTES = 64 << 20
+PIECE = 1 << 20
+CLOSED_SECONDS = 2.0
+"""A job that takes more than its part may do so for so long at most."""
+
+
+class Stand:
+    """One holder of a real server, and the memory tier of two jobs on it."""
+
+    def __init__(self, server: HolderServer) -> None:
+        self.server = server
+        self.tiers = {uid: MemoryTier(uid, ACCOUNTS[uid], SETTINGS, time.time, lambda urgent: None) for uid in ACCOUNTS}
+
+    def follow(self, uid: str, size_limit_bytes: int | None = None) -> None:
+        status = JobStatus(world=world(1))
+        self.tiers[uid].follow([place(self.server)], status, size_limit_bytes=size_limit_bytes)
+
+    def seen(self, uid: str) -> HolderSeen | None:
+        return next(iter(self.tiers[uid].seen()), None)
+
+    async def ready(self, uid: str) -> HolderClient:
+        await until(lambda: (h := self.seen(uid)) is not None and h.state == "Ready", f"the holder of {uid} is Ready")
+        found = self.seen(uid)
+        assert found is not None
+        return HolderClient(found.endpoint, uid, ACCOUNTS[uid])
+
+    async def closed(self, uid: str, closed: bool = True) -> str:
+        await until(lambda: (h := self.seen(uid)) is not None and bool(h.closed) == closed, f"{uid} closed: {closed}")
+        found = self.seen(uid)
+        assert found is not None
+        return found.closed
+
+
+@pytest.fixture(params=PROGRAMS)
+async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
+    with ExitStack() as stack:
+        server = stack.enter_context(running(tmp_path / "redis", program(request.param), SERVER_BYTES))
+        made = Stand(server)
+        try:
+            for uid in ACCOUNTS:
+                made.follow(uid)
+            yield made
+        finally:
+            for tier in made.tiers.values():
+                await tier.close()
+
+
+def save(client: HolderClient, step: int, chunks: int) -> RankManifest:
+    """One whole rank save of so many chunks."""
+    name = RankSave(1, step, 0)
+    manifest = RankManifest(name, 1, "i", DIGEST, chunks * PIECE, chunks, "dd", 8, "vv", 2, 0.0)
+    client.put_layout(DIGEST, LAYOUT.to_json())
+    for number in range(chunks):
+        client.put_chunk(name, number, bytes(PIECE))
+    client.put_digests(name, b"d" * 8)
+    client.put_values(name, b"{}")
+    client.commit(manifest, 1, (PIECE,) * chunks)
+    return manifest
+
+
+def fill(wire: Wire) -> None:
+    """Writes whatever it may under the job's name, until it is refused."""
+    for number in itertools.count():
+        wire.call("SET", f"{keys.of_job(GREEDY)}whatever-{number}", bytes(PIECE))
+
+
+async def test_a_job_that_fills_a_holder_is_closed_out_and_the_other_goes_on(stand: Stand) -> None:
+    greedy, modest = await stand.ready(GREEDY), await stand.ready(MODEST)
+    kept, theirs = save(greedy, 10, 4), save(modest, 10, 8)
+    wire = wire_of(stand.server, ACCOUNTS[GREEDY])
+    began = time.monotonic()
+    with pytest.raises(redis.exceptions.ResponseError):
+        fill(wire)
+    why = await stand.closed(GREEDY)
+    took = time.monotonic() - began
+    print(f"filled and closed within {took:.2f} s")  # CLOSED_SECONDS on an idle machine; a busy one may take longer
+    assert took < 5 * CLOSED_SECONDS
+    assert "jobs share there, more than its part of" in why
+    assert greedy.index().manifests == (kept,), "what is complete stays, and is read"
+    assert greedy.read_chunk(kept.save, 0, 0, PIECE) == bytes(PIECE)
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        wire.call("SET", f"{keys.of_job(GREEDY)}more", b"x")
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        wire.call("HSET", keys.index(GREEDY), "more", b"x")
+    assert save(modest, 20, 8) in modest.index().manifests
+    assert theirs in modest.index().manifests
+    await stand.closed(GREEDY, closed=False)
+    assert save(greedy, 20, 4) in greedy.index().manifests
+    for one in (greedy, modest):
+        one.close()
+    wire.close()
+
+
+async def test_a_job_is_held_to_its_own_limit_and_told_by_name(stand: Stand) -> None:
+    client = await stand.ready(GREEDY)
+    stand.follow(GREEDY, size_limit_bytes=8 * PIECE)
+    first, second = save(client, 10, 6), save(client, 20, 6)
+    assert "more than its sizeLimit of 8.39 MB" in await stand.closed(GREEDY)
+    with pytest.raises(TierFull, match="more than its part there"):
+        save(client, 30, 1)
+    assert client.index().manifests == (first, second), "what is complete is left to the rules of the job"
+    client.drop(first.save, 1, first.chunks)
+    await stand.closed(GREEDY, closed=False)
+    assert save(client, 30, 1) in client.index().manifests
+    client.close()
+
+
+async def test_a_job_alone_may_have_all(stand: Stand) -> None:
+    client = await stand.ready(MODEST)
+    await stand.tiers[GREEDY].clean()
+    for step in range(4):
+        save(client, step, 12)
+    await until(lambda: (h := stand.seen(MODEST)) is not None and len(h.entries) == 4, "all are read")
+    seen = stand.seen(MODEST)
+    assert seen is not None
+    assert seen.used_bytes is not None
+    assert seen.used_bytes >= 0.75 * SERVER_BYTES, "so full that it is measured"
+    assert not seen.closed
+    client.close()
