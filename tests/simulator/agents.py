@@ -45,7 +45,7 @@ class Agent:
         self.promoting: set[RankSave] = set()
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
-        self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.tell, on.WarmChanged(True))
+        self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.warm, True)
         self.keeper = Keeper(self)
         self.engine.after(0.5, self.process, self._beat_forever)
 
@@ -140,6 +140,10 @@ class Agent:
                     self.tell(on.LeaveAsked(1))
 
     # ---- life -------------------------------------------------------------------------------------------------------
+
+    def warm(self, warm: bool) -> None:
+        """Trainers can, or cannot, be forked at once."""
+        self.tell(on.WarmChanged(warm))
 
     def tell_trainer(self, event: on.Event) -> None:
         """From a trainer over its socket: arrives a little later, in order."""
@@ -366,7 +370,7 @@ class Agent:
                 else:
                     self.network.call(self.process, tier.process, lambda: tier.commit(entry), uploaded, 2.0)
 
-            slow = self.engine.rng.uniform(0.05, 0.5)
+            slow = self.engine.rng.uniform(0.05, 0.5) if tier.slow_put is None else tier.slow_put()
             self.engine.after(
                 slow, self.process, self.network.call, self.process, tier.process,
                 lambda: tier.put(save, pieces), chunks_done, 2.0,

@@ -13,7 +13,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import DropSaves
+from surefoot_operator.policy.actions import DeleteWorker, DropSaves, Plan
 from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ CALM_SECONDS = 5.0
 
 PILE = 8
 """Checkpoints beyond `keep` that one holder may have while nothing disturbs it."""
+
+HEARD_SECONDS = 1.0
+"""Whoever said something so lately is there."""
 
 LISTED_SECONDS = 65.0
 """So often the persistent tier is listed and tidied at least."""
@@ -78,6 +81,17 @@ class Eyes:
         elif old is not None and old.state == "Committed":
             self._halted(observed, new)
             self._at_peace(observed, new)
+
+    def ending(self, observed: Observed, made: Plan) -> None:
+        """Nobody is ended by force whose agent speaks: what the cluster says of its node is then wrong."""
+        sessions = {(s.index, s.attempt): s for s in observed.sessions}
+        workers = {w.uid: w for w in observed.workers}
+        for action in made.actions:
+            if isinstance(action, DeleteWorker) and action.force and action.uid in workers:
+                worker = workers[action.uid]
+                session = sessions.get((worker.index, worker.attempt))
+                if session is not None and session.connected and observed.now - session.heard_seconds < HEARD_SECONDS:
+                    self.oracle.fail(f"{worker.name} is deleted by force ({action.reason}) though its agent is heard")
 
     def committed(self, read: set[HolderId], given_up: tuple[str, ...]) -> None:
         """Of those that were named only who was read for this epoch holds what counts; others follow as they are named."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import hindrances
+from simulator import hindrances, lasting
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
@@ -302,6 +302,7 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "pods are made late": (1, _delay_pods),
     "answers about pods are lost": (1, _lose_answers),
     **hindrances.KINDS,
+    **lasting.KINDS,
     "node is to be left": (0, _unwant_node),
     "pod is deleted": (0, _delete_pod),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulator.tiers import Holder
 from surefoot.protocol.identities import Checkpoint
 
 if TYPE_CHECKING:
@@ -69,13 +70,38 @@ class Liveness:
             if pod.node is not None and pod.agent is not None and pod.agent.process.running and not pod.deleting
             if nodes[pod.node].alive and nodes[pod.node].ready and not nodes[pod.node].frozen
         }
-        sites = sorted({*well, *(f"{name}/holder" for name in well if name), "operator", "persistent"})
-        if any(not network.reaches(one, other) for one in sites for other in sites if one != other):
+        holders = {f"{name}/holder" for name in well if name}
+        sites = sorted({*well, *holders, "operator", "persistent"})
+        cut = {(one, other) for one in sites for other in sites if one != other and not network.reaches(one, other)}
+        if cut and self.readable(in_memory=True) is not None:
+            # what the holders that it does reach have is enough for an operator, however long others are out of its sight
+            cut -= {(one, other) for one, other in cut if {one, other} - holders == {"operator"}}
+        if cut:
             return False
         if simulation.store.away or simulation.plan_seconds > 0.1 or (tier is not None and tier.failing()):
             return False
         settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)
+
+    def in_sight(self) -> Checkpoint | None:
+        """Newest checkpoint of the lineage of which some agent that the operator hears reaches every part in memory."""
+        simulation, network = self._oracle.simulation, self._oracle.simulation.network
+        pods = [p for n in simulation.fabric.nodes.values() for p in n.pods if p.agent is not None]
+        agents = [p.agent for p in pods if p.agent is not None and p.agent.process.running and not p.deleting]
+        heard = [a.node for a in agents if a.line is not None and network.reaches(a.node, "operator")]
+
+        def seen(holder: Holder) -> bool:
+            there = holder.process.running and holder.provisioned
+            return there and any(network.reaches(node, holder.process.site) for node in heard)
+
+        for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
+            known = checkpoint not in simulation.store.status.bad and self._oracle.on_path(
+                checkpoint, self._oracle.base
+            )
+            saves = self._oracle.saves_of(checkpoint) if known else []
+            if saves and all(any(seen(h) and h.holds(s) for h in self._oracle.ever[s]) for s in saves):
+                return checkpoint
+        return None
 
     def readable(self, in_memory: bool = False) -> Checkpoint | None:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""

@@ -41,11 +41,11 @@ def noticed(mutation: Mutation, most_seeds: int, most_seconds: float) -> dict[st
                 found |= {"found": True, "check": check, "seed": seed, "violation": said}
                 break
             seed += 1
-    if not found["found"] and mutation.scope is not None:
-        try:
-            Search(mutation.scope).run()
-        except Found as way:
-            found |= {"found": True, "check": "exhaustive search", "seed": None, "violation": str(way)}
+        if not found["found"] and mutation.scope is not None:
+            try:
+                Search(mutation.scope).run()
+            except Found as way:
+                found |= {"found": True, "check": "exhaustive search", "seed": None, "violation": str(way)}
     return found | {"seeds": seed, "seconds": round(time.process_time() - began, 1)}
 
 

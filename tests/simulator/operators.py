@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.calls import CALL_LIMIT_SECONDS, Calls
+from simulator.clocks import LeaderClock
 from simulator.dropping import Dropping
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.janitor import Janitor
@@ -33,7 +34,7 @@ class Operator:
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
-        self._skew = simulation.skew_seconds
+        self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
         self.sessions = sessions.begin("job", self.now)
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
@@ -46,6 +47,8 @@ class Operator:
         """When the persistent tier gave what this operator last took for its listing."""
         self.read_at: dict[HolderId, float] = {}
         self.applying = False
+        self.outdated = False
+        """Another one leads: its lease keeps it from writing, and its watch stands still. It does not know yet."""
         self._again = False
         self._wake_at = float("inf")
         self.engine.after(0.02, self.process, self._tick)
@@ -56,7 +59,7 @@ class Operator:
     @property
     def now(self) -> float:
         """By its own clock."""
-        return max(0.0, self.engine.now + self._skew)
+        return self.clock.read()
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class Operator:
         if self.applying:
             self._again = True
             return
-        self._status = self.simulation.store.read(self._status)
+        self._status = self._status if self.outdated else self.simulation.store.read(self._status)
         self._speak()
         observed = self.observe()
         self.engine.spend(self.process, self.simulation.plan_seconds)
@@ -214,7 +217,12 @@ class Operator:
             if not self.simulation.store.patch(self, status, observed.status):
                 self.engine.say("{}: status moved, planning again", self.process.name)
                 self._applied()
-                unkind = self.simulation.store.away or self.simulation.store.lag_seconds or self.simulation.store.losing
+                unkind = (
+                    self.outdated
+                    or self.simulation.store.away
+                    or self.simulation.store.lag_seconds
+                    or self.simulation.store.losing
+                )
                 self.engine.after(0.5 if unkind else 0.0, self.process, self.poke)
                 return
             self._status = status

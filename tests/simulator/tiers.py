@@ -164,6 +164,9 @@ class Persistent:
     slow: Callable[[], float] = lambda: 0.0
     """Seconds that the next listing takes."""
 
+    slow_put: Callable[[], float] | None = None
+    """Seconds that a rank's upload takes, where they are not the usual ones."""
+
     def put(self, save: RankSave, pieces: tuple[Piece, ...]) -> None:
         self._answers()
         for piece in pieces:

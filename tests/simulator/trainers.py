@@ -60,7 +60,12 @@ class Gathering:
             return
         del self._arrived[step]
         for trainer in trainers:
-            engine.after(engine.rng.uniform(0.0, 0.004), trainer.process, trainer.finish, step)
+            engine.after(engine.rng.uniform(0.0, 0.004) + self._behind(), trainer.process, trainer.finish, step)
+
+    def _behind(self) -> float:
+        """Behind the last collective each rank has something to do of its own, now and then for long."""
+        rng = self.simulation.engine.rng
+        return rng.uniform(0.0, self.simulation.settings.step_seconds) if rng.random() < 0.03 else 0.0
 
     def died(self, gone: Trainer) -> None:
         """The others' collectives break at once, unless their machines cannot hear of it."""

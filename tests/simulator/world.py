@@ -63,7 +63,7 @@ class Store:
         return self._written[0][1] if self.lag_seconds else self.status
 
     def patch(self, writer: Operator, new: JobStatus, read: JobStatus) -> bool:
-        if self.away:
+        if self.away or writer.outdated:
             return False
         stored, tested = self.status.world, read.world
         same = (stored and (stored.epoch, stored.state)) == (tested and (tested.epoch, tested.state))
@@ -108,6 +108,8 @@ class Simulation:
         self.struck: Counter[str] = Counter()
         self.skew_seconds = 0.0
         """Of the clock of whoever comes to lead next."""
+        self.drift = 0.0
+        """How much faster than time the clocks of leaders go."""
         self.message_seconds, self.plan_seconds = 0.0001, 0.001
         """CPU that an operator spends."""
         self.listings_slow_until = 0.0
@@ -168,6 +170,7 @@ class Simulation:
     def decide(self, by: Operator, observed: Observed) -> Plan:
         made = self.decisions.plan(observed)
         self.oracle.deciding(by, observed, made.status)
+        self.oracle.eyes.ending(observed, made)
         return made
 
     def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Maintenance:
@@ -189,7 +192,7 @@ class Simulation:
             if self.persistent is not None:
                 self.oracle.kept(self.persistent)
         elif status.phase == "Failed":
-            newest = self.oracle.liveness.readable()
+            newest = self.oracle.liveness.readable() or self.oracle.liveness.in_sight()
             if newest is not None or not status.recorded:
                 self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
         else:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.mutations.mutation import (
-    CHURNED,
     ENDING,
     FRAGILE,
     PARTED,
     PROMOTING,
     REFUSING,
     ROUGH,
+    UPLOADING,
     Mutation,
     constant,
 )
@@ -123,7 +123,7 @@ KEEPING = (
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
     Mutation("the floor rises with the first rank", patches=((promotion_plan, "_floor", _hasty_floor),), settings=PROMOTING),
-    Mutation("a floor may lie off the lineage", patches=((promotion_plan, "on_lineage", constant(True)),), settings=CHURNED),
+    Mutation("a floor may lie off the lineage", patches=((promotion_plan, "on_lineage", constant(True)),), settings=UPLOADING),
     Mutation("a job that finished does not wait for its last checkpoint",
              patches=((last_checkpoint, "outstanding", constant(None)),), settings=ENDING),
     Mutation("an epoch without a step of its own has no last checkpoint",

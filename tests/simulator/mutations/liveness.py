@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator import calls, caretakers
 from simulator.engine import Engine, Process
-from simulator.mutations.mutation import ROUGH, Mutation, constant
+from simulator.mutations.mutation import ROUGH, UNSEEN, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.protocol.completeness import watermark
@@ -48,11 +48,12 @@ def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domai
 
 LIVENESS = (
     Mutation("a listing that does not decide is waited for without limit",
-             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9),), settings=SLOW_LISTINGS),
+             patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
+             settings=SLOW_LISTINGS),
     Mutation("a listing that takes long is given up and begun again",
              patches=((choices, "LISTING_SECONDS", 10.0), (orders, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
-             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=ROUGH),
+             patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=UNSEEN),
     Mutation("lost sight is lost data",
              patches=((restore_point, "most_unseen", constant([])), (restore_point, "living", constant("")),
                       (sight, "living", constant("")), (restore_point, "answers_awaited", constant(0.0))), settings=BLIND),

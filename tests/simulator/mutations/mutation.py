@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator import hindrances
+from simulator import hindrances, lasting
 from simulator.faults import KINDS
 from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
@@ -32,7 +32,9 @@ class Mutation:
 
 
 MACHINES = tuple(
-    kind for kind, (weight, _) in KINDS.items() if weight and "pods" not in kind and kind not in hindrances.KINDS
+    kind
+    for kind, (weight, _) in KINDS.items()
+    if weight and "pods" not in kind and kind not in hindrances.KINDS and kind not in lasting.KINDS
 )
 """What hurts machines: pods that the API refuses for minutes leave too little for an old world to do."""
 
@@ -54,12 +56,29 @@ PARTED = replace(ROUGH, steps=40, fault_span_seconds=10.0, kinds=("operator lose
 DYING_TRAINERS = replace(ROUGH, kinds=("trainer dies",), faults=6, interval=1)
 LEFT = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, faults=6, fault_span_seconds=12.0,
                kinds=("node is to be left", "pod is deleted", "trainer dies", "operator dies"))  # fmt: skip
-PAIRS = replace(LEFT, local_ranks=2, kinds=(*LEFT.kinds, "trainer freezes"))
+PAIRS = replace(LEFT, local_ranks=2, faults=10, kinds=("node is to be left", "pod is deleted", "operator is busy"))
 CHURNED = replace(PROMOTING, nodes=4, replicas=1, keep=3, persistent_interval=1, steps=40, faults=12, fault_span_seconds=12.0,
                   kinds=("holder restarts", "node dies", "trainer dies", "agent dies", "persistent tier is away",
                          "pod is deleted"))  # fmt: skip
 STRAYING = replace(ROUGH, replicas=1, steps=40, faults=14, fault_span_seconds=10.0,
                    kinds=("holder freezes", "node freezes", "node is cut off", "agent dies"))  # fmt: skip
+UNGIVING = replace(PROMOTING, nodes=3, workers=2, replicas=1, persistent_interval=1, steps=60, faults=14, fault_span_seconds=16.0,
+                   kinds=("node dies", "objects fail", "objects fail", "objects fail"))  # fmt: skip
+UPLOADING = replace(UNGIVING, kinds=("node dies", "uploads are slow", "uploads are slow", "uploads are slow"))
+FORMER = replace(ROUGH, steps=60, faults=6, fault_span_seconds=12.0, kinds=("former leader answers",))
+COLD = replace(ROUGH, steps=60, faults=14, fault_span_seconds=12.0, kinds=("warm process ends", "trainer dies"))
+OUTLIVED = replace(ROUGH, steps=12, faults=5, fault_span_seconds=4.0, kinds=("operator dies",))
+UNHEARD = replace(
+    ROUGH,
+    steps=60,
+    faults=6,
+    fault_span_seconds=10.0,
+    kinds=("operator loses nodes", "operator and nodes hear one way"),
+)
+BROKEN = replace(ROUGH, steps=60, faults=6, fault_span_seconds=10.0, kinds=("line breaks for long",))
+UNSEEN = replace(
+    ROUGH, steps=60, faults=8, fault_span_seconds=10.0, kinds=("operator loses a holder for long", "trainer dies")
+)
 
 
 @contextmanager

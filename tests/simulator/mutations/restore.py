@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.mutations.mutation import (
-    CHURNED,
     DYING_TRAINERS,
     ENDING,
     PARTED,
@@ -14,6 +13,7 @@ from simulator.mutations.mutation import (
     ROUGH,
     STRAYING,
     TIED,
+    UNGIVING,
     Mutation,
     constant,
     planning,
@@ -103,9 +103,10 @@ RESTORE = (
     Mutation("a listing made before the last index counts", patches=((orders, "void_listing", _asked_before),), settings=PROMOTING,
              scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
     Mutation("the floor does not bind the parent", patches=((restore_point, "floor_of", constant(None)),),
-             settings=replace(CHURNED, faults=16)),
+             settings=UNGIVING),
     Mutation("whatever an epoch saved counts, also beyond where a later one branched off",
-             patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING),
+             patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING,
+             scope=Scope("beyond the branch", 1, 3, 1, 1)),
     Mutation("a checkpoint counts though a rank's part is nowhere",
              patches=((completeness, "is_complete", _ranks_that_are_there), (completeness, "_world_fits", constant(True)))),
     Mutation("a bad checkpoint is chosen again", patches=((restore_point, "bad_of", constant(frozenset())),),

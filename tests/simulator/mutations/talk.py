@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simulator.mutations.mutation import LEFT, PAIRS, PARTED, RIVALS, ROUGH, Mutation, constant
+from simulator.mutations.mutation import (
+    BROKEN,
+    COLD,
+    FORMER,
+    LEFT,
+    OUTLIVED,
+    PAIRS,
+    ROUGH,
+    UNHEARD,
+    Mutation,
+    constant,
+)
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.state import AgentState
@@ -103,10 +114,10 @@ TALK = (
     Mutation("an agent accepts a halt once one of its ranks has",
              patches=((agent_life, "_hold_answered", _one_rank_will_do),), settings=PAIRS),
     Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),
-    Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=RIVALS),
-    Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),)),
+    Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=FORMER),
+    Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
-    Mutation("an agent says its facts once", patches=((agent_life, "advance", _tells_once),), settings=PARTED),
+    Mutation("an agent says its facts once", patches=((agent_life, "advance", _tells_once),), settings=OUTLIVED),
     Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_place", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
     Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),
@@ -114,9 +125,9 @@ TALK = (
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
     Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),
              settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
-    Mutation("steps that others tell of are no sign of life", patches=((failures, "_moving_until", _hasty),), settings=PARTED),
+    Mutation("steps that others tell of are no sign of life", patches=((failures, "_moving_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
-             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "_moving_until", _hasty)), settings=PARTED),
+             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "_moving_until", _hasty)), settings=BROKEN),
     Mutation("requests of an older world are still answered", patches=((orders, "moved", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
     Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),
