@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import redis.exceptions
-
-from integration.test_memory import DIGEST, LAYOUT, place, world
 from support.fake_agent import until
 from support.redis_server import PROGRAMS, program, running, wire_of
+
+from integration.test_memory import DIGEST, LAYOUT, place, world
 from surefoot.errors import TierFull
 from surefoot.holder import Credentials, HolderClient, keys
 from surefoot.holder.connection import Wire
@@ -21,7 +21,7 @@ from surefoot.holder.server import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.memory import MemoryTier
+from surefoot_operator.memory import JobHolders
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
@@ -39,7 +39,7 @@ class Stand:
 
     def __init__(self, server: HolderServer) -> None:
         self.server = server
-        self.tiers = {uid: MemoryTier(uid, ACCOUNTS[uid], SETTINGS, time.time, lambda urgent: None) for uid in ACCOUNTS}
+        self.tiers = {uid: JobHolders(uid, ACCOUNTS[uid], SETTINGS, time.time, lambda urgent: None) for uid in ACCOUNTS}
 
     def follow(self, uid: str, size_limit_bytes: int | None = None) -> None:
         status = JobStatus(world=world(1))

@@ -56,6 +56,14 @@ def test_a_broken_rule_is_found(mutation: Mutation) -> None:
     pytest.fail(f"{mutation.name}: {MOST_SEEDS} seeds showed no violation")
 
 
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_every_broken_rule_still_names_what_it_breaks(mutation: Mutation) -> None:
+    for owner, name, value in mutation.patches:
+        assert getattr(owner, name) is not value
+    with broken(mutation):
+        assert all(getattr(owner, name) is value for owner, name, value in mutation.patches)
+
+
 def test_what_is_left_to_make_mutate_exists() -> None:
     assert {mutation.name for mutation in MUTATIONS} >= SLOW
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 60

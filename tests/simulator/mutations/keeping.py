@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from simulator.dropping import Dropping
 from simulator.mutations.mutation import (
     ENDING,
     FRAGILE,
@@ -16,7 +17,6 @@ from simulator.mutations.mutation import (
     Mutation,
     constant,
 )
-from simulator.operators import Operator
 from simulator.world import Decisions
 from surefoot.protocol import lineage, retention
 from surefoot.protocol.identities import Checkpoint
@@ -119,7 +119,7 @@ KEEPING = (
     Mutation("drops go on while a holder is being sealed", patches=((upkeep, "_seals", constant(())),),
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
     Mutation("house is kept while an epoch is claimed", decisions=Decisions(maintain=_during_a_claim),
-             patches=((Operator, "due", constant(True)),)),
+             patches=((Dropping, "_due", constant(True)),)),
     Mutation("the persistent tier keeps the newest that it has parts of",
              patches=((retention, "persistent_drops", _newest_seen_stays),), settings=PROMOTING),
     Mutation("the floor rises with the first rank", patches=((promotion_plan, "_floor", _hasty_floor),), settings=PROMOTING),

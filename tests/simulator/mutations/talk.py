@@ -117,7 +117,7 @@ TALK = (
     Mutation("an agent takes an older epoch's assignment", patches=((agent_life, "_assigned", _any_epoch),), settings=FORMER),
     Mutation("a claim does not take back what an agent was told", patches=((agent_life, "_claim", _goes_on),), settings=COLD),
     Mutation("trainers that ended are started again in the same epoch", patches=((agent_life, "_start", _twice),)),
-    Mutation("an agent says its facts once", patches=((agent_life, "advance", _tells_once),), settings=OUTLIVED),
+    Mutation("an agent says its facts once", patches=((agent_life, "transition", _tells_once),), settings=OUTLIVED),
     Mutation("an agent's place is that of its worker, whoever it is", patches=((desired_messages, "_place", _every_worker),),
              redundant="the store's address and the plan's own membership name the incarnation as well"),
     Mutation("agents do not hear when holders change", patches=((desired_messages, "outbox_diff", _said_before),)),

@@ -84,7 +84,7 @@ def judged(facts: Facts) -> MemoryBudget | None:
     shares = _shares(facts, saves) if known else ()
     if closed is not None:
         text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training goes on with fewer copies: {closed.closed}"
-        return Budget(False, OVER_ITS_PART, text, shares)
+        return MemoryBudget(False, OVER_ITS_PART, text, shares)
     if refused is not None:
         text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
         return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)
