@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import redis.exceptions
-from support.fake_agent import until
-from support.redis_server import PROGRAMS, program, running, wire_of
 
 from integration.test_memory import DIGEST, LAYOUT, place, world
+from support.fakes.fake_agent import until
+from support.servers.redis_server import PROGRAMS, program, running, wire_of
 from surefoot.errors import TierFull
 from surefoot.holder import Credentials, HolderClient, keys
 from surefoot.holder.connection import Wire
-from surefoot.holder.server import HolderServer
+from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
