@@ -1,4 +1,4 @@
-"""The operator's error tree. Every message says what happened, to what, and what to do about it."""
+"""Defines the operator's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optional part of the distribution a command needs. Called before the command's own imports.
+"""Checks that a command's optional dependencies are installed.
 
 `pip install surefoot` alone brings what a holder's companion needs; a command without its part says so in one line.
 """

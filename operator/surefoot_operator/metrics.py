@@ -1,7 +1,7 @@
-"""Prometheus metrics of the operator: base units, bounded labels.
+"""Defines the operator's Prometheus metrics.
 
-Whatever carries `namespace` and `job` goes with the job: `forget` is called when it is not looked after any more, here
-or by this operator. docs/operations.md says what each of them means.
+Whatever carries `namespace` and `job` goes with the job: `forget` is called when it is not looked after any more,
+here or by this operator. docs/operations.md says what each of them means.
 """
 
 from __future__ import annotations

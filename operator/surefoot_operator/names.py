@@ -1,4 +1,4 @@
-"""Reasons, conditions and labels: every name that a person may grep for, once."""
+"""Names event reasons, condition types and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshot that plans are made from: everything known at one moment, as one frozen value.
+"""Defines the snapshot that plans are made from.
 
 Built by `reconcile` from the fabric, the coordinator's sessions and the memory tier; read by `policy.plan`. What is
 not known is None or absent, never a guess. All times are Unix seconds of the same clock as `now`.

@@ -1,4 +1,7 @@
-"""The operator's own settings: limits and intervals, in documented units. Built at the edge, handed down as values."""
+"""Defines the operator's limits and intervals, with units.
+
+Built at the edge, handed down as values.
+"""
 
 from __future__ import annotations
 

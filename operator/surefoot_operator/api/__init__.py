@@ -1,1 +1,1 @@
-"""The TrainingJob: `spec` and `status` as frozen dataclasses; `parse` turns YAML into them and back."""
+"""Defines the TrainingJob: spec and status as frozen dataclasses, and their parser."""

@@ -1,7 +1,7 @@
-"""What no document may hold, whatever the field: text that no program can be given, numbers and nesting without bound.
+"""Limits the size, depth, numbers and text of any job document.
 
-Pure. Called by `loading` with YAML's nodes before a value is made of them, and by `parse` with what an API server gives.
-A thousand bytes of aliases can stand for more values than a machine holds: they are counted, never expanded.
+Pure. Called by `loading` with YAML's nodes before a value is made of them, and by `parse` with what an API server
+gives. A thousand bytes of aliases can stand for more values than a machine holds: they are counted, never expanded.
 """
 
 from __future__ import annotations

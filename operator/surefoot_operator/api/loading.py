@@ -1,4 +1,4 @@
-"""Text -> the mapping of one YAML document. Refuses what is no YAML, what stands twice, and what expands without bound.
+"""Loads one YAML document as a mapping, strictly.
 
 Pure. Called by the CLI and by `parse`. Never repeats a line of the document, which may hold a secret.
 """

@@ -1,4 +1,4 @@
-"""YAML or its mapping -> TrainingJob, wholly validated: whoever holds one may rely on all that stands in it.
+"""Parses and validates a TrainingJob from YAML or its mapping.
 
 Pure: text in, value out. Called by the CLI, the processes fabric's job file and the Kubernetes controller. Every
 refusal is a SpecError that names the path, the value and what is allowed; values that may be secrets are not shown.

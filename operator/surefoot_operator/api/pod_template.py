@@ -1,7 +1,8 @@
-"""The pod template -> what every fabric needs of it. Pure; called by `parse`.
+"""Reads from a pod template what every fabric needs.
 
-The template is kept whole, and what surefoot does not touch is Kubernetes' to judge. Of what is read or added to, the
-types are checked here: a list that is a text would otherwise end an operator in the middle of making a pod.
+Pure; called by `parse`. The template is kept whole, and what surefoot does not touch is Kubernetes' to judge. Of what
+is read or added to, the types are checked here: a list that is a text would otherwise end an operator in the middle
+of making a pod.
 """
 
 from __future__ import annotations

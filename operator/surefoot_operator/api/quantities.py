@@ -1,4 +1,7 @@
-"""Kubernetes quantities of bytes: `8Gi`, `500M`, `1024`. Pure; called by `spec_reader`."""
+"""Converts Kubernetes byte quantities: `8Gi`, `500M`, `1024`.
+
+Pure; called by `spec_reader`.
+"""
 
 from __future__ import annotations
 

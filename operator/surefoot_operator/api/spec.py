@@ -1,4 +1,4 @@
-"""What a user asks for. Field names are those of the YAML in snake_case; docs/api.md lists them with their defaults.
+"""Defines what a user asks for in a TrainingJob.
 
 Pure values. Built by `api.parse`, which validates; every other room may rely on what stands here.
 """

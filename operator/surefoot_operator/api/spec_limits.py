@@ -1,4 +1,7 @@
-"""Which numbers and texts a TrainingJob may hold, and which of them fit together. Pure; called by `spec_reader` and `parse`."""
+"""Holds the limits of each spec field and of their combinations.
+
+Pure; called by `spec_reader` and `parse`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads one mapping of a document into a frozen dataclass by its type hints; what does not fit is a SpecError.
+"""Reads a mapping into a frozen dataclass by its type hints.
 
 Pure. Called by `parse`, which knows what type hints cannot say. No value is ever converted in silence: `"3"` is no
 number and `1.0` is no whole number, because a guess here becomes a world of the wrong size later.

@@ -1,4 +1,4 @@
-"""What the operator knows for good: everything here lives in the job's status, and nothing durable lives elsewhere.
+"""Defines the job status: the operator's only durable state.
 
 Pure values; `api.parse` turns them into JSON and back.
 """

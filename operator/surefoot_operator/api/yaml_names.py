@@ -1,4 +1,4 @@
-"""How a field of a dataclass is called in YAML, and which fields of the API are known but not acted upon yet.
+"""Maps dataclass fields to YAML names, and lists unsupported fields.
 
 Pure. Called by `spec_reader` and `parse`, and by the test that holds docs/api.md equal to the dataclasses.
 """

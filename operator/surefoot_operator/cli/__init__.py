@@ -1,1 +1,1 @@
-"""The `surefoot` command: `main` dispatches, one file a command, and pure parts (faults, ledger, report) beside them."""
+"""Contains the `surefoot` command, one file for each subcommand."""

@@ -1,4 +1,7 @@
-"""How large a complete checkpoint is, as a holder's index says. Called by `supervise` now and then; never in its way."""
+"""Reads the size of a complete checkpoint from a holder's index.
+
+Called by `supervise` now and then; never in its way.
+"""
 
 from __future__ import annotations
 

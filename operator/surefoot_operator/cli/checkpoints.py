@@ -1,8 +1,7 @@
-"""`surefoot checkpoints list|verify|export|import|delete`: what a job has in its persistent tier, whether its bytes are
-the saved ones, its way into other formats and back, and its end.
+"""Implements `surefoot checkpoints list|verify|export|import|delete`.
 
-Called by `main`. Where: a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's file.
-Reading and writing is done by a process of its own (`surefoot.tools`), which may know the formats.
+Called by `main`. Where: a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's
+file. Reading and writing is done by a process of its own (`surefoot.tools`), which may know the formats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends of a command that are no bug: one clear message, and the exit code that goes with it."""
+"""Defines errors that end a command with a message and an exit code."""
 
 from __future__ import annotations
 

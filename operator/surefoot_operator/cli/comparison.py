@@ -1,4 +1,4 @@
-"""Compares a run with the undisturbed one: parameters out of the newest checkpoint that both have in the persistent tier.
+"""Compares a run's final parameters with those of an undisturbed run.
 
 Called by `local` and `conclusion`.
 """

@@ -1,4 +1,4 @@
-"""What a run came to: gathers ledger, status and comparison into the report and the lines a person reads last.
+"""Builds the report and closing lines of a finished run.
 
 Reads the run folder; called by `local` when all processes are gone.
 """

@@ -1,6 +1,6 @@
-"""What a person may have happen to a run, and when each thing is due. Pure; called by `local`.
+"""Parses the faults to inject into a run, and when.
 
-`KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
+Pure; called by `local`. `KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What became of every sample: the ledgers of all workers, counted along the history that was kept. Pure.
+"""Counts samples along the final lineage from all workers' ledgers.
 
-An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop], …], "at", "seconds", "stall_seconds"}.
-Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the global order, once. A job that took up an
-older one's checkpoint counts from there on.
+Pure. An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop],
+…], "at", "seconds", "stall_seconds"}. Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the
+global order, once. A job that took up an older one's checkpoint counts from there on.
 """
 
 from __future__ import annotations

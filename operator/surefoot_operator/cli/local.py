@@ -1,4 +1,4 @@
-"""`surefoot local`: runs a TrainingJob on this machine, with whatever faults are asked for, and says what came of it.
+"""Implements `surefoot local`: runs a TrainingJob on this machine.
 
 Called by `main`. Checks everything that can be checked before the first process starts; ends every process before it
 returns, however it returns.

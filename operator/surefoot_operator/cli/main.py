@@ -1,4 +1,4 @@
-"""The `surefoot` command: reads the arguments, runs one command, turns what went wrong into one message and a code."""
+"""Dispatches the `surefoot` command and turns errors into exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the command says to people: whole lines, with nothing in them that a terminal would obey. Touches the streams."""
+"""Prints whole lines to the terminal without control characters.
+
+Touches the streams.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The JSON report of a run and the sentences it ends with. Pure: from status, faults and ledger to what people read.
+"""Builds the JSON report of a run and its closing sentences.
 
-Seconds of an incident count from the fault that caused it, as the machine that struck it wrote down; an incident
-nobody asked for (a planned change, a real fault) counts from its first sign.
+Pure: from status, faults and ledger to what people read. Seconds of an incident count from the fault that caused it,
+as the machine that struck it wrote down; an incident nobody asked for (a planned change, a real fault) counts from
+its first sign.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run has come to, read from its run folder as it grows: status, events, and each rank's newest step.
+"""Follows a run folder: status, events and each rank's newest step.
 
 Touches files; called by `supervise` a few times a second, so it reads only what is new.
 """

@@ -1,6 +1,6 @@
-"""One moment of a run as people see it: how far, how fast, until when, and what each worker does. Drawn by `view`.
+"""Takes a snapshot of a run for display: steps, rate, workers.
 
-`take` reads the run folder; everything else here is pure.
+Drawn by `view`. `take` reads the run folder; everything else here is pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run from its first process to its last: starts nodes and operator, strikes faults when due, watches for the end.
+"""Supervises one local run: starts processes, injects faults, waits for the end.
 
 Touches the machine and the run folder; called by `local`. Whatever happens, `Supervisor.run` leaves nothing running.
 """

@@ -1,4 +1,4 @@
-"""Runs `surefoot.tools.NAME` on a persistent tier, in a process of its own: it may know what no operator may import.
+"""Runs a `surefoot.tools` module in a process of its own.
 
 The tool's last line of output is JSON; while it runs it tells how far it is, and a bar shows it on a terminal.
 """

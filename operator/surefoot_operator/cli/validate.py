@@ -1,4 +1,7 @@
-"""`surefoot validate`: whether a TrainingJob is sound, and what this machine would ignore of it. Called by `main`."""
+"""Implements `surefoot validate`: checks a job and lists what is ignored.
+
+Called by `main`.
+"""
 
 from __future__ import annotations
 

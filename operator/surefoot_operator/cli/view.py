@@ -1,4 +1,4 @@
-"""How a run looks while it runs: a live table on a terminal, plain lines elsewhere. Writes to standard output only.
+"""Displays a running job: a live table or plain lines.
 
 `local` makes one and `supervise` draws through `show` and `tell`. Drawing happens on the caller's thread: a thread of
 its own would be one more parent that processes could die with.

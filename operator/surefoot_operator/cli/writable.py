@@ -1,4 +1,4 @@
-"""Whether a file or a folder that a person named can be written to, tried before anything is started.
+"""Checks that output files and folders are writable before a run.
 
 Touches the file system and leaves it as it was. A run of hours must not end at the name of its report.
 """

@@ -1,1 +1,1 @@
-"""Composition roots: what builds an operator out of its rooms and hands each its settings."""
+"""Contains the composition roots that assemble an operator process."""

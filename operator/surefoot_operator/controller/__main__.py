@@ -1,4 +1,4 @@
-"""`surefoot-operator`: the operator of a cluster, in its pod or, with `--kubeconfig`, on a desk.
+"""Starts `surefoot-operator`, the operator of a cluster.
 
 Ends with 0 after SIGTERM or SIGINT, with 1 and a sentence if it cannot run.
 """

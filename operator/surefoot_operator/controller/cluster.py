@@ -1,7 +1,7 @@
-"""The operator of a whole cluster: its parts, the order in which they begin, and the order in which they end.
+"""Assembles, starts and stops the operator of a cluster.
 
-Made and run by `__main__`. A replica that stands by has everything but the jobs: it watches, listens, and sends agents
-on. Everything it knows it can lose: status lies in the API server, the rest is heard again.
+Made and run by `__main__`. A replica that stands by has everything but the jobs: it watches, listens, and sends
+agents on. Everything it knows it can lose: status lies in the API server, the rest is heard again.
 """
 
 from __future__ import annotations

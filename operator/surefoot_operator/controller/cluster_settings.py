@@ -1,4 +1,4 @@
-"""What an installation decides about the operator process: read once, from its environment and its command line.
+"""Reads the cluster operator's settings from environment and command line.
 
 Called by `__main__` alone; everybody below gets the frozen value, or a part of it.
 """

@@ -1,4 +1,4 @@
-"""One TrainingJob on the cluster: its fabric, its agents, its memory and its reconciler, from the first look to the end.
+"""Runs one TrainingJob: its fabric, agent channel, holders and reconciler.
 
 Made by `job_runners` while this operator leads. Holds no state that another leader could miss.
 """

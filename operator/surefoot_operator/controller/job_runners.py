@@ -1,6 +1,7 @@
-"""Which jobs are looked after: one runner for each that stands in the cache, none for one that is gone. Level-triggered.
+"""Starts and stops a runner for each job in the cache.
 
-Called by the cluster's composition root: `lead` starts it, `wake` says that something about jobs may have changed.
+Level-triggered. Called by the cluster's composition root: `lead` starts it, `wake` says that something about jobs may
+have changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kopf as our alarm clock: an embedded operator whose one handler says that something about a TrainingJob happened.
+"""Wakes the controller through kopf when a TrainingJob changes.
 
 Runs in a thread of its own with a loop of its own, because kopf takes what it runs in for its own: it installs signal
 handlers and cancels every task that is younger than itself. Nothing is decided from what it says; docs/adr/0005 has

@@ -1,4 +1,4 @@
-"""The operator of one job on one machine: builds its parts, runs them, ends them. `python -m …controller.local_operator`.
+"""Runs the operator of one job on one machine.
 
 Started by the machine under `surefoot local`. It may be killed at any moment and started again: the status lies in
 the run folder, everything else is heard again from agents and holders.

@@ -1,4 +1,4 @@
-"""What the leader does for the memory tier as a whole: a new revision is rolled out, what gone jobs left is removed.
+"""Rolls out holder revisions and removes data of jobs that are gone.
 
 Runs beside the jobs from when this operator leads; made by the cluster's composition root. An error is counted, said
 once, and tried again at the next round: nothing waits for it.

@@ -1,4 +1,7 @@
-"""What a new worker is told, from the job's spec: pure. Called by the reconciler through the composition root."""
+"""Builds the environment of a new worker from the job's spec.
+
+Called by the reconciler through the composition root.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The operator's side of the conversation with agents. Soft state only: whatever is known here, agents say again.
+"""Serves the agents of all jobs from soft state.
 
-`sessions`, `orders` and `desired_messages` decide, without clock or I/O; `agent_server` carries lines and calls them.
+Agents send all of it again after a restart. `sessions`, `orders` and `desired_messages` decide, without
+clock or I/O; `agent_server` carries lines and calls them.
 """

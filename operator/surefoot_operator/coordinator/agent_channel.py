@@ -1,7 +1,8 @@
-"""One job's agents: the pure sessions, the lines to them, and the rule that everything said follows from.
+"""Joins one job's sessions and connections, and sends what agents must know.
 
 Holds state, decides nothing: every change goes through `sessions`, `orders` and `desired_messages`. Called by
-`coordinator.agent_server` for what agents say, by `reconcile` for what the API and the tier say. Runs on one event loop.
+`coordinator.agent_server` for what agents say, by `reconcile` for what the API and the tier say. Runs on one event
+loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One agent's WebSocket as the coordinator holds it: a bounded queue and the task that empties it.
+"""Sends messages to one agent through a bounded queue.
 
 Sending never blocks the caller: an agent that does not take its messages is cut off, and hears the whole word anew
 when it comes back. Owned by `coordinator.agent_server`, which runs `pump` and calls `cut`.

@@ -1,4 +1,4 @@
-"""The agents' server: one WebSocket an agent, hello first, then messages both ways until the line breaks.
+"""Serves one WebSocket for each agent.
 
 Touches the network; what messages mean is `agent_channel`'s and the pure rooms' below it. Built by `controller`. One
 server carries all jobs of an operator; while that operator does not lead, everyone is told to try again.

@@ -1,7 +1,7 @@
-"""How long steps, stalls and drains of one agent take, from its heartbeats: the newest few of each. Pure.
+"""Collects recent step, stall and drain times from one agent's heartbeats.
 
-Agents speak at once when a save is staged and when it has all its copies, so the time between those two words is its
-drain. Called by `sessions`; ends with the epoch, since another world has other steps.
+Pure. Agents speak at once when a save is staged and when it has all its copies, so the time between those two words
+is its drain. Called by `sessions`; ends with the epoch, since another world has other steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Connections that have not said who they are: few of each address, few in all, few bytes of each, for a few seconds.
+"""Limits connections that have not authenticated yet.
 
-Whoever reaches the agents' port can connect to it. Without this, one pod that says nothing on thousands of lines shuts
-all agents out, and one hello of many megabytes costs the operator ten times as much memory. Used by `agent_server`, which
-says of each connection that it was let in; what stands behind it is aiohttp's protocol, untouched.
+Whoever reaches the agents' port can connect to it. Without this, one pod that says nothing on thousands of lines
+shuts all agents out, and one hello of many megabytes costs the operator ten times as much memory. Used by
+`agent_server`, which says of each connection that it was let in; what stands behind it is aiohttp's protocol,
+untouched.
 """
 
 from __future__ import annotations

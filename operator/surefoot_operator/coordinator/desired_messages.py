@@ -1,8 +1,8 @@
-"""What each agent must hear now, derived from `status.world` alone, and what of it its line was not told yet. Pure.
+"""Derives the messages each agent must have received, and the unsent rest.
 
-Level-triggered: `desired_messages` says the whole word, `outbox_diff` the difference to what a connection was told. A new connection
-was told nothing, so it hears everything again; agents take a repeated word as the same word. Called by
-`coordinator.agent_channel` after every change, and by the simulator.
+Pure. Level-triggered: `desired_messages` says the whole word, `outbox_diff` the difference to what a connection was
+told. A new connection was told nothing, so it hears everything again; agents take a repeated word as the same word.
+Called by `coordinator.agent_channel` after every change, and by the simulator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What agents see of holders that the operator does not reach, as questions and answers make it up. Pure; part of `orders`."""
+"""Merges agents' answers about holders that the operator cannot reach.
+
+Pure; part of `orders`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The pages of a listing as they come, and which layout records are still to be asked for. Pure; part of `orders`.
+"""Assembles the pages of a listing and selects missing layout records.
 
-An agent first tells the manifests, which name their layouts by digest; then it is asked for the layouts that are not
-known here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent unasked they filled the line
-that heartbeats go by. Each page is read as it comes, so that no listing holds up the operator for long.
+Pure; part of `orders`. An agent first tells the manifests, which name their layouts by digest; then it is asked for
+the layouts that are not known here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent
+unasked they filled the line that heartbeats go by. Each page is read as it comes, so that no listing holds up the
+operator for long.
 """
 
 from __future__ import annotations

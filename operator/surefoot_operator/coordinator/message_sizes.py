@@ -1,7 +1,7 @@
-"""How large each message of an agent may be, told from its first bytes. Pure; called by `agent_server` before it reads one.
+"""Limits the size of each agent message by its kind.
 
-An agent runs beside a user's program, and one operator serves all jobs: what one of them sends must not cost the others
-theirs. Only a listing has a reason to be large.
+Pure; called by `agent_server` before it reads one. An agent runs beside a user's program, and one operator serves all
+jobs: what one of them sends must not cost the others theirs. Only a listing has a reason to be large.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What agents were asked to do and what they answered: holds, listings, repairs, promotions, deletions. Pure.
+"""Tracks requests to agents and their answers.
 
-Called by `coordinator.sessions` with the agents' answers and by `reconcile.apply_plan` with the reconciler's wishes.
-Soft state: a coordinator that returns starts with none, and asks again what still matters.
+Pure. Called by `coordinator.sessions` with the agents' answers and by `reconcile.apply_plan` with the reconciler's
+wishes. Soft state: a coordinator that returns starts with none, and asks again what still matters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the coordinator knows of each agent, and how every message changes it. Pure: time is an argument.
+"""Tracks each agent's session: what every message changes.
 
-Called by `coordinator.agent_channel` (and, as it is, by the simulator) for each hello, message and broken line; `seen` is
-what the plan is made from. Nothing here is durable: a coordinator that returns hears all of it again.
+Pure: time is an argument. Called by `coordinator.agent_channel` (and, as it is, by the simulator) for each hello,
+message and broken line; `seen` is what the plan is made from. Nothing here is durable: a coordinator that returns
+hears all of it again.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
 finished, held and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).

@@ -1,4 +1,4 @@
-"""The Fabric protocol: what provides workers, nodes and holders, and keeps the job and its status.
+"""Defines the Fabric protocol: workers, nodes, holders, job and status.
 
 Touches nothing itself. Implemented by `fabric.processes` (one machine) and by the Kubernetes fabric; called by
 `reconcile` alone. A fabric decides nothing about the world: it shows, and it does as told.

@@ -1,4 +1,7 @@
-"""The operator's own calls to holders: find, provision, seal, read, drop, clean. I/O only; `policy` decides."""
+"""Makes the operator's calls to holders: provision, seal, read, drop.
+
+I/O only; `policy` decides.
+"""
 
 from surefoot_operator.memory.holder_place import HolderPlace as HolderPlace
 from surefoot_operator.memory.holder_place import TierAccess as TierAccess

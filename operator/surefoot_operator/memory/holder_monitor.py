@@ -1,4 +1,4 @@
-"""Keeps one holder in view: visits it again and again, and knows whether it is Ready, Silent or Gone.
+"""Monitors one holder: probes it repeatedly and tracks its state.
 
 A task of its own per holder, so that a frozen one delays nobody else; the blocking visit runs in a thread. Owned by
 `memory.job_holders`. Tells `changed` only when something that a plan could read has changed.

@@ -1,4 +1,4 @@
-"""Where a holder is: what a fabric tells the memory tier. A plain value."""
+"""Defines where a holder is reached and with which credentials."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One visit to one holder, blocking: ask for its instance, make it the job's, seal it, read its index. A thread's work.
+"""Probes one holder: provisions, seals and reads its index; blocking.
 
-Called by `memory.holder_monitor`, one visit at a time. Every call within has its own time limit; what is raised means that the
-holder is unknown for now (TierUnavailable) or that a newer epoch rules it (Fenced).
+Called by `memory.holder_monitor`, one visit at a time. Every call within has its own time limit; what is raised means
+that the holder is unknown for now (TierUnavailable) or that a newer epoch rules it (Fenced).
 """
 
 from __future__ import annotations

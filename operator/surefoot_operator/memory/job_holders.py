@@ -1,7 +1,7 @@
-"""The whole memory tier as the operator sees it: one monitor a holder, and what was ever learnt of layouts.
+"""Manages one job's holders: a monitor for each, and layout records.
 
-Called by `reconcile`: `follow` what the fabric and status say, `seen` for the snapshot, then seals, drops and the like
-as planned. Never blocks the loop; a holder that does not answer delays nobody.
+Called by `reconcile`: `follow` what the fabric and status say, `seen` for the snapshot, then seals, drops and the
+like as planned. Never blocks the loop; a holder that does not answer delays nobody.
 """
 
 from __future__ import annotations

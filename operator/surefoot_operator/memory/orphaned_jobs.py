@@ -1,4 +1,4 @@
-"""What jobs left on holders that exist no more: found by a list of all jobs, removed whole after a long patience.
+"""Removes from holders the data of jobs that no longer exist.
 
 The fallback of a deletion that no leader saw, or that a holder was away for. `absences` decides and is pure;
 `OrphanSweep` asks the holders and removes. Owned by the leader's upkeep of the memory tier.

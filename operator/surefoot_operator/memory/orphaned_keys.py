@@ -1,7 +1,7 @@
-"""Which data without an index entry may go. Pure; called by `memory.job_holders` with what two passes found.
+"""Selects unindexed keys on a holder that can be removed.
 
-A save under way has data and no index entry yet, so nothing goes on one look: only what was there on two looks some
-time apart, and only where nobody could still be about to commit it.
+Pure; called by `memory. A save under way has data and no index entry yet, so nothing goes on one look: only what was
+there on two looks some time apart, and only where nobody could still be about to commit it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Decisions: `plan(Observed) -> Plan`. Pure functions on frozen values; time is an argument, every plan has a reason."""
+"""Contains the operator's decisions as pure functions.
+
+Pure functions on frozen values; time is an argument, every plan has a reason.
+"""

@@ -1,8 +1,8 @@
-"""What a plan and maintenance may ask for: idempotent actions that print as sentences.
+"""Defines the idempotent actions that plans and maintenance ask for.
 
-The order is the rule stated once here: patch of the world (the fence) first, then the memory tier and talk, and workers
-beside both, each on its own. Telling agents of a world is no action: the coordinator says what status.world says, after
-the patch that changed it succeeded.
+The order is the rule stated once here: patch of the world (the fence) first, then the memory tier and talk, and
+workers beside both, each on its own. Telling agents of a world is no action: the coordinator says what status.world
+says, after the patch that changed it succeeded.
 """
 
 from __future__ import annotations

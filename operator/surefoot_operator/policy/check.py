@@ -1,6 +1,7 @@
-"""`check`: that a plan keeps the invariants, before anything of it is carried out. Pure; a breach is a bug.
+"""Checks that a plan keeps the invariants before it is applied.
 
-The reconciler calls it on every plan, the simulator and the property tests on every plan they ever see.
+Pure; a breach is a bug. The reconciler calls it on every plan, the simulator and the property tests on every plan
+they ever see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What follows from a snapshot at once: who is who, who is reachable, what was read. Pure; read by every decision."""
+"""Indexes a snapshot and derives the facts every decision uses.
+
+Pure; read by every decision.
+"""
 
 from __future__ import annotations
 

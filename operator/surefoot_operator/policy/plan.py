@@ -1,7 +1,8 @@
-"""`plan`: the one decision about a job. Pure and level-triggered; called by `reconcile` with every new snapshot.
+"""Plans a job's next status and actions from one snapshot.
 
-Everything follows from what is seen: killed after any prefix of its actions and asked again, it goes on to the same
-world. One plan claims or commits at most once; the rest of what it wants comes with the next.
+Pure and level-triggered; called by `reconcile` with every new snapshot. Everything follows from what is seen: killed
+after any prefix of its actions and asked again, it goes on to the same world. One plan claims or commits at most
+once; the rest of what it wants comes with the next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which workers should exist: missing ones are created, dead ones replaced, surplus ones deleted. Pure.
+"""Reconciles workers: creates missing, replaces dead, deletes surplus ones.
 
-An attempt is counted in status before anything is created under it, so no attempt is ever used twice; a create that was
-refused is asked for again under its own. Members of a committed world are left alone here: losing one is a matter of the
-world, and that is decided first.
+Pure. An attempt is counted in status before anything is created under it, so no attempt is ever used twice; a create
+that was refused is asked for again under its own. Members of a committed world are left alone here: losing one is a
+matter of the world, and that is decided first.
 """
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
-"""Observe, plan, apply: the loop that carries one job's decisions out. Called by `controller`."""
+"""Reconciles one job: observe, plan, apply.
+
+Called by `controller`.
+"""
 
 from surefoot_operator.reconcile.loop import Reconciler as Reconciler

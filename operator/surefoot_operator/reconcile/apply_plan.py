@@ -1,8 +1,8 @@
-"""Carries out what plan and upkeep ask for: fabric calls, orders to agents, calls to holders. Called by `reconcile.loop`.
+"""Applies actions: calls the fabric, agents and holders.
 
-Nothing here decides. Each action is idempotent, and none waits for another: what is refused is returned, and the next
-plan says what is left to do. Seals, listings and talk come first, for training waits for them; workers are asked for
-beside the loop (`worker_calls`).
+Called by `reconcile. Nothing here decides. Each action is idempotent, and none waits for another: what is refused is
+returned, and the next plan says what is left to do. Seals, listings and talk come first, for training waits for them;
+workers are asked for beside the loop (`worker_calls`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Slow calls beside the loop: at most one of each name at a time, none lost, all ended by `close`. Owned by the loop."""
+"""Runs named single-flight tasks beside the reconcile loop.
+
+Owned by the loop.
+"""
 
 from __future__ import annotations
 

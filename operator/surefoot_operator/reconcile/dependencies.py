@@ -1,4 +1,7 @@
-"""What a reconciler stands on, and the one snapshot that a plan is made from. Called by `reconcile.loop`."""
+"""Holds the reconciler's dependencies and builds its snapshots.
+
+Called by `reconcile.
+"""
 
 from __future__ import annotations
 

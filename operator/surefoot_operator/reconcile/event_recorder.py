@@ -1,7 +1,8 @@
-"""Tells people what happened to a job, beside its rounds and no more than they can read.
+"""Records Kubernetes events in the background, with a rate limit.
 
-Each event is a call to the API server, one after another: within a round they would hold up the next plan, and agents may
-send notices of any text as fast as they like. Owned by the reconciler. Everything is logged, whatever becomes of it.
+Each event is a call to the API server, one after another: within a round they would hold up the next plan, and agents
+may send notices of any text as fast as they like. Owned by the reconciler. Everything is logged, whatever becomes of
+it.
 """
 
 from __future__ import annotations

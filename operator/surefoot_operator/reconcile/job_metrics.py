@@ -1,4 +1,7 @@
-"""What a round of the reconciler means in numbers: `JobMetrics` of one job. Called by `reconcile.loop`."""
+"""Updates one job's metrics after each reconcile round.
+
+Called by `reconcile.
+"""
 
 from __future__ import annotations
 

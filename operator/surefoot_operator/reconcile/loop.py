@@ -1,8 +1,8 @@
-"""The reconciler: observe, plan, write, tell, act; again when something changed or a plan asked for it.
+"""Runs the reconcile loop of one job.
 
 One instance a job, owned by `controller`. Level-triggered: nothing is remembered from one round to the next but the
-pin of a promotion, when things were last written, and what was told lately. The loop never ends by itself: an error is
-counted, logged and tried again with growing waits.
+pin of a promotion, when things were last written, and what was told lately. The loop never ends by itself: an error
+is counted, logged and tried again with growing waits.
 """
 
 from __future__ import annotations

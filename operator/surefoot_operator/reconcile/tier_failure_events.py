@@ -1,7 +1,7 @@
-"""What agents could not do on the tiers, as events: told when it begins and now and then while it lasts, not each time.
+"""Turns agents' tier failures into events, without repeats.
 
-Whoever failed is asked again within seconds, for as long as it takes. Called by `loop` once a round; pure but for what
-it remembers.
+Whoever failed is asked again within seconds, for as long as it takes. Called by `loop` once a round; pure but for
+what it remembers.
 """
 
 from __future__ import annotations

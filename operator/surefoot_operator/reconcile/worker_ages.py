@@ -1,4 +1,4 @@
-"""How old workers are by this operator's own clock, whatever clock their fabric stamped them with."""
+"""Measures worker ages by this operator's own clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Creates and deletes of one job's workers, each under way on its own. Owned by `reconcile.loop`.
+"""Runs creates and deletes of workers concurrently, with backoff.
 
-No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds, would otherwise keep the
-survivors of a failure from being sealed, read and assigned. What is refused is asked for again after a backoff of its
-own, and the plan sees both: what is under way, and what was refused with which words.
+Owned by `reconcile. No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds,
+would otherwise keep the survivors of a failure from being sealed, read and assigned. What is refused is asked for
+again after a backoff of its own, and the plan sees both: what is under way, and what was refused with which words.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Secrets, certificates and tokens: made, kept, checked."""
+"""Creates, stores and checks secrets, certificates and tokens."""

@@ -1,4 +1,4 @@
-"""The coordinator's certificate and the authority that signs it: when one is to be made anew, and making it.
+"""Issues the coordinator's certificate and its authority, and decides when to renew.
 
 No I/O; the moment is an argument, keys alone are random. Called by `coordinator_tls`, which keeps what is made in a
 Secret.

@@ -1,4 +1,4 @@
-"""What the agents' server shows for its name: kept in a Secret that all replicas share, and followed while they run.
+"""Keeps the coordinator's TLS certificate in a Secret shared by all replicas.
 
 Touches the API server. Called by the cluster's composition root. A Secret of somebody else (cert-manager's, say) is
 used as it is; ours is made, and made anew in time.

@@ -1,4 +1,4 @@
-"""Every secret of a local run, derived from one that lies in its run folder: an operator that returns knows them again.
+"""Derives every secret of a local run from one stored root.
 
 The file is readable by its owner alone; nothing of it ever stands on a command line or in a log.
 """

@@ -1,4 +1,7 @@
-"""Whose token was shown, and whether it is that worker's. Pure; called by `token_review` with what the API server answered."""
+"""Validates a pod-bound token against the worker that presents it.
+
+Pure; called by `token_review` with what the API server answered.
+"""
 
 from __future__ import annotations
 

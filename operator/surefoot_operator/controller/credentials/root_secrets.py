@@ -1,4 +1,4 @@
-"""The two secrets that are no certificate: the root of the jobs' passwords, and the operator's own on every holder."""
+"""Gets or creates the root key and the holders' admin password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that the operator makes for itself: read, or made by whoever is first. Every replica ends with the same.
+"""Gets or creates the operator's own Secrets, safely with several replicas.
 
 Touches the API server. Called by the cluster's composition root. A Secret that is there already, of whatever origin,
 is used as it is.

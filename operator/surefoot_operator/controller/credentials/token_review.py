@@ -1,4 +1,4 @@
-"""Agents' tokens, as the API server judges them: an authenticator for the agents' server.
+"""Authenticates agents by TokenReview, with a cache of answers.
 
 Touches the API server (TokenReview). What cannot be found out is refused with `retry`: training goes on meanwhile. A
 reviewed token is believed until it expires, but only for a pod that still is there.

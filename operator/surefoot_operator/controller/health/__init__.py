@@ -1,1 +1,1 @@
-"""Whether the operator is alive and what it measures of itself."""
+"""Reports the operator's own health, logs and process metrics."""

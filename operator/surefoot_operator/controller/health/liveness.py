@@ -1,7 +1,7 @@
-"""Whether this process is still worth keeping: what was measured -> why it should be restarted. Pure; called by `cluster`.
+"""Decides from measurements whether the process should be restarted.
 
-A restart helps against what is stuck in here. It does not help against an API server that is away, and must not
-begin then: a watch that is stale for that reason is no fault of ours.
+Pure; called by `cluster`. A restart helps against what is stuck in here. It does not help against an API server that
+is away, and must not begin then: a watch that is stale for that reason is no fault of ours.
 """
 
 from __future__ import annotations

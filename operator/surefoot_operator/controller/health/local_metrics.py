@@ -1,4 +1,4 @@
-"""Where the metrics of a local run's operator are served. On a cluster they stand beside its health (`probes`)."""
+"""Serves the metrics of a local run's operator."""
 
 from __future__ import annotations
 

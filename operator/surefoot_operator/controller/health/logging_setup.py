@@ -1,4 +1,7 @@
-"""The operator's log: one line an event, UTC, with the job it is about. Set up by `__main__`, told the job by `job_runner`."""
+"""Configures the operator's log: one UTC line for each record, with its job.
+
+Set up by `__main__`, told the job by `job_runner`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain HTTP for kubelet and Prometheus: /healthz, /readyz, /metrics. And the loop's own lateness, which it measures.
+"""Serves /healthz, /readyz and /metrics, and measures event loop lag.
 
 Touches the network. Run by the cluster's composition root from its first moment.
 """

@@ -1,1 +1,1 @@
-"""Which replica of the operator leads."""
+"""Elects which replica of the operator leads."""

@@ -1,8 +1,8 @@
-"""Who leads: what was seen of the lease and one's own clock -> what to do about it, and why. Pure; called by `lease`.
+"""Decides from the lease and the local clock who leads.
 
-Times in a lease are other machines' and are never compared with ours: a lease is over when we ourselves have watched
-it stand unchanged for as long as it says. All seconds here are of one monotonic clock that goes on while a machine
-sleeps.
+Pure; called by `lease`. Times in a lease are other machines' and are never compared with ours: a lease is over when
+we ourselves have watched it stand unchanged for as long as it says. All seconds here are of one monotonic clock that
+goes on while a machine sleeps.
 """
 
 from __future__ import annotations

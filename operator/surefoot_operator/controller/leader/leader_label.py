@@ -1,4 +1,4 @@
-"""The label by which the agents' Service finds the leader's pod: put on one's own, taken off all others.
+"""Moves the leader label to this pod, so agents' Service finds it.
 
 Touches the API server. Run by the cluster's composition root while it leads. Level-triggered: a label that somebody
 puts elsewhere is taken off at the next look.

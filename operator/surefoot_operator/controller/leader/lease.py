@@ -1,4 +1,4 @@
-"""The leader's lease in the API server: looked at, taken, renewed, given back. `election` decides; here it is done.
+"""Reads, takes, renews and releases the leader's Lease.
 
 Touches the API server. Run by the cluster's composition root, which begins to act when `leading` is set and ends the
 process when `run` raises LeaseLost.

@@ -1,4 +1,4 @@
-"""Unix seconds that no step of the machine's clock moves, for everything that one leader compares within its term.
+"""Provides Unix seconds that never step within one leader's term.
 
 Read by sessions, holders and plans. The wall clock may jump by an hour when it is corrected or when a machine was
 suspended; compared with it, every agent would be silent and every world would hang at once.

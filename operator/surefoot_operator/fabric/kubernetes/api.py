@@ -1,7 +1,7 @@
-"""Calls to the API server with plain JSON values, through `kubernetes.aio`; every one bounded in time.
+"""Calls the API server with plain JSON values and time limits.
 
-Touches the network. Called by `cache` and `api_writes`. What the server refuses is an `ApiRefused`, what cannot be known
-an `ApiSilent`; both are FabricErrors and say what was asked.
+Touches the network. Called by `cache` and `api_writes`. What the server refuses is an `ApiRefused`, what cannot be
+known an `ApiSilent`; both are FabricErrors and say what was asked.
 """
 
 from __future__ import annotations

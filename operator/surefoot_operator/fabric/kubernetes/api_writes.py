@@ -1,6 +1,7 @@
-"""Writes to the API server, each safe to repeat: pods, their secrets, events. Called by `kubernetes_fabric`.
+"""Writes pods, secrets and events; each write is safe to repeat.
 
-What is there already as ours, and what is gone already, is success; what belongs to somebody else is an error.
+Called by `kubernetes_fabric`. What is there already as ours, and what is gone already, is success; what belongs to
+somebody else is an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Everything that is watched of a cluster, once for all its jobs: jobs, worker pods, holders, nodes, their leases.
+"""Watches jobs, worker pods, holders, nodes and node leases of a cluster.
 
-Touches the network through `watched_objects`. Made and ended by the controller; read by each job's fabric. A change that a plan
-cannot care about (a heartbeat, our own status write) wakes nobody.
+Touches the network through `watched_objects`. Made and ended by the controller; read by each job's fabric. A change
+that a plan cannot care about (a heartbeat, our own status write) wakes nobody.
 """
 
 from __future__ import annotations

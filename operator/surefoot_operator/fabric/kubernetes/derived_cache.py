@@ -1,6 +1,7 @@
-"""Remembers what was made of each object of the cache, for as long as the cache holds that very object. Pure but for that.
+"""Caches values derived from cached API objects.
 
-Called by `kubernetes_fabric`: a cluster has thousands of nodes, a job is looked at twice a second, and hardly anything has changed.
+Pure but for that. Called by `kubernetes_fabric`: a cluster has thousands of nodes, a job is looked at twice a second,
+and hardly anything has changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory tier as Kubernetes runs it: where holders answer, which revision of their DaemonSet each pod is of.
+"""Reads holder addresses and revisions from the memory tier's DaemonSet.
 
 `places` and `pods` are pure looks at the cache; `newest` and `restart` touch the network. Called by each job's fabric
 and by the leader's upkeep of the tier.

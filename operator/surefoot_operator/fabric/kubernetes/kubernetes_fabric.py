@@ -1,7 +1,7 @@
-"""The Fabric protocol on Kubernetes, for one job: looks come from the cluster's cache, writes go to its API server.
+"""Implements the Fabric protocol for one job on Kubernetes.
 
-Touches the network through `cache` and `api_writes`. The reconciler calls it through the protocol; the controller makes it
-and owns the cache.
+Touches the network through `cache` and `api_writes`. The reconciler calls it through the protocol; the controller
+makes it and owns the cache.
 """
 
 from __future__ import annotations

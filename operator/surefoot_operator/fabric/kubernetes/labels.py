@@ -1,4 +1,7 @@
-"""Names, labels and paths that this fabric gives to what it makes, once. Pure; the chart uses the same words."""
+"""Defines the names, labels and paths of created objects.
+
+Pure; the chart uses the same words.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""When each kubelet was last heard, by its lease's renewals and our own clock. Owned by `cache`; time is an argument.
+"""Tracks when each kubelet last renewed its node lease.
 
-A lease's own time is never read: clocks of other machines differ. Nor does silence count while nobody could have been
-heard: after an API server was away, every lease is as old as the outage, and every kubelet lives.
+Owned by `cache`; time is an argument. A lease's own time is never read: clocks of other machines differ. Nor does
+silence count while nobody could have been heard: after an API server was away, every lease is as old as the outage,
+and every kubelet lives.
 """
 
 from __future__ import annotations

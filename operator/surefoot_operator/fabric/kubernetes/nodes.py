@@ -1,8 +1,8 @@
-"""What nodes of the API, and their kubelets' leases, mean to a plan. Pure; called by `kubernetes_fabric`, `cache` and `holders`.
+"""Translates node objects and kubelet leases into `NodeSeen`.
 
-That a node is not ready is mostly the node controller's word, and means that it did not hear the kubelet: so does its
-own absence, or the API server's. So a kubelet that was heard of outweighs it, and where most nodes seem gone at once
-none of them is gone by that alone.
+Pure; called by `kubernetes_fabric`, `cache` and `holders`. That a node is not ready is mostly the node controller's
+word, and means that it did not hear the kubelet: so does its own absence, or the API server's. So a kubelet that was
+heard of outweighs it, and where most nodes seem gone at once none of them is gone by that alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What pods of the API mean to a plan. Pure; called by `kubernetes_fabric` and `cache`."""
+"""Translates pod objects into `WorkerSeen`, `PurgeSeen` and holder addresses.
+
+Pure; called by `kubernetes_fabric` and `cache`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A worker's pod, its secret and the job's headless service, from the job's template. Pure; called by `kubernetes_fabric`.
+"""Builds a worker's pod, its secret and the job's headless service.
 
-The template is taken whole: only the trainer's command gets the agent in front of it, and what the agent needs is added
-beside what stands there. Where the template says itself how pods are spread, nothing is added to it.
+Pure; called by `kubernetes_fabric`. The template is taken whole: only the trainer's command gets the agent in front
+of it, and what the agent needs is added beside what stands there. Where the template says itself how pods are spread,
+nothing is added to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pod that deletes what a job has in its persistent tier: the job's identity and image, nothing of its training. Pure.
+"""Builds the pod that deletes a job's persistent data.
 
-Called by `kubernetes_fabric`. It stands once per attempt, never restarts, and goes with the job.
+Pure. Called by `kubernetes_fabric`. It stands once per attempt, never restarts, and goes with the job.
 """
 
 from __future__ import annotations

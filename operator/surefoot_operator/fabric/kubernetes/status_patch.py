@@ -1,7 +1,7 @@
-"""A job's status as JSON Patch: the whole of it, under a test of its stamp. Pure; called by `kubernetes_fabric`.
+"""Builds the JSON Patch that compares and swaps a job's status.
 
-The test is on our own serial and the world's epoch and state, not on resourceVersion: an edited label or spec is no
-reason to decide anew.
+Pure; called by `kubernetes_fabric`. The test is on our own serial and the world's epoch and state, not on
+resourceVersion: an edited label or spec is no reason to decide anew.
 """
 
 from __future__ import annotations

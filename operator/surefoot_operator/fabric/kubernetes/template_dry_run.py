@@ -1,7 +1,7 @@
-"""Whether the API server would make a job's pods as their template is written: asked by a dry run, before the first world.
+"""Validates a job's pod template by a server-side dry run.
 
-A field that does not exist is dropped from a pod without a word, unless strict validation is asked for: a job would run
-without its limits or tolerations. Owned by `kubernetes_fabric`; touches the network through `api_writes`.
+A field that does not exist is dropped from a pod without a word, unless strict validation is asked for: a job would
+run without its limits or tolerations. Owned by `kubernetes_fabric`; touches the network through `api_writes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One kind of object as the API server has it now: listed once, then watched; listed anew when the watch fell behind.
+"""Lists and watches all API objects of one kind.
 
 Touches the network through `api`. Owned by `cache`, which starts and ends it. What we write ourselves is learned at
 once, so that a look after a write shows it.

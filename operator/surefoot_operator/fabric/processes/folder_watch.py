@@ -1,6 +1,7 @@
-"""Tells at once when files in a folder change (inotify) and when a process ends (pidfd): no polling, no delay.
+"""Notifies of file changes (inotify) and of ended processes (pidfd).
 
-Touches the kernel only; standard library only (Linux). Called by `processes_fabric` (on its event loop) and `node` (in poll).
+Touches the kernel only; standard library only (Linux). Called by `processes_fabric` (on its event loop) and `node`
+(in poll).
 """
 
 from __future__ import annotations

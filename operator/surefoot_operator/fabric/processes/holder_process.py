@@ -1,4 +1,4 @@
-"""The Redis of one node: started with a fresh port and password, noticed when it ends, never restarted by itself.
+"""Runs the Redis server of one node.
 
 Called by `node`. Which program runs and how it is configured is `surefoot.holder.server_process`'s.
 """

@@ -1,4 +1,4 @@
-"""What of a pod template has no meaning for processes on one machine: named once, so that nobody waits for it.
+"""Lists the pod template fields that processes on one machine ignore.
 
 Pure. Called by the CLI before a run. `command`, `args`, `env`, `workingDir`, `restartPolicy` and
 `terminationGracePeriodSeconds` are honoured.

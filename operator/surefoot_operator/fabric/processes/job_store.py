@@ -1,7 +1,7 @@
-"""Job and status of one run folder: what an API server would keep. The status is one compare-and-swap file.
+"""Stores job and status in the run folder by compare-and-swap.
 
-Touches files; blocking, called in a thread by `processes_fabric` and directly by the CLI. The lock, the rename and both fsyncs
-are what makes a status that was written stay written, and two leaders unable to write over each other.
+Touches files; blocking, called in a thread by `processes_fabric` and directly by the CLI. The lock, the rename and
+both fsyncs are what makes a status that was written stay written, and two leaders unable to write over each other.
 """
 
 from __future__ import annotations

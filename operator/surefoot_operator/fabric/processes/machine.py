@@ -1,4 +1,4 @@
-"""The machine under a run: owns the process groups of its nodes and the operator's process, and what befalls them.
+"""Owns the processes of a local run and injects faults into them.
 
 Used by `surefoot local` and by tests. Everything it started is gone when `close` returns; should this process itself
 be killed, the kernel ends the rest (PDEATHSIG), and the next run in the same folder ends whatever is left of it.

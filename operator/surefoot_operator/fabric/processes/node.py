@@ -1,4 +1,4 @@
-"""One node of the processes fabric, `python -m surefoot_operator.fabric.processes.node`: what the kubelet is elsewhere.
+"""Runs one node of the processes fabric, in the kubelet's place.
 
 The leader of the node's process group: it runs one Redis (the holder) and one agent per worker bound to it, says what
 became of them, and ends them all when told to. It decides nothing about the job. Its children die with it (PDEATHSIG)

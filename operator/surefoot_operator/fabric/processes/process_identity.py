@@ -1,7 +1,7 @@
-"""One life of a process: its id and when it started, so that a number used again is never taken for it.
+"""Identifies a process by pid and start time.
 
-Reads /proc, sends signals; standard library only (Linux). Called by `node`, `processes_fabric` and `machine`. Whether a process
-is *stopped* is never asked: on a cluster nobody could see it either, silence alone has to tell.
+Reads /proc, sends signals; standard library only (Linux). Called by `node`, `processes_fabric` and `machine`. Whether
+a process is *stopped* is never asked: on a cluster nobody could see it either, silence alone has to tell.
 """
 
 from __future__ import annotations

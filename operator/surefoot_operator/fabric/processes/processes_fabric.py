@@ -1,4 +1,4 @@
-"""The Fabric protocol on one machine: the operator's side of a run folder.
+"""Implements the Fabric protocol for one job in a run folder.
 
 Touches the run folder and /proc; the reconciler calls it through the protocol. It binds pending workers to free live
 nodes (the scheduler's part); starting and ending processes is the node's own.

@@ -1,7 +1,7 @@
-"""The run folder: where everything of a run on one machine lies, and how its files are written.
+"""Defines the layout of a run folder and writes its files.
 
-Touches files only; standard library only. Called by `job_store`, `processes_fabric`, `node` and `machine`. Every file is written
-whole beside its place and renamed, so that a reader sees the old or the new content and never half of one.
+Touches files only; standard library only. Called by `job_store`, `processes_fabric`, `node` and `machine`. Every file
+is written whole beside its place and renamed, so that a reader sees the old or the new content and never half of one.
 """
 
 from __future__ import annotations

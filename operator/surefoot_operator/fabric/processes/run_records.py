@@ -1,6 +1,6 @@
-"""What stands in the files of a run folder about nodes and workers. Pure values.
+"""Defines the node and worker records of a run folder.
 
-`NodeRecord` and `WorkerState` are written by the node, `WorkerRecord` and `Deletion` by the fabric.
+Pure values. `NodeRecord` and `WorkerState` are written by the node, `WorkerRecord` and `Deletion` by the fabric.
 """
 
 from __future__ import annotations

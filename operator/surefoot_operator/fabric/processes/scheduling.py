@@ -1,4 +1,4 @@
-"""Which pending worker goes to which node, and how a worker looks from outside: the decisions of the fabric, pure.
+"""Binds pending workers to free nodes and derives their phase.
 
 Called by `processes_fabric` with what it read from the run folder.
 """

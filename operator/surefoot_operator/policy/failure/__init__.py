@@ -1,1 +1,1 @@
-"""What counts as a failure, whose it is, and how often a job may restart."""
+"""Detects failures, attributes them and limits restarts."""

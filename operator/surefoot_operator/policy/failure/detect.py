@@ -1,7 +1,8 @@
-"""Which workers of the committed world are lost, and by what evidence. Pure; called by `plan`.
+"""Detects which workers of the committed world are lost.
 
-The fabric's word is certain. A broken line or silence is not: it counts only while the epoch's steps stand still, and
-if most workers seem lost by that alone, the observer is the likelier fault and nothing is decided.
+Pure; called by `plan`. The fabric's word is certain. A broken line or silence is not: it counts only while the
+epoch's steps stand still, and if most workers seem lost by that alone, the observer is the likelier fault and nothing
+is decided.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which silent holders live although the operator does not see them, who says so, and who is asked. Pure.
+"""Asks agents about holders that are silent to the operator.
 
-Called by `restore_point` before anything is given up, and by `conditions`. An operator whose password was changed, or
-that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost.
+Pure. Called by `restore_point` before anything is given up, and by `conditions`. An operator whose password was
+changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost.
 """
 
 from __future__ import annotations

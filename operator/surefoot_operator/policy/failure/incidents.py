@@ -1,4 +1,7 @@
-"""The record of each failure, from its first sign to the first new step. Pure; at most ten are kept, newest last."""
+"""Records each failure from its first sign to the first new step.
+
+Pure; at most ten are kept, newest last.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Why an epoch cannot go on, as one value. Pure; made by `detect` and `standstill`, weighed by `restart_budget`."""
+"""Defines the reason that an epoch cannot continue.
+
+Pure; made by `detect` and `standstill`, weighed by `restart_budget`.
+"""
 
 from __future__ import annotations
 

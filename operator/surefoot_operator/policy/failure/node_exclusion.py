@@ -1,6 +1,7 @@
-"""Nodes that fail one job again and again: which of them it should leave, and for how long. Pure; called by `plan`.
+"""Excludes nodes on which one job fails repeatedly.
 
-A node may be bad for this job alone, and nobody else says so. It is left in order, as others' signals are acted upon.
+Pure; called by `plan`. A node may be bad for this job alone, and nobody else says so. It is left in order, as others'
+signals are acted upon.
 """
 
 from __future__ import annotations

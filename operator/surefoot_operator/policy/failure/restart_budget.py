@@ -1,9 +1,9 @@
-"""Whether a failure may be answered with another restart, and after what pause. Pure; called by `plan`.
+"""Decides whether a failed job restarts, and after what delay.
 
-What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`, and the end of a worker that somebody announced
-nothing at all. What comes again and again without one new
-step uses up the latter whatever its words are: a data server that is down, and a collective that one rank calls once
-too often, sound just like a peer that died. `maxRestarts` counts whatever made the world restart.
+Pure; called by `plan`. What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`, and the end of a
+worker that somebody announced nothing at all. What comes again and again without one new step uses up the latter
+whatever its words are: a data server that is down, and a collective that one rank calls once too often, sound just
+like a peer that died. `maxRestarts` counts whatever made the world restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How often a job fails, and how likely a failure takes every copy in memory: its own record, weighed with a prior. Pure.
+"""Estimates a job's failure rate and its odds of memory loss.
 
-A young job has no record. So it begins with what is known of such machines, worth a few incidents, and its own count
-more the more there are. Called by `intervals`.
+Pure. A young job has no record. So it begins with what is known of such machines, worth a few incidents, and its own
+count more the more there are. Called by `intervals`.
 """
 
 from __future__ import annotations

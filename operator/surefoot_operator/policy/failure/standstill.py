@@ -1,7 +1,8 @@
-"""Worlds in which nobody makes a step any more: when that is a hang, and who is behind. Pure; called by `detect`.
+"""Detects hangs and identifies the rank that is behind.
 
-In a synchronous training one rank that hangs makes all of them stand, mostly at the same step. A tie is no evidence,
-and whose timer runs out first is none either: then nobody is blamed, and no node comes to be avoided for it.
+Pure; called by `detect`. In a synchronous training one rank that hangs makes all of them stand, mostly at the same
+step. A tie is no evidence, and whose timer runs out first is none either: then nobody is blamed, and no node comes to
+be avoided for it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a job ends, rests and is cleaned up."""
+"""Decides how a job completes, idles, suspends and is cleaned up."""

@@ -1,4 +1,7 @@
-"""What is left to do for a job that is over or being deleted: workers leave, memory is cleaned, its time runs out. Pure."""
+"""Cleans up workers and memory of an ended or deleted job.
+
+Pure.
+"""
 
 from __future__ import annotations
 

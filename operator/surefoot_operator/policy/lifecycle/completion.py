@@ -1,4 +1,7 @@
-"""How a job ends: when it is complete, what it waits for before it says so, and when its time is up. Pure."""
+"""Decides when a job is complete, and when its deadline passes.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a job that is deleted takes along: its workers, its memory and, if it says so, its persistent data. Pure.
+"""Holds a job's finalizer until its persistent data is deleted.
 
-Only for the last the job is held back (a finalizer), and never for long: what cannot be deleted is said and left.
+Pure. Only for the last the job is held back (a finalizer), and never for long: what cannot be deleted is said and
+left.
 """
 
 from __future__ import annotations

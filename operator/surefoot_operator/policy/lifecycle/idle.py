@@ -1,4 +1,7 @@
-"""Whether a job asks for nothing now, so that it need not be looked at every moment. Pure; called by `reconcile.loop`."""
+"""Decides whether a job is idle and can be observed less often.
+
+Pure; called by `reconcile.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job whose spec the API accepted and we cannot carry: what its status says, and how that ends. Pure.
+"""Reports an invalid spec in the job's status.
 
-Called by `reconcile`, which has no plan to make for such a job. A refusal is no end: it is over as soon as the spec can
-be read, whoever edited it.
+Pure. Called by `reconcile`, which has no plan to make for such a job. A refusal is no end: it is over as soon as the
+spec can be read, whoever edited it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether what a job ends with lies in the persistent tier, and what is done where it does not. Pure; called by `plan`.
+"""Ensures that a finished job's last checkpoint is in the persistent tier.
 
-What a training ends with is what people want of it, and the memory tier goes with the job: so a job is not over before
-its last checkpoint is complete where it outlives the nodes, however often anything restarted behind the last step.
+Pure; called by `plan`. What a training ends with is what people want of it, and the memory tier goes with the job: so
+a job is not over before its last checkpoint is complete where it outlives the nodes, however often anything restarted
+behind the last step.
 """
 
 from __future__ import annotations

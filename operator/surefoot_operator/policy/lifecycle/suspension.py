@@ -1,6 +1,7 @@
-"""Where a suspended job's checkpoint lies: brought to the persistent tier before its workers go, or said to lie in memory. Pure.
+"""Promotes a suspended job's checkpoint before its workers are deleted.
 
-Read by `planned`, `promotion` and `plan`. Nodes are rebooted while jobs are suspended, and memory goes with them.
+Pure. Read by `planned`, `promotion` and `plan`. Nodes are rebooted while jobs are suspended, and memory goes with
+them.
 """
 
 from __future__ import annotations

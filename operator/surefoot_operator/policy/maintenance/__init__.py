@@ -1,1 +1,1 @@
-"""What is done for a job while it trains: copies, promotion, retention, intervals."""
+"""Maintains a running job's tiers: copies, promotion, retention, intervals."""

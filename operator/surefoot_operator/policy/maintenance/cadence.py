@@ -1,7 +1,7 @@
-"""How often to save to one tier: a power of two of its base, from what was asked for and what was measured. Pure.
+"""Computes the save interval of one tier as a power of two.
 
-Powers of two, because ranks that follow a level at different moments must still meet: the sets of saved steps nest.
-A cost that is flat around its least point makes the rounding cheap (docs/adr/0006). Called by `intervals`.
+Pure. Powers of two, because ranks that follow a level at different moments must still meet: the sets of saved steps
+nest. A cost that is flat around its least point makes the rounding cheap (docs/adr/0006). Called by `intervals`.
 """
 
 from __future__ import annotations

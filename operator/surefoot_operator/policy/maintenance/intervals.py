@@ -1,8 +1,8 @@
-"""Which interval each tier has now, where the operator chooses it: kept in status with its inputs, told as events. Pure.
+"""Chooses each tier's save interval and records it in status.
 
-Part of upkeep. Trainers hear of the memory tier's level from `coordinator.desired_messages`; `promotion` follows the persistent
-tier's steps. What is not measured yet leaves the choice as it is: at first the base, so that there is soon something
-to measure.
+Pure. Part of upkeep. Trainers hear of the memory tier's level from `coordinator.desired_messages`; `promotion`
+follows the persistent tier's steps. What is not measured yet leaves the choice as it is: at first the base, so that
+there is soon something to measure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`maintain`: what the memory and persistent tiers need while a world is committed. Pure; called by `reconcile`.
+"""Plans maintenance of both tiers while a world is committed.
 
-It runs beside `plan`, on the same snapshot with the plan's status, and only when that plan leaves the world alone. Its
-status change tests the world like every other. Who was read decides: a holder that is silent, or not sealed at this
-epoch, counts in no copy, loses nothing and is named to nobody.
+Pure; called by `reconcile`. It runs beside `plan`, on the same snapshot with the plan's status, and only when that
+plan leaves the world alone. Its status change tests the world like every other. Who was read decides: a holder that
+is silent, or not sealed at this epoch, counts in no copy, loses nothing and is named to nobody.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether the checkpoints that a job keeps fit where they must lie, with the numbers. Pure; called by `maintain`.
+"""Computes whether a job's checkpoints fit into staging memory and holders.
 
-Told before a holder is full: agents say what one save of their ranks takes as soon as their trainers ask for staging
-memory, and placement says which holders get it. docs/memory-tier.md has the formula. Nothing is stopped by it: what
-does fit is still saved, and the training goes on.
+Pure; called by `maintain`. Told before a holder is full: agents say what one save of their ranks takes as soon as
+their trainers ask for staging memory, and placement says which holders get it. docs/memory-tier.md has the formula.
+Nothing is stopped by it: what does fit is still saved, and the training goes on.
 """
 
 from __future__ import annotations

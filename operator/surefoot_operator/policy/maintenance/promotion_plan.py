@@ -1,7 +1,8 @@
-"""Which checkpoint goes to the persistent tier, who uploads it, and what may be deleted there. Pure; part of upkeep.
+"""Plans promotion to the persistent tier, and retention there.
 
-One at a time. The pin is the leader's and soft: an operator that dies forgets it, and what was uploaded already is
-found again by the next listing. The floor moves only when every manifest of a lineage checkpoint is there.
+Pure; part of upkeep. One at a time. The pin is the leader's and soft: an operator that dies forgets it, and what was
+uploaded already is found again by the next listing. The floor moves only when every manifest of a lineage checkpoint
+is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which holders to restart for a new revision of the memory tier: one failure domain at a time, no checkpoint at risk.
+"""Rolls out a new holder revision, one failure domain at a time.
 
-Pure. `safety` says of one job whether it can spare a holder just now; `rollout` joins what all jobs say with the pods.
-Called by each job's reconciler and by the leader's upkeep of the tier.
+Pure. `safety` says of one job whether it can spare a holder just now; `rollout` joins what all jobs say with the
+pods. Called by each job's reconciler and by the leader's upkeep of the tier.
 """
 
 from __future__ import annotations

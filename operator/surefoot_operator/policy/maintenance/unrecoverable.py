@@ -1,9 +1,9 @@
-"""Which checkpoints in memory can never become complete, so that their parts may go before anything newer is safe. Pure.
+"""Finds memory checkpoints that can never become complete.
 
-Where one rank cannot save, for want of staging memory say, all others' saves would pile up until the tier is full: no
-checkpoint becomes complete, so none is superseded. Agents say which steps their ranks never handed over. That is true
-for ever: neither a save on its way nor a holder that nobody reaches can make such a checkpoint whole. Called by
-`maintain`; `retention` decides what goes.
+Pure. Where one rank cannot save, for want of staging memory say, all others' saves would pile up until the tier is
+full: no checkpoint becomes complete, so none is superseded. Agents say which steps their ranks never handed over.
+That is true for ever: neither a save on its way nor a holder that nobody reaches can make such a checkpoint whole.
+Called by `maintain`; `retention` decides what goes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What people are told of a job: conditions and events."""
+"""Reports a job to people: conditions and events."""

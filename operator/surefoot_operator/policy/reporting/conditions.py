@@ -1,4 +1,7 @@
-"""Phase, conditions, message and progress: what people and their tools read of a job. Pure; the last stroke of a plan."""
+"""Summarises a job's phase, conditions, message and progress.
+
+Pure; the last stroke of a plan.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What keeps workers from running, in the words of whoever keeps them from it. Pure; called by `plan` and `conditions`.
+"""Explains what keeps workers from running.
 
-A person looks at the job: that its pods are refused, unplaced or cannot be started is otherwise to be found on pods
-alone, or in the operator's log.
+Pure; called by `plan` and `conditions`. A person looks at the job: that its pods are refused, unplaced or cannot be
+started is otherwise to be found on pods alone, or in the operator's log.
 """
 
 from __future__ import annotations

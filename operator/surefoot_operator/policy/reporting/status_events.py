@@ -1,4 +1,7 @@
-"""What people are told of the difference between two statuses: each change once, as an event. Pure; called by `plan`."""
+"""Derives events from the difference between two statuses.
+
+Pure; called by `plan`.
+"""
 
 from __future__ import annotations
 

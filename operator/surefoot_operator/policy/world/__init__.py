@@ -1,1 +1,1 @@
-"""Which workers make up the next world, at what size, and from which checkpoint."""
+"""Decides the next world: its members, size and restore point."""

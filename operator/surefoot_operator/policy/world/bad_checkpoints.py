@@ -1,7 +1,7 @@
-"""Which checkpoints a job remembers as bad. Pure; used where one is found to be, and by `check`.
+"""Remembers which checkpoints of a job are bad.
 
-One below the floor is chosen by nobody any more, as the floor is: without forgetting it the status of a job on bad disks
-grows for as long as it lives.
+Pure; used where one is found to be, and by `check`. One below the floor is chosen by nobody any more, as the floor
+is: without forgetting it the status of a job on bad disks grows for as long as it lives.
 """
 
 from __future__ import annotations

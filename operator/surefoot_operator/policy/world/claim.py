@@ -1,6 +1,7 @@
-"""The two changes of the world: claim (nobody runs any more) and commit (these run, from there). Pure status changes.
+"""Claims and commits worlds, and selects their members.
 
-Each is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders one loses.
+Pure status changes. Each is one new status; the reconciler writes it by compare-and-swap on the old world, so of two
+leaders one loses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where a job begins that has nothing of its own to go on from: at step 0, or where an older job stood. Pure.
+"""Chooses the initial restore point: step 0 or an older job's checkpoint.
 
-Called by `restore_point` for the first epoch, and for any later one whose lineage has nothing left or never had
-anything. What an older job gives is chosen once, kept in status, and chosen anew only if it turns out to be unreadable.
+Pure. Called by `restore_point` for the first epoch, and for any later one whose lineage has nothing left or never had
+anything. What an older job gives is chosen once, kept in status, and chosen anew only if it turns out to be
+unreadable.
 """
 
 from __future__ import annotations

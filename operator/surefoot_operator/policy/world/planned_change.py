@@ -1,8 +1,9 @@
-"""Changes of the world that nobody was forced to: grow, scale down, suspend, a worker that leaves. Pure.
+"""Plans voluntary changes of the world: grow, shrink, suspend, vacate.
 
-They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next epoch
-claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed. A worker
-that leaves is left so also where no world is possible without it: what waits for a place then waits with every step.
+Pure. They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next
+epoch claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed.
+A worker that leaves is left so also where no world is possible without it: what waits for a place then waits with
+every step.
 """
 
 from __future__ import annotations

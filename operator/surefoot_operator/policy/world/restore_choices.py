@@ -1,4 +1,7 @@
-"""What choosing a restore point may come to, and how a listing that it needs is asked for. Pure; see `restore_point`."""
+"""Defines the outcomes of choosing a restore point, and requests listings.
+
+Pure; see `restore_point`.
+"""
 
 from __future__ import annotations
 

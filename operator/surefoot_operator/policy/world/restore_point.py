@@ -1,7 +1,7 @@
-"""Steps 3 to 5 of a change of the world: wait for drains, seal and read, list, and choose the parent. Pure.
+"""Chooses the restore point of a claimed epoch.
 
-Called by `plan` while an epoch is claimed, again and again, until it answers with a parent. A silent tier is unknown,
-never empty: it is waited for, but no longer than what it may hold is worth.
+Pure. Called by `plan` while an epoch is claimed, again and again, until it answers with a parent. A silent tier is
+unknown, never empty: it is waited for, but no longer than what it may hold is worth.
 """
 
 from __future__ import annotations

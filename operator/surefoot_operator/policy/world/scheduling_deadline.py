@@ -1,7 +1,8 @@
-"""How long workers may hold nodes without being enough for a world, and when they are asked for again. Pure.
+"""Releases nodes held too long without enough workers for a world.
 
-Two jobs that each got half of a small cluster would wait for each other for ever, and nobody could use what they hold.
-So whoever is short for too long gives all of it back and comes again later, each at a time of its own. Called by `plan`.
+Pure. Two jobs that each got half of a small cluster would wait for each other for ever, and nobody could use what
+they hold. So whoever is short for too long gives all of it back and comes again later, each at a time of its own.
+Called by `plan`.
 """
 
 from __future__ import annotations

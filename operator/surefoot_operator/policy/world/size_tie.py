@@ -1,7 +1,7 @@
-"""Whether a world must keep its size: some state can be restored only by as many ranks as saved it. Pure.
+"""Ties a world to the size that its checkpoint was saved at.
 
-Such a job (a loader that is each rank's own) waits for a replacement like one of fixed size. Shrunk or grown, every rank
-of the new world would refuse the checkpoint, again and again, until the budget for restarts is used up.
+Pure. Such a job (a loader that is each rank's own) waits for a replacement like one of fixed size. Shrunk or grown,
+every rank of the new world would refuse the checkpoint, again and again, until the budget for restarts is used up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How many workers a world may have, should have, and can have now. Pure."""
+"""Computes the allowed, target and possible sizes of a world.
+
+Pure.
+"""
 
 from __future__ import annotations
 

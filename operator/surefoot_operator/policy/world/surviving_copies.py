@@ -1,7 +1,8 @@
-"""Which copies of a halted world's checkpoint stay when its nodes are left. Pure; read by `planned` and `upkeep`.
+"""Selects copies that survive when a paused world's nodes are left.
 
-A world that halts because a worker leaves is left for good only once its step survives the node: the copy in that node's
-own holder goes with it, and where two nodes of a placement group are drained at once, both copies do.
+Pure; read by `planned` and `upkeep`. A world that halts because a worker leaves is left for good only once its step
+survives the node: the copy in that node's own holder goes with it, and where two nodes of a placement group are
+drained at once, both copies do.
 """
 
 from __future__ import annotations

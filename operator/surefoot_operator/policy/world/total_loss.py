@@ -1,8 +1,8 @@
-"""Nothing that was ever recorded can be read: what people are told, and how they end the wait. Pure.
+"""Reports that no checkpoint can be read, and how to continue.
 
-Called by `restore_point`. What looks lost may be a tier whose nodes are being rebooted, or a bucket whose key expired: a
-job that failed of it for good could never take up what came back an hour later. So a total loss waits, with everything
-left as it is, until something comes back or a person says that it will not.
+Pure. Called by `restore_point`. What looks lost may be a tier whose nodes are being rebooted, or a bucket whose key
+expired: a job that failed of it for good could never take up what came back an hour later. So a total loss waits,
+with everything left as it is, until something comes back or a person says that it will not.
 """
 
 from __future__ import annotations
