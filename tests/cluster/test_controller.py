@@ -217,7 +217,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     assert "surefoot_operator_leader 0.0" in second.probe("/metrics")[1]
     first.signal(signal.SIGTERM)
     assert first.ends() == 0
-    assert "the lease was given back" in first.text()
+    assert "released the lease" in first.text()
     second.says("leads: the last leader gave the lease back")
     assert wait(lambda: leaders(api) == {"b"}, SECONDS)
     # both made, or found, the same secrets

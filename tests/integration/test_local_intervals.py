@@ -59,7 +59,7 @@ def test_seconds_become_steps_that_trainers_keep_also_after_a_restart(tmp_path: 
         assert interval.steps == 1 << interval.level
         assert interval.step_seconds is not None
         assert interval.steps == 1 or interval.steps * interval.step_seconds <= 0.6
-        assert "at most every 0.6 s is asked for" in interval.reason
+        assert "at most every 0.6 s was requested" in interval.reason
         run.wait("a word on it", lambda: any("the memory tier is saved" in text for text in run.told(INTERVAL_CHOSEN)))
         run.wait("checkpoints as far apart as was chosen", lambda: spaced(run))
 

@@ -28,7 +28,7 @@ HALT_SECONDS = 25.0
 """So long a bound halt waits for its saves at least."""
 
 CALM_SECONDS = 5.0
-"""After so long without a fault the tiers are as they should be."""
+"""After so long without a fault no maintenance is needed."""
 
 PILE = 8
 """Checkpoints beyond `keep` that one holder may have while nothing disturbs it."""

@@ -70,7 +70,7 @@ def running(now: float = BEGAN + 100, workers: int = 3, step: int = 42, **spec: 
     """Epoch 1 of `workers` workers, each of one rank, well and at `step`; saves of steps 30 and 40 on two holders each."""
     spec.setdefault("least", 1)
     members = tuple(member(i) for i in range(workers))
-    world = World(1, "Committed", None, workers, members, "the job begins", BEGAN)
+    world = World(1, "Committed", None, workers, members, "the job starts", BEGAN)
     saves = [manifest(1, s, r, workers) for s in (30, 40) for r in range(workers)]
     holders = tuple(
         holder(f"n{i}", 1, *(m for m in saves if i in (m.save.rank, (m.save.rank + 1) % workers)))

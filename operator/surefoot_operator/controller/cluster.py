@@ -112,7 +112,9 @@ class ClusterOperator:
         self._start(self._label.hold())
         self._start(self._runners.resync())
         self._start(self._tier(shared, self._runners).run())
-        log.info("leading %d jobs; agents are told %s", len(self._runners.running), self._settings.coordinator_url)
+        log.info(
+            "leading, with %d jobs; agents connect to %s", len(self._runners.running), self._settings.coordinator_url
+        )
         await asyncio.Event().wait()
 
     def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
@@ -174,7 +176,7 @@ class ClusterOperator:
             try:
                 access.password = await admin_password(self._api, self._at(self._settings.memory_admin_secret))
             except FabricError as error:
-                log.warning("the memory tier's password was not looked at: %s", error)
+                log.warning("cannot read the memory tier's password: %s", error)
             if tls is not None:
                 access.authority = tls.authority
 
@@ -250,7 +252,7 @@ class ClusterOperator:
             try:
                 await self._label.drop()
             except FabricError as error:
-                log.warning("the leader's label stays: %s", error)
+                log.warning("could not remove the leader label: %s", error)
         await self._elector.release()
         metrics.leader.set(0)
 
@@ -267,4 +269,4 @@ class ClusterOperator:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await work
         except TimeoutError:
-            log.warning("%s were not let go of within %g s: the process ends all the same", what, LEAVE_SECONDS)
+            log.warning("%s did not stop within %g s: exiting anyway", what, LEAVE_SECONDS)

@@ -88,7 +88,7 @@ class JobRunner:
         """Agents of the job are heard, and it is reconciled from now on."""
         self._shared.server.serve(self.key.uid, self._channel)
         self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
-        log.info("job %s (%s) is looked after", self.key, self.key.uid)
+        log.info("started the runner of job %s (%s)", self.key, self.key.uid)
 
     @property
     def round_seconds(self) -> float:
@@ -121,7 +121,12 @@ class JobRunner:
                 log.warning("the memory of job %s could not be cleaned within %g s", self.key, CLEAN_SECONDS)
         await self._memory.close()
         await self._fabric.close()
-        log.info("job %s (%s) is %s", self.key, self.key.uid, "gone" if gone else "left as it is")
+        log.info(
+            "stopped the runner of job %s (%s): the job is %s",
+            self.key,
+            self.key.uid,
+            "gone" if gone else "left as it is",
+        )
 
     async def _is_gone(self) -> bool:
         """Asked once more, of the server itself: checkpoints are not deleted because a watch was mistaken."""
@@ -131,7 +136,11 @@ class JobRunner:
         except ApiRefused as error:
             return error.code == 404
         except FabricError as error:
-            log.warning("whether job %s is gone is not known, its memory is left to the janitor: %s", self.key, error)
+            log.warning(
+                "cannot tell whether job %s was deleted, its keys on holders stay until the orphan sweep: %s",
+                self.key,
+                error,
+            )
             return False
         return bool(found["metadata"]["uid"] != self.key.uid)
 

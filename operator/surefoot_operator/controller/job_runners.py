@@ -111,7 +111,7 @@ class JobRunners:
         except Exception:
             # one job must not keep the others from being looked after; it is tried again at the next wake
             metrics.reconcile_failures.labels("begin").inc()
-            log.exception("job %s is not looked after", key)
+            log.exception("could not start the runner of job %s", key)
             return
         self._runners[key] = runner
         runner.start()

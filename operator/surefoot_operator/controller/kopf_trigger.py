@@ -72,7 +72,7 @@ class KopfTrigger:
             try:
                 asyncio.run(self._operate())
             except Exception as error:  # noqa: BLE001  of whatever kind: without kopf the cache still wakes us
-                log.warning("kopf ended: %s; begun anew", error)
+                log.warning("kopf ended: %s; restarting it", error)
             if not self._stop.wait(wait * random.uniform(0.5, 1.0)):
                 figures.kopf_ended.inc()
             wait = min(2 * wait, longest)

@@ -83,7 +83,7 @@ class MemoryMaintenance:
         self._tell(decided)
         for pod in decided.delete:
             await holders.restart(api, self._namespace, pod)
-            log.info("holder %s on %s is restarted for revision %s", pod.name, pod.node, newest.revision)
+            log.info("restarting holder %s on %s for revision %s", pod.name, pod.node, newest.revision)
 
     async def _sweep(self) -> None:
         """Holders are held against a list of all jobs that a quorum of the API's store confirms."""

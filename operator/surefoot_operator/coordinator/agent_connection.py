@@ -49,13 +49,15 @@ class AgentConnection:
         try:
             text = encode(message, self.version)
         except ProtocolError as error:
-            log.warning("%s is not told: %s", self.worker, error)
+            log.warning("cannot send to %s: %s", self.worker, error)
             return
         try:
             self._queue.put_nowait(text)
         except asyncio.QueueFull:
             metrics.agents_slow.inc()
-            log.warning("%s has not taken %d messages: its line is cut", self.worker, self._queue.maxsize)
+            log.warning(
+                "%s does not read its messages (%d queued): closing its connection", self.worker, self._queue.maxsize
+            )
             self.cut()
 
     async def pump(self) -> None:

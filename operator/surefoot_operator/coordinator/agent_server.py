@@ -217,11 +217,11 @@ class AgentServer:
                 channel.hear(line, message)
         except ProtocolError as error:
             metrics.agents_garbled.inc()
-            log.warning("the line of %s is closed: %s", line.worker, error)
+            log.warning("closing the connection of %s: %s", line.worker, error)
             await websocket.close(code=1002, message=str(error).encode()[:120])
 
 
 def _refused(kind: str, refusal: Refused) -> Refused:
     metrics.agents_refused.labels(kind).inc()
-    log.info("an agent is refused: %s", refusal.reason)
+    log.info("refused an agent: %s", refusal.reason)
     return refusal

@@ -73,7 +73,7 @@ class ConnectionLimiter:
         metrics.agents_refused.labels("crowd").inc()
         if not self._shut:
             self._shut = True  # a flood must not become a flood of lines
-            log.warning("%s has too many connections that have not said hello; those beyond are cut, and counted", peer)
+            log.warning("%s opened too many unauthenticated connections: refusing more", peer)
         return False
 
 

@@ -72,7 +72,7 @@ class HolderMonitor:
 
     def renew(self, place: HolderPlace) -> None:
         """The same server, reached with another password or authority: tried at once."""
-        log.info("the holder on %s is reached with what the secrets hold now", place.node)
+        log.info("reconnecting to the holder on %s with new credentials", place.node)
         self.place = place
         self._probe.renew(place)
         self._wake.set()
@@ -165,7 +165,7 @@ class HolderMonitor:
         except SurefootError as error:
             self._unwell("refused", error)
         except Exception as error:
-            log.exception("visiting the holder on %s failed", self.place.node)
+            log.exception("probing the holder on %s failed", self.place.node)
             self._unwell("bug", error)
         else:
             self._well(request, report)

@@ -141,7 +141,7 @@ class JobHolders:
                 problem = await asyncio.to_thread(uncovered, found)
                 self._covers[digests] = problem is None
                 if problem is not None:
-                    log.warning("a checkpoint does not count: %s", problem)
+                    log.warning("a checkpoint is unusable: %s", problem)
         return dict(self._covers)
 
     async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int, seconds: float) -> None:

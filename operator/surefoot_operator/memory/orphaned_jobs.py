@@ -68,7 +68,7 @@ class OrphanSweep:
         for place, jobs in by_place.items():
             for job in sorted(gone.intersection(jobs)):
                 if await self._on(place, self._remove, job):
-                    log.info("job %s exists no more: what it had on %s is removed", job, place.node)
+                    log.info("job %s no longer exists: removing its keys on %s", job, place.node)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown, True)
@@ -82,7 +82,7 @@ class OrphanSweep:
                 return work(admin, *arguments)
             except SurefootError as error:
                 metrics.holder_failures.labels("orphans").inc()
-                log.info("looking for jobs that are gone: %s", error)
+                log.info("cannot look for orphaned jobs: %s", error)
                 return frozenset()
             finally:
                 admin.close()

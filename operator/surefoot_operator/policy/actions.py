@@ -96,7 +96,7 @@ class ProposeHold:
     verb: Literal["propose", "bind", "cancel"]
 
     def __str__(self) -> str:
-        return f"{self.verb} a halt at step {self.step} of epoch {self.epoch}"
+        return f"{self.verb} a hold at step {self.step} of epoch {self.epoch}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,10 @@ def _decide(facts: Facts) -> _Decision:
     if status.world is None:
         if facts.spec.suspend:
             return _with_workers(facts, _Decision("the job is suspended and has not begun", status), 0)
-        return _Decision("the job begins", claimed(facts, "the job begins"))
+        return _Decision("the job starts", claimed(facts, "the job starts"))
     newest = newest_epoch_seen(facts)
     if newest > status.world.epoch:
-        reason = f"epoch {newest} was seen, which status knows nothing of: beginning beyond it"
+        reason = f"epoch {newest} is known to holders or agents but not to status: claiming a newer one"
         return _Decision(reason, claimed(facts, reason))
     return _claimed(facts) if status.world.state == "Claimed" else _committed(facts)
 
@@ -123,7 +123,7 @@ def _end(facts: Facts, end: ending.Completion) -> _Decision:
         return _lose(facts, left)
     saved, patience = ending.last_saved(facts)
     if patience is not None:
-        reason = "every trainer finished; the holders are read once more for the last checkpoint"
+        reason = "every trainer finished; reading the holders again for the last checkpoint"
         return _Decision(reason, facts.status, wakes=(patience,))
     told: tuple[Event, ...] = ()
     if left is not None:
@@ -142,7 +142,7 @@ def _lose(facts: Facts, loss: Loss) -> _Decision:
     lost = Event(names.TRAINER_FAILED if loss.kind in _OF_TRAINERS else names.WORKER_LOST, loss.reason, True)
     events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
     if allowed.refusal is not None and allowed.witness_seconds is not None and facts.now < allowed.witness_seconds:
-        reason = f"{loss.reason}; waiting whether somebody is seen to have died of it"
+        reason = f"{loss.reason}; waiting for a lost node or worker that explains it"
         return _Decision(reason, status, wakes=(allowed.witness_seconds,))
     if allowed.refusal is not None:
         first = last_checkpoint.rescue(facts, loss.at_seconds)

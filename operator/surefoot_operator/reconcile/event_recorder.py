@@ -94,10 +94,10 @@ class EventRecorder:
                 await self._record(some)
             except FabricError as error:
                 metrics.reconcile_failures.labels("events").inc()
-                log.warning("%d events are in this log only: %s", len(some), error)
+                log.warning("could not record %d events, they are in this log only: %s", len(some), error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             metrics.reconcile_failures.labels("events").inc()
-            log.error("telling events failed: %s", error, exc_info=error)
+            log.error("recording events failed: %s", error, exc_info=error)

@@ -127,33 +127,46 @@ class Reconciler:
                 metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
     async def once(self) -> float:
-        """One round; returns after how many seconds the next is due even if nothing changes."""
+        """Runs one round; returns the seconds until the next is due even if nothing changes.
+
+        Raises:
+            WorldMoved: another leader wrote the status since it was observed.
+            FabricError: the fabric refused a write or an action; the next round asks again.
+            InvariantBroken: the plan breaks an invariant; nothing of it was written or applied.
+        """
         dependencies = self._dependencies
+        # Observe the job. One whose spec cannot be read gets no plan: its status says so, and an edit wakes the loop.
         try:
             shown = await dependencies.fabric.observe()
         except JobRefused as refusal:
             return await self._refuse(refusal)
         shown = replace(shown, workers=self._ages.told(shown.workers, dependencies.clock()))
         self.calls.shown(shown.workers)
+        # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
         dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
-        self._stand(shown, shown.status)
+        self._follow(shown, shown.status)
         seen = await observed(dependencies, shown, self._term_seconds, self.calls.seen())
+        # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
         kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
+        # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
         later = await self._write(seen, status, bool(events), seen.status != accepted(shown.status))
         if not later:
-            self._stand(shown, status)
+            self._follow(shown, status)
+        # Publish metrics, the log line and whether this job can spare a holder.
         self.safety = safety(seen, status, kept)
         self._job_metrics.show(seen, status, kept)
         self._say(decided, kept, seen)
-        if SetFinalizer(False) in decided.actions:  # once it is let go the job may be gone, and this loop with it
+        # Record events first if the finalizer goes: the job may be gone right after, and this loop with it.
+        if SetFinalizer(False) in decided.actions:
             self.recorder.say(events)
             await self.recorder.flush()
             events = ()
+        # Apply the plan, then maintenance; then record events, agents' notices last.
         failed = await carry_out(dependencies, self.calls, decided.actions, replace(seen, status=status))
         if kept is not None:
             self._maintain(kept, replace(seen, status=status))
@@ -161,6 +174,7 @@ class Reconciler:
         self.recorder.say(self._notices(), of_agents=True)
         if failed:
             raise failed[0]
+        # Sleep until the soonest wake that plan, maintenance or a delayed progress write asked for.
         wakes = [decided.wake_after_seconds, kept.wake_after_seconds if kept is not None else None, later or None]
         return min([w for w in wakes if w is not None], default=self._longest)
 
@@ -198,8 +212,8 @@ class Reconciler:
             self._job_metrics.written(old, status, seen.job)
         return 0.0
 
-    def _stand(self, shown: FabricSeen, status: JobStatus) -> None:
-        """What stands in the API now: the tier follows it, and agents hear what follows from it."""
+    def _follow(self, shown: FabricSeen, status: JobStatus) -> None:
+        """Brings the holders' monitors and the agents up to the status that is stored now."""
         dependencies, resting = self._dependencies, is_idle(shown.job, status, shown.workers)
         self._longest = dependencies.settings.rest_seconds if resting else dependencies.settings.longest_sleep_seconds
         if status.tidied:
@@ -239,7 +253,7 @@ class Reconciler:
         return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
 
     def _say(self, decided: Plan, kept: Maintenance | None, seen: Observed) -> None:
-        """One line for each plan, and for each upkeep, that is news."""
+        """Logs a line for each plan and each maintenance that differs from the last."""
         what = "; ".join(map(str, decided.actions))
         line = f"{decided.reason}{': ' if what else ''}{what}"
         if line != self._said:
@@ -255,7 +269,9 @@ class Reconciler:
         for one in kept.unrecoverable if kept is not None else ():
             if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
                 self._without = (one.checkpoint.epoch, one.worker)
-                log.info("[%s] %s: what others saved of such checkpoints is dropped", _world(seen.status), one.reason)
+                log.info(
+                    "[%s] %s: the other ranks' saves of such checkpoints are dropped", _world(seen.status), one.reason
+                )
 
     async def _watch(self) -> None:
         """The fabric's changes; a watch that breaks is begun anew."""
@@ -289,7 +305,7 @@ class Reconciler:
         if isinstance(error, FabricError):
             log.warning("reconciling failed (%d in a row): %s", failures, error)
         elif isinstance(error, InvariantBroken):
-            log.error("a plan is not carried out (%d in a row): %s", failures, error)
+            log.error("a plan breaks an invariant and is not applied (%d in a row): %s", failures, error)
         else:
             log.exception("reconciling failed (%d in a row)", failures)
 

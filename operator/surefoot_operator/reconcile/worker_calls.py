@@ -127,5 +127,5 @@ class WorkerCalls:
         if not isinstance(error, FabricError):
             log.error("%s failed: %s", what, error, exc_info=error)
         elif not known:
-            log.warning("%s was refused, and is asked for again after %.0f s: %s", what, pause, error)
+            log.warning("%s was refused, retrying in %.0f s: %s", what, pause, error)
         asyncio.get_running_loop().call_later(pause, self._wake)

@@ -62,9 +62,9 @@ class CoordinatorTls:
                 content = await self._current()
                 if content != self._content:
                     self._use(content)
-                    log.info("the coordinator's certificate was renewed; the next connection sees it")
+                    log.info("the coordinator's certificate was renewed; new connections use it")
             except FabricError as error:
-                log.warning("the coordinator's certificate was not looked at: %s", error)
+                log.warning("cannot read the coordinator's certificate: %s", error)
 
     async def _current(self) -> Content:
         """What the Secret holds now, made or made anew if it is ours to do so."""
@@ -72,7 +72,7 @@ class CoordinatorTls:
         found = await kept_secret(self._api, self._where, lambda: certificates.made({}, self._names, now), kind=_TYPE)
         why = certificates.why_anew(found, self._names, now)
         if why and certificates.is_ours(found):
-            log.info("the certificate in secret %s is made anew: %s", self._where, why)
+            log.info("renewing the certificate in secret %s: %s", self._where, why)
             return await replaced_secret(
                 self._api,
                 self._where,

@@ -54,7 +54,7 @@ async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], ki
             if found is None:
                 raise FabricError(f"secret {where} was made and deleted at once; try again") from error
         else:
-            log.info("secret %s was made", where)
+            log.info("created secret %s", where)
             return dict(content)
     return _content(found, where)
 

@@ -39,7 +39,7 @@ class LeaderLabel:
                 await self.once()
                 pause = LOOK_SECONDS
             except FabricError as error:
-                log.warning("the leader's label: %s", error)
+                log.warning("cannot move the leader label: %s", error)
                 pause = AGAIN_SECONDS
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))
 

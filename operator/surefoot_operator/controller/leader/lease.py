@@ -103,9 +103,9 @@ class Elector:
         try:
             async with asyncio.timeout(self._timings.retry_seconds):
                 await self._api.put(self._where.path, body)
-            log.info("the lease was given back")
+            log.info("released the lease")
         except (FabricError, TimeoutError) as error:
-            log.warning("the lease was not given back, others wait until it ends: %s", error)
+            log.warning("could not release the lease, other replicas wait until it expires: %s", error)
 
     async def _tried(self, step: Step) -> bool:
         """Does the step's call; whether it came out as hoped."""

@@ -241,7 +241,7 @@ class KubernetesFabric:
         for uid in strangers.keys() - self._strangers:
             metadata = strangers[uid]["metadata"]
             log.warning(
-                "pod %s/%s bears labels of job %s, which does not control it: it is no worker, and is left alone",
+                "pod %s/%s has labels of job %s but another controller: ignoring it",
                 metadata.get("namespace"), metadata["name"], self._me,
             )  # fmt: skip
         self._strangers = frozenset(strangers)

@@ -45,5 +45,5 @@ class TemplateDryRun:
             if not error.lasting and error.code not in _ANSWERED:
                 return  # a server in trouble says nothing of the pod; it is asked again with the next
             if error.lasting:
-                log.warning("pods of %s are made without having been validated: %s", namespace, error)
+                log.warning("creating pods of %s without validation, the dry run failed: %s", namespace, error)
         self._proved = generation

@@ -1,8 +1,8 @@
 """Detects which workers of the committed world are lost.
 
-Pure; called by `plan`. The fabric's word is certain. A broken line or silence is not: it counts only while the
-epoch's steps stand still, and if most workers seem lost by that alone, the observer is the likelier fault and nothing
-is decided.
+Pure; called by `plan`. Pod and node status is authoritative. A lost connection or a missed heartbeat counts only if no
+rank has reported a step since. If most workers look lost by that alone, the operator is assumed to be partitioned and
+nothing is decided: it would restart a healthy job otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefoot_operator.policy.facts import (
     seconds_per_step,
     worker_id,
 )
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.losses import Loss, Recheck
 from surefoot_operator.policy.failure.standstill import reported_hang, standstill
 
 RECONNECT_GRACE_SECONDS = 0.25
@@ -54,13 +54,13 @@ def detect_losses(facts: Facts) -> Detection:
         if isinstance(found, Loss):
             losses.append(replace(found, announced=not found.application and bool(announced_departure(facts, member))))
         elif found is not None:
-            recheck.append(found)
+            recheck.append(found.at_seconds)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
     if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
         names = ", ".join(str(loss.worker) for loss in unwitnessed)
         frozen = (
-            f"workers {names} are silent, most of the world, and nothing else says that they are gone: "
-            "waiting, since the observer is the likelier fault"
+            f"no heartbeat from workers {names} (a majority), but nothing else reports them lost: "
+            "waiting, the operator may have lost its network"
         )
         losses = [loss for loss in losses if loss.witnessed]
     else:
@@ -72,13 +72,13 @@ def detect_losses(facts: Facts) -> Detection:
         if isinstance(found, Loss):
             losses.append(found)
         elif found is not None:
-            recheck.append(found)
+            recheck.append(found.at_seconds)
     losses.sort(key=lambda loss: loss.at_seconds)
     return Detection(tuple(losses), frozen, tuple(recheck))
 
 
-def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | float | None:
-    """One member: lost, or the moment at which it has to be looked at again, or well."""
+def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | Recheck | None:
+    """Judges one member: lost, to be looked at again, or well (None)."""
     epoch = facts.world.epoch
     if session is not None and session.epoch == epoch and session.finished == 0:
         return None
@@ -88,7 +88,7 @@ def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dea
     other = facts.sessions.get(worker_id(member))
     if session is None:
         if other is not None:
-            reason = f"the agent of worker {member.index} was started anew"
+            reason = f"the agent of worker {member.index} was restarted"
             return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
         return _unheard(facts, member)
     if session.exit is not None and session.exit.epoch == epoch and not session.exit.secondary:
@@ -121,16 +121,16 @@ def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Los
     return Loss("agent-lost", reason, sign, *_at(member))
 
 
-def _unheard(facts: Facts, member: Member) -> Loss | float | None:
+def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
     worker = facts.workers.get(worker_id(member))
     if worker is not None and worker.phase == "Succeeded":
         return None
     due = facts.seen.term_seconds + UNHEARD_SECONDS
     if facts.now < due:
-        return due
+        return Recheck(due)
     if worker is not None and worker.phase == "Running" and not node_lost(facts, member.node):
         return None
-    reason = f"worker {member.index} was not heard since this operator began, and the fabric cannot say that it runs"
+    reason = f"worker {member.index} has not connected since this operator started, and nothing reports it running"
     return Loss("worker-silent", reason, due, *_at(member))
 
 
@@ -156,7 +156,7 @@ def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | No
     return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
 
 
-def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | float | None:
+def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool) -> Loss | Recheck | None:
     """A line that broke is no witness: a reset link and a dead process look alike.
 
     A process that died is told by the fabric, or by peers whose collectives broke. Failing that, others say that a step
@@ -165,14 +165,14 @@ def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool
     if not epoch_dead:
         moving = _moving_until(facts, session.since_seconds, facts.spec.health_policy.heartbeat_seconds)
         if moving is not None:
-            return moving
+            return Recheck(moving)
         silent = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
         overdue = min(silent, _overdue_seconds(facts, session.since_seconds))
         if facts.now < overdue:
-            return overdue
+            return Recheck(overdue)
         if facts.now < silent and not _stands(facts, overdue):
-            return min(silent, facts.now + _LOOK_SECONDS)
-    reason = f"the connection to worker {member.index} broke and did not come back"
+            return Recheck(min(silent, facts.now + _LOOK_SECONDS))
+    reason = f"the connection to worker {member.index} broke and was not re-established"
     return Loss("agent-lost", reason, session.since_seconds, *_at(member), witnessed=False)
 
 
@@ -191,16 +191,16 @@ def _stands(facts: Facts, overdue_seconds: float) -> bool:
     return any(s.connected and s.heard_seconds >= overdue_seconds for s in in_epoch(facts, facts.world.epoch))
 
 
-def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | float | None:
+def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | Recheck | None:
     due = session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
     if facts.now <= due:
-        return due
+        return Recheck(due)
     # others tell of their steps with each heartbeat, however many they make in between
     moving = _moving_until(facts, session.heard_seconds, facts.spec.health_policy.heartbeat_seconds)
     if moving is not None:
-        return moving
+        return Recheck(moving)
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    reason = f"worker {member.index} has been silent for more than {silence:g} seconds"
+    reason = f"worker {member.index} sent no heartbeat for more than {silence:g} seconds"
     return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
 
 
@@ -217,14 +217,14 @@ def _moving_until(facts: Facts, since_seconds: float, told_every_seconds: float 
     return until if facts.now < until else None
 
 
-def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | float | None:
+def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | Recheck | None:
     """Trainers that ended because a peer's connection broke, with no first cause in sight."""
     if losses or not exits:
         return None
     first = min((s.exit for s in exits if s.exit is not None), key=lambda e: e.at_seconds)
     due = first.at_seconds + RECONNECT_GRACE_SECONDS
     if facts.now < due:
-        return due
+        return Recheck(due)
     echo = f"rank {first.rank} lost its peers ({first.cause or 'connection broke'})"
     left = [
         (member, session, rank)
@@ -235,11 +235,11 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
     gone = next((m for m in facts.world.members if announced_departure(facts, m)), None)
     if not left and gone is not None:
         reason = (
-            f"worker {gone.index} {announced_departure(facts, gone)}, and ended before its world could halt: {echo}"
+            f"worker {gone.index} {announced_departure(facts, gone)}, and ended before its world could hold: {echo}"
         )
         return Loss("agent-lost", reason, first.at_seconds, *_at(gone), announced=True)
     if not left:
-        loss = Loss("trainer-failed", f"{echo}, and nobody said why", first.at_seconds, exit_code=first.code)
+        loss = Loss("trainer-failed", f"{echo}, cause unknown", first.at_seconds, exit_code=first.code)
         return replace(loss, unexplained=True)
     member, session, rank = left[0]
     more = f", and {len(left) - 1} more," if len(left) > 1 else ""
@@ -257,13 +257,13 @@ def observed_death(facts: Facts) -> Loss | None:
             return certain
         other = facts.sessions.get(worker_id(member))
         if session is None and other is not None:
-            reason = f"the agent of worker {member.index} was started anew"
+            reason = f"the agent of worker {member.index} was restarted"
             return Loss("agent-lost", reason, other.since_seconds, *_at(member))
         if session is None:
             continue
         broken = not session.connected and facts.now > session.since_seconds + RECONNECT_GRACE_SECONDS
         if broken or facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
-            reason = f"worker {member.index} is not heard any more"
+            reason = f"worker {member.index}sends no heartbeats any more"
             return Loss("worker-silent", reason, session.heard_seconds, *_at(member))
     return None
 

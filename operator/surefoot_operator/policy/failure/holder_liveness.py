@@ -106,7 +106,7 @@ def lost_sight(facts: Facts) -> str:
     trouble = next((h.trouble for h in silences if h.refusing), "") or next((h.trouble for h in silences), "")
     said = f" ({trouble})" if trouble else ""
     return (
-        f"the operator does not see {len(unseen)} of {len(facts.status.named_holders)} holders{said}; agents go on saving"
+        f"the operator cannot reach {len(unseen)} of {len(facts.status.named_holders)} holders{said}; agents still save to them"
         " there and nothing is given up: see to the operator's network, its password of the memory tier and its authority"
     )
 

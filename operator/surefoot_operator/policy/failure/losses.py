@@ -31,3 +31,10 @@ class Loss:
     rank: int | None = None
     detail: str = ""
     """More lines for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Nothing is lost yet, but may be by then: look again at this Unix time."""
+
+    at_seconds: float

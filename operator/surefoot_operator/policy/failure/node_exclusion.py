@@ -1,7 +1,7 @@
 """Excludes nodes on which one job fails repeatedly.
 
-Pure; called by `plan`. A node may be bad for this job alone, and nobody else says so. It is left in order, as others'
-signals are acted upon.
+Pure; called by `plan`. A node may be bad for this job alone, with no signal of its own. The job vacates it by a
+planned change, as it does for nodes that others mark.
 """
 
 from __future__ import annotations

@@ -15,16 +15,16 @@ WORKER_INCIDENT_SECONDS = 100 * 86400.0
 """Prior: a worker fails once in a hundred days. Reported of large trainings: once in 50 to 300 days a node."""
 
 PRIOR_INCIDENTS = 0.1
-"""So much of an incident is the prior worth: a job's own soon decide."""
+"""Weight of the prior for the failure rate, in pseudo-observations (incidents): a job's own soon decide."""
 
 NODE_SHARE = 0.5
-"""Prior: of so many incidents a node, and the copies on it, is lost; of the others nothing but processes."""
+"""Prior: the share of incidents that lose a node with its copies; the others lose processes alone."""
 
 TOGETHER_SHARE = 0.1
-"""Prior: so often one node more goes with the one that is lost (a rack, a switch, a reclaimed group)."""
+"""Prior: the probability of each further node lost in the same incident (a rack, a switch, a reclaimed group)."""
 
 PRIOR_LOSSES = 4.0
-"""So many incidents is the prior of the odds worth."""
+"""Weight of the prior for the odds of memory loss, in pseudo-observations (incidents)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from dataclasses import replace
 from surefoot.protocol.plain import listed
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import Facts, has_stepped, is_responsive, last_step_seconds, member_sessions
-from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.losses import Loss, Recheck
 
 _MOST_NAMED = 8
 
 
-def standstill(facts: Facts) -> Loss | float | None:
-    """No first step, or no further one, for too long; or the moment at which that would be so."""
+def standstill(facts: Facts) -> Loss | Recheck | None:
+    """No first step, or no further one, for too long; or when that would be so."""
     epoch = facts.world.epoch
     if not _running(facts):
         return None
@@ -26,12 +26,12 @@ def standstill(facts: Facts) -> Loss | float | None:
         limit = facts.spec.run_policy.startup_deadline_seconds
         due = max(facts.world.changed_seconds, facts.seen.term_seconds) + limit
         reason = f"epoch {epoch} made no first step within startupDeadlineSeconds ({limit:g} s)"
-        return due if facts.now < due else Loss("startup", reason, due, application=True)
+        return Recheck(due) if facts.now < due else Loss("startup", reason, due, application=True)
     last = last_step_seconds(facts, epoch)
     if last is None:
         return None
     due = last + facts.spec.health_policy.step_timeout_seconds
-    return due if facts.now < due else _hang(facts, due)
+    return Recheck(due) if facts.now < due else _hang(facts, due)
 
 
 def reported_hang(facts: Facts) -> Loss | None:
@@ -85,10 +85,10 @@ def _where(facts: Facts, slow: SessionSeen | None) -> str:
     if slow is not None:
         rank = _rank(facts, slow)
         who = f"worker {slow.index}" if rank is None else f"rank {rank} on worker {slow.index}"
-        return f"{who} stands at step {slow.step}, all others beyond{ended}"
+        return f"{who} is at step {slow.step}, all others are further{ended}"
     if len(late) == len(running):
-        return f"no rank is behind: all stand at step {least}{ended}"
-    return f"{_workers([s.index for s in late])} stand at step {least}, others beyond{ended}"
+        return f"no rank is behind: all are at step {least}{ended}"
+    return f"{_workers([s.index for s in late])} are at step {least}, others further{ended}"
 
 
 def _workers(indexes: list[int]) -> str:

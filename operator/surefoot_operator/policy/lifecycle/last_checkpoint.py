@@ -75,7 +75,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
         return Pending(reason, until) if facts.now < until else Loss("agent-lost", reason, until)
     if wanted not in there:
         until = _since(facts) + SAVING_SECONDS
-        reason = f"{step}; the holders are read once more for the last checkpoint"
+        reason = f"{step}; reading the holders again for the last checkpoint"
         lost = f"{step}, and {wanted} was lost from memory before it was in the persistent tier"
         return Pending(reason, until) if facts.now < until else Loss("checkpoint-lost", lost, until, unexplained=True)
     until = _since(facts) + PROMOTION_SECONDS
@@ -94,7 +94,7 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
     said = [c for s in sessions if (c := _saved(s)) is not None and c.epoch == facts.world.epoch]
     coming = min(said) if len(said) == len(facts.world.members) else None
     if coming is not None and (there is None or coming > there) and facts.now < since + SAVING_SECONDS:
-        return Pending("the holders are read once more for the last checkpoint", since + SAVING_SECONDS)
+        return Pending("reading the holders again for the last checkpoint", since + SAVING_SECONDS)
     until = since + RESCUE_SECONDS
     if there is None or there.imported or _is_kept(facts, there) or facts.now >= until:
         return None

@@ -15,8 +15,8 @@ HIGHEST_LEVEL = 20
 DRAIN_ROOM = 1.25
 """A save may take a quarter longer than the last ones before the next is due."""
 
-HOLD = 0.2
-"""In doublings: as far as a wish may leave the present level's range before the level follows. A seventh."""
+HYSTERESIS = 0.2
+"""Hysteresis in log2 units: the level changes only when the wanted interval is more than 2**0.2 (15 %) outside its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Caden
         return None
     base = wish.base_steps * step
     # seconds are a promise, rounded down and never held above; the best interval is as flat above as it is below
-    bias = -HOLD if wish.seconds is not None else 0.5
+    bias = -HYSTERESIS if wish.seconds is not None else 0.5
     level = level_with_hysteresis(_doublings(wanted / base) + bias, present)
     drain = inputs.drain_seconds or 0.0
     least = -level_with_hysteresis(-_doublings(drain * DRAIN_ROOM / base), None if present is None else -present)
@@ -77,8 +77,8 @@ def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Caden
 
 
 def level_with_hysteresis(wanted: float, present: int | None) -> int:
-    """`wanted` rounded down; the present level, while `wanted` is not further than `HOLD` outside of its range."""
-    if present is not None and present - HOLD <= wanted < present + 1 + HOLD:
+    """`wanted` rounded down; the present level, while `wanted` is not further than `HYSTERESIS` outside of its range."""
+    if present is not None and present - HYSTERESIS <= wanted < present + 1 + HYSTERESIS:
         return present
     return math.floor(wanted)
 
@@ -91,7 +91,7 @@ def _doublings(ratio: float) -> float:
 def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[int, int, int]) -> str:
     level, least, chosen = levels
     if wish.seconds is not None:
-        why = f"at most every {readable_seconds(wish.seconds)} is asked for"
+        why = f"at most every {readable_seconds(wish.seconds)} was requested"
     else:
         why = (
             f"every {readable_seconds(wanted)} costs least, where a save costs {readable_seconds(inputs.cost_seconds or 0.0)}"
@@ -100,7 +100,7 @@ def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[
     if chosen <= max(level, 0):
         return why
     if chosen == wish.least_level and chosen > least:
-        return f"{why}, but memory is not saved to oftener"
+        return f"{why}, but the memory tier is not saved to more often"
     return f"{why}, but a save takes {readable_seconds(inputs.drain_seconds or 0.0)} to arrive, and the next waits for that"
 
 

@@ -91,7 +91,7 @@ def _chosen(
     if found is None:
         if present is None or present.level >= wish.least_level:
             return present
-        reason = "memory is not saved to oftener"
+        reason = "the memory tier is not saved to more often"
         return replace(present, steps=wish.base_steps << wish.least_level, level=wish.least_level, reason=reason)
     fresh = _written(facts, wish, inputs, found, risk)
     if present is None:

@@ -107,7 +107,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
         *promotion_plan.persistent_drops(facts, status.floor, promoting.pinned),
     )
     sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions))
-    reason = "; ".join(sentences) or "the tiers are as they should be"
+    reason = "; ".join(sentences) or "no maintenance is needed"
     budget = memory_budget.judged(facts)
     status = memory_budget.with_condition(status, budget, facts.now)
     return Maintenance(

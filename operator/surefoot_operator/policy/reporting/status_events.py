@@ -46,7 +46,13 @@ def _protected(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         newest = f": step {new.last_complete.step}" if new.last_complete is not None else ""
         return (Event(names.PROTECTED, f"{now.message}{newest}"),)
     if was is not None and was.status == "True" and now.status == "False":
-        return (Event(names.UNPROTECTED, f"{now.message}; a failure now would cost more steps than it should", True),)
+        return (
+            Event(
+                names.UNPROTECTED,
+                f"{now.message}; a failure now would lose every step since the last complete checkpoint",
+                True,
+            ),
+        )
     return ()
 
 
@@ -67,7 +73,7 @@ def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     was, now = _condition(old, names.SPEC_REFUSED), _condition(new, names.SPEC_REFUSED)
     if now is None or (was is not None and was.message == now.message):
         return ()
-    return (Event(names.JOB_REFUSED, f"{now.message}; the job goes on as it was asked for before", True),)
+    return (Event(names.JOB_REFUSED, f"{now.message}; the job continues with its former spec", True),)
 
 
 def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

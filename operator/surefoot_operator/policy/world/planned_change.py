@@ -145,18 +145,19 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> Chan
     if hold is not None and hold.state == "Proposed":
         due = hold.asked_seconds + ANSWER_SECONDS
         if facts.now < due:
-            return ChangeStep(f"{wanted.reason}: asking every worker to halt at step {hold.step}", until_seconds=due)
+            return ChangeStep(f"{wanted.reason}: asking every worker to hold at step {hold.step}", until_seconds=due)
         return ChangeStep(
-            f"not everybody answered to a halt at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
+            f"not every worker answered the hold at step {hold.step}", (ProposeHold(hold.epoch, hold.step, "cancel"),)
         )
     if hold is not None and facts.now < hold.asked_seconds + AGAIN_SECONDS:
         return ChangeStep(
-            f"{wanted.reason}: a halt at step {hold.step} was refused", until_seconds=hold.asked_seconds + AGAIN_SECONDS
+            f"{wanted.reason}: the hold at step {hold.step} was refused",
+            until_seconds=hold.asked_seconds + AGAIN_SECONDS,
         )
     standing = _standing_until(facts, hold)
     if standing is not None and facts.now < standing:
         return ChangeStep(
-            f"{wanted.reason}: no rank makes a step, so no other halt is named yet", until_seconds=standing
+            f"{wanted.reason}: no rank completes a step, so no other hold is proposed yet", until_seconds=standing
         )
     epoch = facts.world.epoch
     ahead = _ahead(facts)
@@ -165,7 +166,7 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> Chan
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
     return ChangeStep(
-        f"{wanted.reason}: naming step {step} to halt at",
+        f"{wanted.reason}: proposing a hold at step {step}",
         (ProposeHold(epoch, step, "propose"),),
         until_seconds=facts.now + ANSWER_SECONDS,
     )

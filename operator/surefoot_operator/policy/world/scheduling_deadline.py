@@ -49,7 +49,7 @@ def held(facts: Facts, tied: int | None = None) -> Released:
     new = Scheduling(None, releases, facts.now + pause)
     text = (
         f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
-        f" for any world: they are given back, and asked for again after {pause:.0f} s"
+        f" for any world: they are released, and requested again after {pause:.0f} s"
     )
     return Released(new, told(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
 
@@ -72,7 +72,7 @@ def told(known: Scheduling) -> str:
     """Of a job whose workers were given back."""
     at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
     times = f" ({known.releases} times now)" if known.releases > 1 else ""
-    return f"too few workers found nodes, and theirs were given back{times}; they are asked for again at {at} UTC"
+    return f"too few workers got nodes, so theirs were released{times}; the job asks for them again at {at} UTC"
 
 
 def pause_seconds(uid: str, releases: int, deadline: float) -> float:

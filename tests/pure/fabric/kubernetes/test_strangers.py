@@ -50,5 +50,5 @@ def test_a_stranger_is_left_out_and_told_of_once(stranger: Any, caplog: pytest.L
         assert workers(pod("true"), stranger) == ["true", "true"]
     namespace = stranger["metadata"]["namespace"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"pod {namespace}/x bears labels of job team/gpt, which does not control it: it is no worker, and is left alone"
+        f"pod {namespace}/x has labels of job team/gpt but another controller: ignoring it"
     ]

@@ -52,7 +52,7 @@ def test_where_all_stand_at_one_step_nobody_is_blamed(own: bool) -> None:
     incident = decided(seen)
     assert incident.kind == "hang"
     assert blamed(incident) == (None, None, None)
-    assert "no rank is behind: all stand at step 42" in incident.reason
+    assert "no rank is behind: all are at step 42" in incident.reason
     assert plan(seen).status.restarts_counted == 1
 
 
@@ -62,13 +62,13 @@ def test_the_one_that_stands_at_an_earlier_step_is_blamed(own: bool) -> None:
     incident = decided(timers(seen, 0.0, 0.02, 0.03) if own else seen)
     assert incident.kind == "hang"
     assert blamed(incident) == (2, "n2", 2)
-    assert "rank 2 on worker 2 stands at step 41" in incident.reason
+    assert "rank 2 on worker 2 is at step 41" in incident.reason
 
 
 def test_two_that_stand_at_an_earlier_step_are_named_and_not_blamed() -> None:
     incident = decided(still((41, 42, 41)))
     assert blamed(incident) == (None, None, None)
-    assert "workers 0, 2 stand at step 41" in incident.reason
+    assert "workers 0, 2 are at step 41" in incident.reason
 
 
 def test_whoever_is_not_heard_is_no_evidence() -> None:

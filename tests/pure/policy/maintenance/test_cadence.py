@@ -13,7 +13,7 @@ from surefoot.schedule import HIGHEST_LEVEL as TRAINERS_HIGHEST
 from surefoot.schedule import Schedule
 from surefoot_operator.policy.maintenance.cadence import (
     HIGHEST_LEVEL,
-    HOLD,
+    HYSTERESIS,
     Cadence,
     Inputs,
     IntervalRequest,
@@ -42,12 +42,12 @@ def length(wish: IntervalRequest, inputs: Inputs, level: int) -> float:
 @pytest.mark.parametrize(
     ("wish", "inputs", "steps", "why"),
     [
-        (IntervalRequest(1, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 64, "at most every 10 s is asked for"),
-        (IntervalRequest(1, 10.0), Inputs(0.1, None, None, DAY), 64, "at most every 10 s is asked for"),
-        (IntervalRequest(10, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 80, "at most every 10 s is asked for"),
-        (IntervalRequest(1, 10.0), Inputs(30.0, 0.01, 0.2, DAY), 1, "at most every 10 s is asked for"),
-        (IntervalRequest(1, 1.0), Inputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s is asked for, but a save takes 3 s to arrive"),
-        (IntervalRequest(1, 1.0, least_level=5), Inputs(0.1, 0.01, 0.2, DAY), 32, "but memory is not saved to oftener"),
+        (IntervalRequest(1, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 64, "at most every 10 s was requested"),
+        (IntervalRequest(1, 10.0), Inputs(0.1, None, None, DAY), 64, "at most every 10 s was requested"),
+        (IntervalRequest(10, 10.0), Inputs(0.1, 0.01, 0.2, DAY), 80, "at most every 10 s was requested"),
+        (IntervalRequest(1, 10.0), Inputs(30.0, 0.01, 0.2, DAY), 1, "at most every 10 s was requested"),
+        (IntervalRequest(1, 1.0), Inputs(0.1, 0.01, 3.0, DAY), 64, "at most every 1 s was requested, but a save takes 3 s to arrive"),
+        (IntervalRequest(1, 1.0, least_level=5), Inputs(0.1, 0.01, 0.2, DAY), 32, "but the memory tier is not saved to more often"),
         # sqrt(2 * 0.02 s * 10 days) = 186 s
         (IntervalRequest(1), Inputs(1.0, 0.02, 0.5, 10 * DAY), 256, "every 3.1 min costs least, where a save costs 0.02 s"),
         (IntervalRequest(1), Inputs(1.0, 0.0, 0.5, 10 * DAY), 1, "every 0 s costs least"),
@@ -112,7 +112,7 @@ def test_seconds_are_a_promise_that_only_drains_and_the_tier_below_break(
         assert length(wish, inputs, level) <= wish.seconds * (1 + 1e-9)
 
 
-@given(wishes, measured, st.floats(-0.95 * HOLD, 0.95 * HOLD))
+@given(wishes, measured, st.floats(-0.95 * HYSTERESIS, 0.95 * HYSTERESIS))
 def test_a_choice_stays_while_what_is_measured_wavers(wish: IntervalRequest, inputs: Inputs, wavering: float) -> None:
     first = chosen(wish, inputs).level
     again = replace(inputs, step_seconds=(inputs.step_seconds or 0.0) * 2**wavering)

@@ -105,7 +105,7 @@ def test_seconds_become_steps_once_steps_were_timed() -> None:
     assert (found.steps, found.level, found.since_step, found.since_seconds) == (16, 4, 42, NOW)
     assert (found.wanted_seconds, found.step_seconds) == (2.0, 0.1)
     told = [e.message for e in kept.events if e.reason == INTERVAL_CHOSEN]
-    assert told == ["the memory tier is saved to every 16 steps (1.6 s): at most every 2 s is asked for"]
+    assert told == ["the memory tier is saved to every 16 steps (1.6 s): at most every 2 s was requested"]
 
 
 def test_the_slowest_member_decides() -> None:

@@ -39,13 +39,13 @@ def test_workers_with_nodes_are_scheduled_and_one_without_says_why() -> None:
 def test_a_refused_edit_is_told_once_for_each_sentence() -> None:
     seen = replace(running(), refusal="spec.x: 3 is not allowed")
     first = plan(seen)
-    assert told(first) == ["spec.x: 3 is not allowed; the job goes on as it was asked for before"]
+    assert told(first) == ["spec.x: 3 is not allowed; the job continues with its former spec"]
     assert condition(first.status, "SpecRefused") is not None
     assert first.status.phase == "Running"
     again = replace(seen, status=first.status)
     assert told(plan(again)) == []
     other = plan(replace(again, refusal="spec.y: 4 is not allowed"))
-    assert told(other) == ["spec.y: 4 is not allowed; the job goes on as it was asked for before"]
+    assert told(other) == ["spec.y: 4 is not allowed; the job continues with its former spec"]
     assert condition(plan(replace(again, refusal="")).status, "SpecRefused") is None
 
 

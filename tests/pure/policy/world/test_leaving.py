@@ -92,7 +92,7 @@ def test_of_a_thousand_that_leave_a_few_are_named() -> None:
     for index in range(30):
         seen = NOTICES["deleted"](seen, index)
     assert plan(seen).reason.startswith(
-        "; ".join(f"worker {n} is being deleted" for n in range(4)) + "; 26 more: naming step"
+        "; ".join(f"worker {n} is being deleted" for n in range(4)) + "; 26 more: proposing a hold at step"
     )
 
 
@@ -305,7 +305,7 @@ def test_its_peers_that_only_heard_its_line_break_are_not_a_program_that_fails()
     made = plan(with_session(with_session(seen, 0, **echo), 2, **echo))
     (incident,) = made.status.incidents
     assert (incident.kind, incident.worker, incident.unexplained) == ("agent-lost", 1, False)
-    assert "worker 1 is being deleted, and ended before its world could halt" in incident.reason
+    assert "worker 1 is being deleted, and ended before its world could hold" in incident.reason
     assert (made.status.recent_restarts, made.status.no_progress_restarts) == ((), 0)
 
 

@@ -28,7 +28,7 @@ def half(placed: int = 2, now: float = NOW, known: Scheduling | None = None, **s
         worker(i) if node else worker(i, node=None, phase="Pending", message="0/2 nodes are available")
         for i, node in enumerate(nodes)
     )
-    world = World(1, "Claimed", reason="the job begins", changed_seconds=BEGAN)
+    world = World(1, "Claimed", reason="the job starts", changed_seconds=BEGAN)
     return Observed(
         now=now,
         term_seconds=BEGAN,

@@ -1,0 +1,44 @@
+"""What docs/walks.md names is there: who follows a walk finds each file and each function."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "walks.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| *\w* *\| `(?P<path>[\w/]+\.py)` \| `(?P<name>[\w.]+)` \| [^|]+ \|$", re.MULTILINE)
+
+
+def walks() -> dict[str, list[tuple[str, str]]]:
+    """Title -> (file, function) of every hop."""
+    titles = PAGE.split("\n## ")[1:]
+    return {text.partition("\n")[0]: [(m["path"], m["name"]) for m in ROW.finditer(text)] for text in titles}
+
+
+def defined(path: Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            inner = (one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            names |= {f"{node.name}.{name}" for name in inner}
+    return names
+
+
+@pytest.mark.parametrize(("path", "name"), sorted({hop for hops in walks().values() for hop in hops}))
+def test_each_named_function_is_defined_in_the_named_file(path: str, name: str) -> None:
+    package = ROOT / ("operator" if path.startswith("surefoot_operator/") else "runtime")
+    assert (package / path).is_file(), f"docs/walks.md names {path}"
+    assert name in defined(package / path), f"docs/walks.md names {name} in {path}"
+
+
+def test_every_row_of_a_walk_is_read_as_a_hop() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and ".py`" in line]
+    assert sum(len(hops) for hops in walks().values()) == len(rows)
+    assert len(walks()) == 4
+    assert all(len(hops) > 10 for hops in walks().values())
