@@ -121,6 +121,8 @@ class Network:
         self.last_calls: dict[Process, Action] = {}
         """Who ends in the middle of the next call that it serves, and how."""
         self._cuts: dict[tuple[str, str], int] = {}
+        self._healed: dict[tuple[str, str], float] = {}
+        """When a way that was cut was healed last."""
         self._held: dict[tuple[str, str], list[tuple[Process, Action, tuple[Any, ...]]]] = {}
         self._parted: dict[tuple[str, str], list[Line]] = {}
 
@@ -128,6 +130,12 @@ class Network:
         if one == other or not self._cuts:
             return True
         return (one, other) not in self._cuts and (machine(one), machine(other)) not in self._cuts
+
+    def together_since(self, one: str, other: str) -> float:
+        """Since when both hear each other; infinite while they do not."""
+        if not (self.reaches(one, other) and self.reaches(other, one)):
+            return float("inf")
+        return max(self._healed.get((one, other), 0.0), self._healed.get((other, one), 0.0))
 
     def cut(self, one: str, other: str, both: bool = True) -> None:
         for way in ((one, other), (other, one))[: 1 + both]:
@@ -138,6 +146,7 @@ class Network:
             self._cuts[way] -= 1
             if not self._cuts[way]:
                 del self._cuts[way]
+                self._healed[way] = self.engine.now
         for way in [w for w in self._held if self.reaches(*w)]:
             for target, action, arguments in self._held.pop(way):
                 if self.engine.rng.random() < 0.6:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 LIVELY_SECONDS = 60.0
 """Longer than a hang's time limit, a holder's return and a worker's start together."""
 
+ASKED_SECONDS = 8.0
+"""Agents that were heard for so long could have been asked what they see, and have answered."""
+
 RECOVERING_SECONDS = 40.0
 """The same of a claim on machines that are well, which have a complete checkpoint in memory."""
 
@@ -88,7 +91,8 @@ class Liveness:
         simulation, network = self._oracle.simulation, self._oracle.simulation.network
         pods = [p for n in simulation.fabric.nodes.values() for p in n.pods if p.agent is not None]
         agents = [p.agent for p in pods if p.agent is not None and p.agent.process.running and not p.deleting]
-        heard = [a.node for a in agents if a.line is not None and network.reaches(a.node, "operator")]
+        asked = simulation.engine.now - ASKED_SECONDS
+        heard = [a.node for a in agents if a.line is not None and network.together_since(a.node, "operator") < asked]
 
         def seen(holder: Holder) -> bool:
             there = holder.process.running and holder.provisioned
