@@ -48,6 +48,8 @@ class Eyes:
         self.accepted: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.served: dict[int, float] = {}
         """When the persistent tier was listed, by the number of the request."""
+        self.room_since = 0.0
+        """Since when no holder is full any more: what was saved before may have found no room."""
         self.staged: dict[RankSave, float] = {}
         self.kept_since: dict[RankSave, float] = {}
 
@@ -223,7 +225,7 @@ class Eyes:
         newest = max((c for c in oracle.certified if c.epoch == epoch), key=lambda c: c.step, default=None)
         ripe = [
             save.step for save, at in self.staged.items()
-            if save.epoch == epoch and at < simulation.engine.now - CALM_SECONDS
+            if save.epoch == epoch and self.room_since < at < simulation.engine.now - CALM_SECONDS
         ]  # fmt: skip
         if (
             ripe

@@ -104,6 +104,7 @@ def _fill_holder(simulation: Simulation, duration: float) -> None:
 
     def room() -> None:
         holder.full = False
+        simulation.oracle.eyes.room_since = simulation.engine.now
 
     later(simulation, duration, room)
 

@@ -90,7 +90,7 @@ def job(settings: Settings) -> TrainingJob:
             replicas=settings.workers,
             nproc_per_node=settings.local_ranks,
             elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
-            run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=60.0),
+            run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=40.0),
             health_policy=HealthPolicy(step_timeout_seconds=settings.step_timeout_seconds),
             checkpoint=CheckpointPolicy(
                 memory=memory,
