@@ -36,20 +36,26 @@ def main(argv: list[str]) -> int:
     except NoSource as problem:
         print(problem, file=sys.stderr)
         return 2
-    rows = [row for file in cases(folder) for row in _rows_of(file, folder, options)]
-    control = {(r["file"], r["test"]): r["result"] for r in rows if r["engine"] == "torch"}
-    for row in rows:
-        if (row["engine"], row["result"], control.get((row["file"], row["test"]))) == ("surefoot", "failed", "failed"):
-            row["result"] = "fails with torch's own storage too"
-    told = [r for r in rows if r["engine"] == options.engine]
-    counts = {result: sum(r["result"] == result for r in told) for result in sorted({r["result"] for r in told})}
-    report = {"tests_of": str(options.source) if options.source else VERSION, "torch": torch.__version__}
-    options.report.parent.mkdir(parents=True, exist_ok=True)
-    options.report.write_text(json.dumps({**report, "counts": counts, "rows": told}, indent=1) + "\n")
+    told: list[Row] = []
+    for file in cases(folder):
+        told += _rows_of(file, folder, options)
+        _write(told, options)  # after each: whoever ends a long run has what was run
     for row in told:
         print(f"{row['result']:<10} {row['file']}::{row['test']}  {row['why']}")
+    counts = _counts(told)
     print(", ".join(f"{count} {result}" for result, count in counts.items()))
     return 1 if counts.get("failed") else 0
+
+
+def _write(rows: list[Row], options: argparse.Namespace) -> None:
+    report = {"tests_of": str(options.source) if options.source else VERSION, "torch": torch.__version__}
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps({**report, "counts": _counts(rows), "rows": rows}, indent=1) + "\n")
+
+
+def _counts(rows: list[Row]) -> dict[str, int]:
+    results = [row["result"] for row in rows]
+    return {result: results.count(result) for result in sorted(set(results))}
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
@@ -72,7 +78,10 @@ def _rows_of(file: Path, folder: Path, options: argparse.Namespace) -> list[Row]
     rows = _run(file, name, options.engine, options.tests)
     failed = [r["test"].rpartition(".")[2] for r in rows if r["result"] == "failed"]
     if failed and options.engine == "surefoot":
-        rows += _run(file, name, "torch", " or ".join(failed))
+        control = {r["test"]: r["result"] for r in _run(file, name, "torch", " or ".join(failed))}
+        for row in rows:
+            if (row["result"], control.get(row["test"])) == ("failed", "failed"):
+                row["result"] = "fails with torch's own storage too"
     return rows
 
 

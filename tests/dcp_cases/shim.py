@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import _storage_utils, filesystem
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.testing._internal import common_distributed
 
 from surefoot.integrations.dcp import Reader, Writer
@@ -41,6 +42,13 @@ class PathReader(Reader):
         if checkpoint_id:
             self._options = options_of(os.fspath(checkpoint_id), None)
 
+    def read_metadata(self, *args: Any, **ignored: Any) -> Metadata:
+        """With the path as the id, as a FileSystemWriter has it."""
+        metadata = super().read_metadata()
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.checkpoint_id = self._options.folder
+        return metadata
+
 
 def _never_skip(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda test: test
@@ -50,5 +58,4 @@ common_distributed.skip_if_lt_x_gpu = _never_skip
 
 if os.environ.get("DCP_ENGINE", "surefoot") == "surefoot":
     for module in (dcp, filesystem, _storage_utils):
-        module.FileSystemWriter = PathWriter  # type: ignore[misc,assignment]
-        module.FileSystemReader = PathReader  # type: ignore[misc,assignment]
+        vars(module).update(FileSystemWriter=PathWriter, FileSystemReader=PathReader)
