@@ -119,11 +119,25 @@ def test_what_is_waited_for_can_come(number: int) -> None:
     assert policy["minReplicas"] <= size // ranks <= policy["maxReplicas"]
 
 
-def test_logs_are_asked_of_pods_by_the_label_that_they_bear() -> None:
-    selector = option(commands()[position("kubectl", "logs")], "--selector")
-    label, _, name = selector.partition("=")
+def test_pods_are_asked_for_by_the_label_that_they_bear() -> None:
+    asked = position("kubectl", "get", "pods")
+    label, _, name = option(commands()[asked], "--selector").partition("=")
     assert label == labels.JOB_NAME
-    assert name in jobs_made_before(position("kubectl", "logs"))
+    assert name in jobs_made_before(asked)
+
+
+def test_no_log_is_asked_of_a_node_that_was_killed() -> None:
+    """`kubectl logs` fails where one of the pods is on a node that does not answer, and says nothing of the others."""
+    killed, back = position("docker", "kill"), position("docker", "start")
+    assert [command for command in commands()[killed:back] if command[:2] == ["kubectl", "logs"]] == []
+
+
+def test_the_world_is_whole_before_a_node_is_killed() -> None:
+    """An elastic job may begin smaller: what is waited for after the kill would be there before it."""
+    whole = [option(c, "--for") for c in commands()[: position("docker", "kill")] if "trainingjob/elastic" in c]
+    after = [option(c, "--for") for c in commands()[position("docker", "kill") :] if "trainingjob/elastic" in c]
+    assert "jsonpath={.status.world.size}=6" in whole
+    assert after == ["jsonpath={.status.world.size}=4", "jsonpath={.status.world.size}=6"]
 
 
 def test_the_node_that_is_killed_is_a_worker_of_that_cluster_and_comes_back() -> None:
