@@ -72,6 +72,8 @@ class AgentState:
     """First tick of the started epoch's trainers."""
     exit_report: Exited | None = None
     """What is said of the trainers once their stacks are taken, and before they are killed."""
+    stacks: str | None = None
+    """Where the trainers stood when half of the step timeout was over, for people; None: nobody asked since the last step."""
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False

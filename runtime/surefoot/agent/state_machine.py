@@ -66,7 +66,9 @@ def _take(state: AgentState, event: Event) -> Step:
         case on.Flushed(epoch):
             return (replace(state, flushing=False, flushed=True) if epoch == state.started else state), ()
         case on.StacksTaken(epoch, detail):
-            return _told_where(state, detail) if epoch == state.started else (state, ())
+            if epoch != state.started:
+                return state, ()
+            return _told_where(state, detail) if state.killing else (replace(state, stacks=detail), ())
         case on.StoreUp(epoch, address):
             if epoch != state.claimed:
                 return state, ()
@@ -137,6 +139,7 @@ def _start(state: AgentState) -> Step:
         stall_seconds=None,
         reported_level=0,
         progress_at=None,
+        stacks=None,
         begun_at=None,
         exit_report=None,
     )
@@ -219,8 +222,12 @@ def _tick(state: AgentState, at: float) -> Step:
     if state.progress_at is None or not state.alive or state.killing:
         return state, ()
     waiting = any(r.held is not None or r.closed or not r.alive for r in state.ranks)
-    if waiting or at - state.progress_at <= state.step_timeout_seconds:
-        return state, ()
+    standing = 0.0 if waiting else at - state.progress_at
+    if standing <= state.step_timeout_seconds:
+        if state.stacks is not None or 2 * standing <= state.step_timeout_seconds:
+            return state, ()
+        # whoever finds the hang first kills its ranks, and all others end with them before they could be asked
+        return replace(state, stacks=""), (on.TakeStacks(state.started),)
     cause = f"hang: no step for {state.step_timeout_seconds:g} s after step {state.step}"
     return _end(state, Exited(state.started, _behind(state), -9, cause, secondary=False, step=state.step, kind="hang"))
 
@@ -229,7 +236,7 @@ def _end(state: AgentState, word: Exited | None) -> Step:
     """Kills the trainers that are left; if they stand still, asks first where, since nobody can afterwards."""
     if state.stalled:
         return replace(state, killing=True, exit_report=word), (on.TakeStacks(state.started),)
-    after, said = (state, ()) if word is None else _fact(state, word)
+    after, said = (state, ()) if word is None else _fact(state, replace(word, detail=word.detail or state.stacks or ""))
     # survivors first: every millisecond they live is a millisecond in which they block on a dead peer
     return replace(after, killing=True), ((on.KillTrainers(state.started), *said) if state.alive else said)
 
@@ -239,7 +246,7 @@ def _told_where(state: AgentState, detail: str) -> Step:
     kill = (on.KillTrainers(state.started),) if state.alive else ()
     if word is None:
         return state, kill
-    word = replace(word, detail=detail)
+    word = replace(word, detail=detail or state.stacks or "")
     after, said = _fact(state, word) if state.started == state.claimed else (state, (on.Send(word),))
     return after, (*said, *kill)
 
@@ -300,7 +307,10 @@ def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step
 def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
     first = state.step == 0
     after = replace(
-        _with(state, mine, step=event.step, settled=event.settled), progress_at=event.at, reported_level=event.level
+        _with(state, mine, step=event.step, settled=event.settled),
+        progress_at=event.at,
+        reported_level=event.level,
+        stacks=None,
     )
     if mine.local == 0:
         after = replace(after, loss=event.loss, step_seconds=event.seconds)
