@@ -1,4 +1,7 @@
-"""The runtime's error tree. Every message says what happened, to what, and what to do about it."""
+"""Defines the runtime's errors.
+
+Every message says what happened, to what, and what to do about it.
+"""
 
 from __future__ import annotations
 

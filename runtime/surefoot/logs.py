@@ -1,10 +1,23 @@
-"""How agents, holders and the operator write their logs: one line an event, nothing in it that a terminal would obey."""
+"""Formats log records of all processes, as text or JSON.
+
+Text that others wrote must not drive the terminal of whoever reads it, and a line without keys cannot be found by the
+job or node it is about: every record carries `KEYS`, and each control character is written out.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
+from surefoot.errors import ConfigurationError
 from surefoot.protocol.plain import plain
+
+VARIABLE = "SUREFOOT_LOG_FORMAT"
+FORMATS = ("text", "json")
+KEYS = ("namespace", "job", "worker", "rank", "epoch", "node", "holder")
+"""What a record is about: of the whole process, or of one call by `extra=`."""
 
 
 class PlainFormatter(logging.Formatter):
@@ -14,8 +27,65 @@ class PlainFormatter(logging.Formatter):
         return plain(super().format(record))
 
 
-def begin_logs(level: str, form: str, dates: str | None = None) -> None:
-    """To stderr, through `PlainFormatter`."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the keys that are known, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        body: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": plain(record.getMessage()),
+        }
+        body |= {key: found for key in KEYS if (found := getattr(record, key, None)) not in (None, "")}
+        if record.exc_info:
+            body["exception"] = plain(self.formatException(record.exc_info))
+        return json.dumps(body, ensure_ascii=False, default=str)
+
+
+class ProcessKeys(logging.Filter):
+    """Gives each record the keys of its process; those that a call gave itself stay."""
+
+    def __init__(self, keys: Mapping[str, object]) -> None:
+        super().__init__()
+        self._keys = dict(keys)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for key, value in self._keys.items():
+            if not hasattr(record, key):
+                setattr(record, key, value)
+        return True
+
+
+def formatter_of(form: str, text: logging.Formatter) -> logging.Formatter:
+    """The formatter that SUREFOOT_LOG_FORMAT names.
+
+    Args:
+        form: the variable's value: `text`, `json`, or empty for text.
+        text: the formatter of text.
+
+    Raises:
+        ConfigurationError: it names another.
+    """
+    if form not in ("", *FORMATS):
+        raise ConfigurationError(f"{VARIABLE} is {form!r}: one of {', '.join(FORMATS)} is needed")
+    return JsonFormatter() if form == "json" else text
+
+
+def begin_logs(
+    environment: Mapping[str, str], text: str, dates: str | None = None, keys: Mapping[str, object] | None = None
+) -> None:
+    """Sends this process' log to stderr.
+
+    Args:
+        environment: SUREFOOT_LOG_LEVEL and SUREFOOT_LOG_FORMAT are read from it.
+        text: `logging`'s format of a line of text; `dates` that of its time.
+        keys: the `KEYS` of this process, for every record.
+
+    Raises:
+        ConfigurationError: SUREFOOT_LOG_FORMAT names no format.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter(form, dates))
-    logging.basicConfig(level=level, handlers=[handler])
+    handler.setFormatter(formatter_of(environment.get(VARIABLE, ""), PlainFormatter(text, dates)))
+    handler.addFilter(ProcessKeys(keys or {}))
+    logging.basicConfig(level=environment.get("SUREFOOT_LOG_LEVEL", "INFO"), handlers=[handler])

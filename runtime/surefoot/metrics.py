@@ -1,4 +1,4 @@
-"""Prometheus metrics of the runtime: base units, bounded labels.
+"""Defines the runtime's Prometheus metrics: base units, bounded labels.
 
 Each process counts for itself. Under an agent a trainer's counts travel to it (`ipc.metric_deltas`), and the agent exports
 for its pod, with the job's name and namespace (`agent.metrics_server`). Without an agent they stand in prometheus_client's

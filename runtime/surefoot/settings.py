@@ -1,4 +1,4 @@
-"""The runtime's configuration: read once from the environment at the edge, into documented frozen dataclasses.
+"""Reads the runtime's configuration from the environment, once, into frozen dataclasses.
 
 `SUREFOOT_*` is set by the fabric for the agent, and by the agent for its trainers. Secrets stay out of `repr`.
 """

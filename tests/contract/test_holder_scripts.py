@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis.exceptions
 
+from support.holder_model import HolderModel
 from support.servers import redis_server
 from surefoot.errors import AccessRefused, ChunkMissing, Fenced, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
 from surefoot.holder.connection import Wire
-from surefoot.holder.model import HolderModel
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave

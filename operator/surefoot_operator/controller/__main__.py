@@ -17,6 +17,8 @@ from surefoot_operator.errors import OperatorError
 from surefoot_operator.extras import needing
 
 with needing("surefoot-operator", "operator"):
+    from surefoot.errors import ConfigurationError
+    from surefoot.logs import VARIABLE
     from surefoot_operator.controller.cluster import ClusterOperator
     from surefoot_operator.controller.cluster_settings import (
         NAMESPACE_FILE,
@@ -48,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         settings = cluster_settings(os.environ, given, here, secrets.token_hex(3))
-    except BadSetting as error:
+        begin_logs(settings.log_level, os.environ.get(VARIABLE, ""))
+    except (BadSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2
-    begin_logs(settings.log_level)
     try:
         asyncio.run(run(settings))
     except (OperatorError, OSError) as error:

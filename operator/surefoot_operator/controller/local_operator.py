@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--metrics", action="store_true", help="serve metrics, told in the run folder's `metrics`")
     chosen = parser.parse_args(arguments)
     form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
-    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), form, "%H:%M:%S")
+    begin_logs(os.environ, form, "%H:%M:%S")
     try:
         asyncio.run(run(chosen.run_folder, chosen.port, chosen.metrics))
     except (FabricError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One worker's life: it starts and watches its trainers, drains what they stage, and talks to the coordinator.
+"""Runs one worker: its trainers, its saves, its line to the coordinator.
 
 Never imports torch. A trainer reaches its agent through `ipc`.
 """

@@ -1,4 +1,7 @@
-"""`python -m surefoot.agent -- COMMAND ARGS…`: one worker's agent. Its settings come from the environment."""
+"""`python -m surefoot.agent -- COMMAND ARGS…` runs one worker's agent.
+
+Its settings come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         identity.trust(settings)
         identity.token(settings)  # mounted before this process starts, or never
         environment = own_scratch(os.environ, settings)
+        _begin_logs(settings)
     except SurefootError as error:
         sys.stderr.write(f"surefoot-agent: {error}\n")
         sys.exit(_BAD_USAGE)
-    form = f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s"
-    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), form)
     sys.exit(asyncio.run(_live(settings, command, environment)))
+
+
+def _begin_logs(settings: AgentSettings) -> None:
+    keys = {
+        "namespace": settings.job_namespace,
+        "job": settings.job_name,
+        "worker": settings.index,
+        "node": settings.node,
+    }
+    begin_logs(os.environ, f"%(asctime)s worker {settings.index} %(levelname)s %(name)s: %(message)s", keys=keys)
 
 
 async def _live(settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""The vocabulary of an agent's life: what happens to it (events) and what it decides to do (commands).
+"""Defines the events that reach an agent and the commands it decides.
 
 Plain values. `state_machine.advance` turns events into commands; the process makes the events and carries the commands out.
 Times are seconds of one monotonic clock, given by the process.

@@ -1,4 +1,4 @@
-"""The pod's one exporter: HTTP `/metrics` with the agent's own figures and those of all its trainers.
+"""Serves the worker's metrics and its trainers' over HTTP `/metrics`.
 
 Started by the shell where SUREFOOT_METRICS_PORT is set; runs in the agent's loop. Every series carries namespace, job
 and worker; nothing carries a rank or a pod's name. What cannot be served is said once, and the training goes on.

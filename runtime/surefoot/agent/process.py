@@ -1,7 +1,7 @@
-"""The agent's process: makes events of what happens, and carries out what `state_machine` decides. One loop, no decisions.
+"""Runs the agent's event loop and carries out the state machine's commands.
 
-Built by `__main__`. Everything it starts it owns: trainers, the warm process, the store, drains, threads and sockets
-end before `run` returns.
+It makes events of what happens and decides nothing itself. Built by `__main__`. Everything it starts it owns:
+trainers, the warm process, the store, drains, threads and sockets end before `run` returns.
 """
 
 from __future__ import annotations
@@ -135,7 +135,13 @@ class AgentProcess:
             case on.StopStore(epoch):
                 self._stop_store(epoch)
             case on.StartTrainers(assign, store):
-                _log.info("epoch %d: %d of %d ranks start here", assign.epoch, assign.local_ranks, assign.world)
+                _log.info(
+                    "epoch %d: starting %d of %d ranks on this worker",
+                    assign.epoch,
+                    assign.local_ranks,
+                    assign.world,
+                    extra={"epoch": assign.epoch},
+                )
                 self.spawn(self._trainers.start(assign, store))
             case on.KillTrainers(epoch):
                 self._trainers.kill(epoch)
@@ -243,7 +249,9 @@ class AgentProcess:
                 self.dispatch(on.Assigned(message))
             case messages.Stop(epoch=epoch, reason=reason):
                 if epoch > self.state.claimed:
-                    _log.info("epoch %d is claimed: %s", epoch, reason)
+                    _log.info(
+                        "epoch %d is claimed, trainers of older ones stop: %s", epoch, reason, extra={"epoch": epoch}
+                    )
                 self.dispatch(on.StopAsked(epoch))
             case messages.Holders():
                 self.dispatch(on.HoldersChanged(message))
@@ -252,7 +260,7 @@ class AgentProcess:
             case messages.SaveLevel(epoch=epoch, level=level):
                 self.dispatch(on.LevelAsked(epoch, level))
             case messages.Retire(reason=reason, exit_code=code):
-                _log.info("retiring: %s", reason)
+                _log.info("the coordinator retires this worker, stopping its trainers: %s", reason)
                 self.dispatch(on.LeaveAsked(code))
             case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent():
                 self._requests.ask(message)
@@ -271,7 +279,7 @@ class AgentProcess:
 
     def _asked_to_end(self, number: int) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
-        _log.info("%s: leaving the world, and writing what is staged", name)
+        _log.info("received %s: stopping at the next agreed step and flushing staged saves", name)
         if self._line.away_seconds() > 0.0:  # nobody is there who could name a halt
             self.dispatch(on.LeaveAsked(128 + number))
             return
@@ -296,9 +304,14 @@ class AgentProcess:
                 except Exception as error:  # noqa: BLE001  the next round may do better
                     self._unexpected.record("looking after the memory tier", error)
                     continue
-                _log.info("no coordinator: watermark %s, %d saves dropped", kept.watermark, kept.dropped)
+                _log.info(
+                    "no coordinator: this agent moved the watermark to %s and dropped %d old saves from the holders",
+                    kept.watermark,
+                    kept.dropped,
+                    extra={"epoch": assign.epoch},
+                )
                 for problem in kept.problems:
-                    _log.warning("no coordinator: %s", problem)
+                    _log.warning("no coordinator, and a holder failed during garbage collection: %s", problem)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)

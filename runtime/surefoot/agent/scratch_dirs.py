@@ -1,4 +1,4 @@
-"""Where a worker may write: what its image does not let it, it finds in the scratch folder instead.
+"""Gives trainers writable home, temporary and cache folders under the scratch folder.
 
 A container that is not root on a read-only root file system has no home, no /tmp, and often no name; torch wants all
 three. Whatever the job's template set or the image allows stays as it is. Called once, by `__main__`.

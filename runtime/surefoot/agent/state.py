@@ -1,4 +1,7 @@
-"""What an agent knows of its life, as frozen values. PURE. `state_machine.advance` is the only one that changes it."""
+"""Defines the agent's state as frozen values.
+
+Pure. `state_machine.transition` alone changes it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What an agent decides. PURE: `transition(life, event) -> (life, commands)`; the shell carries the commands out.
+"""Decides the agent's next state and commands from one event.
 
-Held here: trainers start at most once per epoch; only a newer epoch (or leaving) stops them; `stopped` is said only
-when every older trainer is reaped; facts of the epoch are said again to whichever coordinator answers next.
+Pure: `transition(state, event) -> (state, commands)`; `process` carries the commands out. Held here: trainers start at
+most once per epoch; only a newer epoch (or leaving) stops them; `stopped` is said only when every older trainer is
+reaped; facts of the epoch are said again to whichever coordinator answers next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The ledger: one JSON line for each step of each local rank. What `--compare` counts samples and losses from.
+"""Writes one JSON line for each step of each local rank.
 
-A line that cannot be written waits in memory and follows when the disk takes it: a disk that was full for ten seconds
-must not look like samples that were lost. Beyond `MOST_WAITING` lines are given up, counted and said once; the training
-goes on. Whoever counts takes a step without a line for unknown.
+`surefoot local --compare` counts samples and losses from it. A line that cannot be written waits in memory and follows
+when the disk takes it: a disk that was full for ten seconds must not look like samples that were lost. Beyond
+`MOST_WAITING` lines are given up, counted and said once; the training goes on. Whoever counts takes a step without a
+line for unknown.
 """
 
 from __future__ import annotations

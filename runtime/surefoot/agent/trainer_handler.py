@@ -1,4 +1,4 @@
-"""What trainers say to their agent, and what they are given: an epoch, memory, freed slots, a line in the ledger.
+"""Handles messages of attached trainers: makes events, gives memory, writes the ledger.
 
 Makes events of their words; decisions stay with `state_machine`. Built by the shell, which it stands in front of; runs on its
 loop.

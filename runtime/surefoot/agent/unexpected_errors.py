@@ -1,7 +1,8 @@
-"""Errors that nobody foresaw, in work that the training does not wait for. They cost that work, never the agent.
+"""Counts and logs unforeseen errors in work beside the training.
 
-An agent that ends takes its trainers along, and so a bug in a listing would end a training that makes progress. Used
-where chores are carried out; each kind is counted each time and logged once, with its traceback.
+They cost that work, never the agent. An agent that ends takes its trainers along, and so a bug in a listing would end
+a training that makes progress. Used where chores are carried out; each kind is counted each time and logged once, with
+its traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The user's side of saving and restoring: `Checkpointer`, and what it is made of.
+"""Holds `Checkpointer`, the object that training scripts save and restore with.
 
 `facade` is the object in the training script; `saving` stages saves, `restoring` brings one back, `backends` finds who
 keeps the staging memory: the agent, or without one a drain in this process.

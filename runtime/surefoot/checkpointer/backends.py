@@ -1,4 +1,4 @@
-"""Who keeps this rank's staging memory, and where checkpoints are read from: an agent, or a drain in this process.
+"""Selects the save backend: the agent, or a drain in this process.
 
 Called by `facade` once. With SUREFOOT_AGENT_SOCKET set an agent started this program; otherwise the script's own
 options and SUREFOOT_PERSISTENT_* say where checkpoints go.

@@ -1,7 +1,7 @@
-"""What the epochs of library mode stand on, as they recorded it: written twice, read as long as one copy is good.
+"""Writes and reads the lineage record of each epoch in library mode.
 
-Each record also names the program that wrote it, so that another one which comes to the same folder is told before it
-writes anything. Called by `library`.
+Two copies are written; one that is good suffices. Each record also names the program that wrote it, so that another
+one which comes to the same folder is told before it writes anything. Called by `library`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Checkpointer`: what a training script builds, restores through, and calls once a step."""
+"""Defines `Checkpointer`, the object that a training script restores and saves with."""
 
 from __future__ import annotations
 
@@ -49,13 +49,25 @@ class Checkpointer:
         ...
             checkpointer.step(loss)
 
-    Anything with state_dict and load_state_dict may be named (`ema=`, `scheduler=`, a second optimizer). `local` names
-    objects, or patterns of tensor names, that differ on each rank: they return to the same rank of a world of the same
-    size and otherwise stay as the program built them. A loader's state is each rank's own too, unless it is elastic; in a
-    world of another size restore() refuses it unless `anew` names it, which may lose and repeat samples. `seed` is what random generators are derived from in a new
-    world. `replicas` says which ranks hold the same plain tensors as this one, where that is not every rank (pipeline
-    stages, experts): a process group, a device mesh or ranks, or such by pattern of names. `folder` (a path or URI), `interval_steps`, `keep` and `job` matter only without an agent.
-    With `share_reads`, alike on all ranks, those that restore the same bytes read each of them once and exchange them.
+    Without it a job whose node dies begins at step 0, and one that changes its size restores nothing.
+
+    Args:
+        **objects: what is saved, by name: anything with `state_dict` and `load_state_dict` (`model=`, `optimizer=`,
+            `scheduler=`, `ema=`, a second optimizer).
+        local: names of objects, or patterns of tensor names, that differ on each rank. They return to the same rank of
+            a world of the same size and otherwise stay as the program built them.
+        anew: names of loaders that restore() may begin anew in a world of another size, which may lose and repeat
+            samples. A loader's state is each rank's own unless it is elastic.
+        seed: what random generators are derived from in a world of another size.
+        replicas: which ranks hold the same plain tensors as this one, where that is not every rank (pipeline stages,
+            experts): a process group, a device mesh or ranks, or such by pattern of names.
+        folder: where checkpoints go without an agent, a path or URI; `job` is the job's name below it.
+        interval_steps: steps from save to save without an agent, and `keep` how many checkpoints stay.
+        share_reads: alike on all ranks: those that restore the same bytes read each of them once and exchange them.
+
+    Raises:
+        ConfigurationError: an object has no state or a name that cannot be, or no folder is named.
+        SurefootError: the agent, or the claim of an epoch, refused this rank.
     """
 
     def __init__(
@@ -103,12 +115,21 @@ class Checkpointer:
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
     def restore(self, *, strict: bool = True, optional: tuple[str, ...] = (), convert_dtypes: bool = False) -> int:
-        """Brings back the job's restore point; returns how many steps are finished, 0 at the start of a job.
+        """Restores the job's restore point into the named objects, every byte verified.
 
-        `optional` names objects (`ema`) and patterns of tensors (`model/head.*`) that the checkpoint, or the program,
-        may lack or have in another shape: they stay as the program built them, or are left out, and each is said. With
-        `strict=False` all may. `convert_dtypes` reads floating point numbers in the program's precision. Raises
-        StateMismatch that names the first difference which is not allowed.
+        Args:
+            strict: False: any object or tensor may differ as `optional` ones may.
+            optional: names of objects (`ema`) and patterns of tensors (`model/head.*`) that the checkpoint, or the
+                program, may lack or have in another shape: they stay as the program built them, or are left out, and
+                each is said.
+            convert_dtypes: reads floating point numbers in the program's precision.
+
+        Returns:
+            The number of finished steps; 0 at the start of a job.
+
+        Raises:
+            StateMismatch: names the first difference that is not allowed.
+            Unreadable: no copy of some byte is good, and no older checkpoint may be taken.
         """
         self._refuse_in_child("restore")
         fit = Fit(strict, tuple(optional), convert_dtypes)
@@ -121,7 +142,18 @@ class Checkpointer:
         return self._step
 
     def step(self, loss: torch.Tensor | float | None = None) -> int:
-        """Once behind every optimizer step: counts it, reports it, saves when it is due. Returns its number."""
+        """Counts and reports a finished optimizer step, and saves it when due.
+
+        Args:
+            loss: of the step, a number or a tensor of one element; reported, and watched for NaN.
+
+        Returns:
+            The step's number; the first is 1.
+
+        Raises:
+            ConfigurationError: restore() was not called although a checkpoint is there, or a loader prefetched batches.
+            StateNotRestorable: an object's state could be saved and not restored.
+        """
         self._refuse_in_child("step")
         self._refuse_unrestored()
         self._step += 1
@@ -156,14 +188,16 @@ class Checkpointer:
         yield
 
     def save_now(self) -> bool:
-        """Saves the last step on this rank, whether due or not; call it on every rank, behind `step` and before the next
-        batch is taken. False if it failed, or came too late: what is no longer the state of that step is not saved.
-        Weights that are exchanged for good are exchanged behind this."""
+        """Saves the last step on this rank, whether due or not.
+
+        Call it on every rank, behind `step` and before the next batch. Weights exchanged for good follow it.
+        Returns False if it failed, or came too late: what is no longer the state of that step is not saved.
+        """
         self._refuse_in_child("save_now")
         return self._may_save() and self._save_for_certain()
 
     def settle(self) -> None:
-        """Returns when the tensors of the last save may be changed; at once where no save is under way.
+        """Waits until the tensors of the last save may be changed.
 
         Saves go on behind the training until the next optimizer step, and what changes before that costs the save: it
         is dropped. A program that changes parameters or optimizer state in between calls this first: weights swapped
@@ -189,10 +223,20 @@ class Checkpointer:
         strict: bool = True,
         convert_dtypes: bool = False,
     ) -> int:
-        """Reads only the weights of the object once saved as `name` into `model`: those of `step`, or the newest.
+        """Reads only the weights of the object once saved as `name` into `model`.
 
-        Without `strict`, tensors that are missing or have another shape (a new head) stay as they are, and are named;
-        `convert_dtypes` reads floating point numbers in the model's precision. Returns the step.
+        Args:
+            model: whose parameters and buffers are filled; `name` is what it was saved as.
+            step: whose weights; None: the newest checkpoint's.
+            strict: False: tensors that are missing or have another shape (a new head) stay as they are, and are named.
+            convert_dtypes: reads floating point numbers in the model's precision.
+
+        Returns:
+            The step that the weights are of.
+
+        Raises:
+            ConfigurationError: there is no such checkpoint.
+            StateMismatch: names the first difference that is not allowed.
         """
         found = [c for c in self.list() if step is None or c.step == step]
         if not found:
@@ -202,7 +246,7 @@ class Checkpointer:
         return found[-1].step
 
     def close(self) -> None:
-        """Saves the last step unless another has begun, waits until it is where it belongs, and says goodbye."""
+        """Saves the last step unless another has begun, waits until its tiers have it, and detaches."""
         if self._closed:
             return
         self._saver.wait()

@@ -1,4 +1,4 @@
-"""Other people's loaders: what of their place is not in their state, and is refused before there is something to lose.
+"""Refuses third-party loaders whose state does not hold their full position.
 
 A shuffle buffer holds rows that were read and not handed out yet: a state without them loses those rows at each restart.
 A batch that a prefetcher took counts as consumed in the state of a loader that knows nothing of steps, and is lost too.

@@ -1,8 +1,8 @@
-"""Forked children of a rank: what a Checkpointer is in them, which is nothing. Used by `facade` alone.
+"""Disables a Checkpointer in processes that its rank forks.
 
-A child that the program forks has its parent's sockets, exit handlers and objects, and neither its threads nor its
-place in the world. One that ends by `sys.exit` would say goodbye in its parent's name, and nothing would be saved
-from then on. DataLoader workers and `multiprocessing` leave by `os._exit`; a plain `os.fork` does not.
+Used by `facade` alone. A child that the program forks has its parent's sockets, exit handlers and objects, and neither
+its threads nor its place in the world. One that ends by `sys.exit` would say goodbye in its parent's name, and nothing
+would be saved from then on. DataLoader workers and `multiprocessing` leave by `os._exit`; a plain `os.fork` does not.
 """
 
 from __future__ import annotations

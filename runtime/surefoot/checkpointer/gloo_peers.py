@@ -1,4 +1,4 @@
-"""The line between ranks that share the reading of a restore: cards in the job's store, bytes over gloo.
+"""Exchanges restore reads between ranks: metadata by the store, bytes over gloo.
 
 A group of its own for each exchange, between its members alone and never registered with torch: an operation that times
 out or loses a member breaks its group for good, and must not break one that the training goes on with. For the same

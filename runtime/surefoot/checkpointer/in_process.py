@@ -1,4 +1,4 @@
-"""A link without an agent: the arena and its drain live in the training process itself (library mode).
+"""Implements `SaveBackend` without an agent: arena and drain live in this process.
 
 Made by `checkpointer` under plain `python` or `torchrun`, with whatever tiers there are as targets; for most that is
 the persistent tier alone. No leader exists, so retention of the persistent tier happens here, and nobody holds.

@@ -1,9 +1,10 @@
-"""Without an agent (plain `python`, `torchrun`): claiming the epoch and choosing the restore point, once for all ranks.
+"""Claims the epoch and chooses the restore point where no agent runs.
 
-Rank 0 claims by exclusive create in the persistent tier, reads what is there, and records what the epoch stands on;
-the others hear of it through the job's own store. Afterwards every rank saves alone, as with an agent. What cannot be
-read is passed over with its name, and never taken for absent: a job that was there is continued or refused, and begins
-at step 0 only where nothing restorable was ever saved. Called by `backends`.
+Rank 0 decides once, for all ranks of a plain `python` or `torchrun`. Rank 0 claims by exclusive create in the
+persistent tier, reads what is there, and records what the epoch stands on; the others hear of it through the job's own
+store. Afterwards every rank saves alone, as with an agent. What cannot be read is passed over with its name, and never
+taken for absent: a job that was there is continued or refused, and begins at step 0 only where nothing restorable was
+ever saved. Called by `backends`.
 """
 
 from __future__ import annotations

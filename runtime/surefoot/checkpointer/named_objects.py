@@ -1,4 +1,7 @@
-"""What may be named to a Checkpointer, and what of it is taken. Called by `facade`."""
+"""Validates and unwraps the objects that are named to a Checkpointer.
+
+Called by `facade`.
+"""
 
 from __future__ import annotations
 

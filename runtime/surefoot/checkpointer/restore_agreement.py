@@ -1,4 +1,4 @@
-"""All ranks restore one checkpoint or, where any of them cannot read it, the next older one, together.
+"""Makes all ranks restore the same checkpoint, or the next older one.
 
 Without an agent nobody stops the ranks when a checkpoint turns out to be damaged. A rank that chose another by itself
 would train on another state than its peers; one that gave up would do so again at each start, beside good older

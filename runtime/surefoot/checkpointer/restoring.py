@@ -1,7 +1,8 @@
-"""Brings the restore point back into the live program, and reads weights alone. Called by `facade`.
+"""Restores a checkpoint into the live program, or reads weights alone.
 
-Tensors in host memory are filled where they lie; others through a host tensor. A program that does not fit is the
-application's failure (StateMismatch); a checkpoint that cannot be read is reported, for the operator to choose another.
+Called by `facade`. Tensors in host memory are filled where they lie; others through a host tensor. A program that does
+not fit is the application's failure (StateMismatch); a checkpoint that cannot be read is reported, for the operator to
+choose another.
 """
 
 from __future__ import annotations

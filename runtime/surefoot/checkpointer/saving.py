@@ -1,6 +1,7 @@
-"""One rank's saves: state to a slot, and the sealed slot to the link. Nothing here may stop the training.
+"""Stages one rank's saves and hands sealed slots to the save backend.
 
-A save that fails is a metric, a word to a person and a log line. Called by `facade`, once for each due step.
+Nothing here may stop the training. A save that fails is a metric, a word to a person and a log line. Called by
+`facade`, once for each due step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a program has consumed at each step, and whether it still stands where its last finished step left it.
+"""Tracks whether the program still holds the state of its last step.
 
 Only while it stands may its state be saved as that step's: saved later, under the same number, a gradient would count
 twice, or buffers be those of a step that never ended. Asked by `facade` at each step and wherever it saves outside of one.

@@ -1,4 +1,4 @@
-"""This process among the ranks of its job: rank, world, and one word from the first to all others.
+"""Finds this process' rank and world, and shares rank 0's decisions.
 
 Used only at the start, when there is no agent: what is decided once is shared through the job's own store. No
 collective, and nothing of it is used while training. Called by `library`.

@@ -1,4 +1,4 @@
-"""From staging memory to tiers: replication of fresh saves, promotion, repair, and upkeep while no leader is there.
+"""Moves saves from staging memory to tiers: replication, promotion, repair, leaderless GC.
 
 Pure transitions (`transitions`) decide; threads (`engine`, `writer`, `promotion`) only carry out. The agent runs
 a `Drain` for each of its arenas; library mode runs one in the training process (`checkpointer.in_process`).

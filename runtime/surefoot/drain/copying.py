@@ -1,8 +1,9 @@
-"""Copies one rank save from tier to tier, verifying every byte on the way. Promotion and repair are made of this.
+"""Copies one rank save between tiers and verifies every byte.
 
-Each piece is taken from the first source whose copy of it is good, so one damaged chunk costs one other read, not the
-save. A copy goes on where an earlier one ended, also one whose process died: what the target has already, by length and
-by its own checksum, is not sent again. The index entry comes last; repeating a copy that is already there is success.
+Promotion and repair are made of this. Each piece is taken from the first source whose copy of it is good, so one
+damaged chunk costs one other read, not the save. A copy goes on where an earlier one ended, also one whose process
+died: what the target has already, by length and by its own checksum, is not sent again. The index entry comes last;
+repeating a copy that is already there is success.
 """
 
 from __future__ import annotations

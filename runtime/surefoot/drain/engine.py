@@ -1,4 +1,4 @@
-"""Carries out what `transitions` decides for one arena: owns its threads, fires its callbacks, measures.
+"""Carries out the commands of `transitions` for one arena, in threads.
 
 The agent has one Drain per arena, library mode one in the training process. One control thread carries out commands
 and fires callbacks; one writer a target makes digests and sends. Memory in use is the arena, one

@@ -1,8 +1,9 @@
-"""What the agent of group rank 0 does for the memory tier while the leader is away: watermark and drops.
+"""Advances the watermark and drops old saves while no leader is there.
 
-So checkpointing outlives the operator. It deletes by the leader's own rules, with the writer's epoch (a newer claim
-refuses it), only on holder instances it has just read and found sealed for its epoch, and it never lowers R by its
-own view of who is alive: what it may drop without R is `retention.outlived`. The agent calls `collect_garbage` from a thread.
+The agent of group rank 0 does it. So checkpointing outlives the operator. It deletes by the leader's own rules, with
+the writer's epoch (a newer claim refuses it), only on holder instances it has just read and found sealed for its
+epoch, and it never lowers R by its own view of who is alive: what it may drop without R is `retention.outlived`. The
+agent calls `collect_garbage` from a thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Uploads rank saves of a pinned checkpoint from the memory tier to the persistent one, in the background.
+"""Uploads a pinned checkpoint's rank saves from holders to the persistent tier.
 
-The agent has one Promoter. Its source is the memory tier, not the arena, so a promotion survives restarts of trainers
-and agents: whoever is told again copies again, and equal bytes that are already there are success.
+In the background. The agent has one Promoter. Its source is the memory tier, not the arena, so a promotion survives
+restarts of trainers and agents: whoever is told again copies again, and equal bytes that are already there are
+success.
 """
 
 from __future__ import annotations

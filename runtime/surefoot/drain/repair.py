@@ -1,4 +1,7 @@
-"""Makes another copy of a rank save: holder to holder, as the leader named it. The agent runs it in a thread."""
+"""Copies a rank save between holders, as the leader asked.
+
+The agent runs it in a thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keeps the newest n checkpoints of the persistent tier where there is no leader to do so (library mode, rank 0)."""
+"""Drops persistent checkpoints older than the newest n, in library mode.
+
+Rank 0 alone does it.
+"""
 
 from __future__ import annotations
 

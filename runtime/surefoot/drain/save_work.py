@@ -1,4 +1,4 @@
-"""One sealed save as its writers see it: the memory it lies in, its layout, and the digest table made on the way.
+"""Shares one sealed save between its writers: memory, layout, digest table.
 
 Shared by the writers of `engine.Drain`. Whichever comes to a chunk first makes its digests, then sends it while its bytes
 are still near the core; no writer waits for what another one's target does.

@@ -1,4 +1,7 @@
-"""The words of `transitions`: what a slot can be, what can happen to it, and what is to be done. Pure values."""
+"""Defines the states, events and commands of staging slots.
+
+Pure values, which `transitions` decides on.
+"""
 
 from __future__ import annotations
 

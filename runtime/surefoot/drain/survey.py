@@ -1,4 +1,4 @@
-"""One look at a persistent tier that leaves out what it cannot read, and says so item by item.
+"""Lists a persistent tier and names each record that cannot be read.
 
 Read by an agent that lists for the operator, and in library mode by whoever chooses a restore point or removes old
 checkpoints. Reading everything or nothing made one damaged record hide every checkpoint beside it; reading what can be

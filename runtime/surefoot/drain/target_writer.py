@@ -1,6 +1,7 @@
-"""The thread that writes to one target: it owns the connection, carries out orders one by one, answers each once.
+"""Writes saves to one target in a thread that owns the connection.
 
-Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing reaches the trainer.
+Each order is answered once. Started and joined by `engine.Drain`. Whatever a tier raises becomes an answer; nothing
+reaches the trainer.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class TargetWriter:
         try:
             return self._write(order) if order.verb == "write" else self._commit(order)
         except Fenced as refusal:
-            log.info("a drain is over: %s", refusal)
+            log.info("%s refused a save, a newer epoch rules: %s", self.target, refusal, extra=self._keys(order))
             metrics.checkpoint_failures.labels(self._kind, "fenced").inc()
             return LegRefused(order.slot, self.target)
         except ChunkMissing as missing:
@@ -101,10 +102,15 @@ class TargetWriter:
             self._disconnect()
             return self._failed(order, "unavailable", unexpected)
 
+    def _keys(self, order: WriterOrder) -> dict[str, object]:
+        save = order.work.sealed.save
+        return {"holder": str(self.target), "rank": save.rank, "epoch": save.epoch}
+
     def _failed(
         self, order: WriterOrder, cause: Literal["unavailable", "full", "missing"], error: Exception
     ) -> TargetFailed:
-        log.warning("%s of %s on %s failed: %s", order.verb, order.work.sealed.save, self.target, error)
+        save = order.work.sealed.save
+        log.warning("%s of %s on %s failed: %s", order.verb, save, self.target, error, extra=self._keys(order))
         metrics.checkpoint_failures.labels(self._kind, cause).inc()
         return TargetFailed(order.slot, self.target, cause, time.monotonic(), random.random())
 

@@ -1,4 +1,7 @@
-"""A token bucket: how fast background copies may go, so that they do not take the network from the training."""
+"""Limits the rate of background copies by a token bucket.
+
+They would take the network from the training.
+"""
 
 from __future__ import annotations
 

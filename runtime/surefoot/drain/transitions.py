@@ -1,5 +1,6 @@
-"""What becomes of staged saves: pure transitions of one arena's slots. `engine.Drain` carries the commands out.
+"""Decides how the saves staged in one arena are drained.
 
+Pure. `engine.Drain` carries the commands out.
 `step(state, event) -> (state, commands)`; time and chance are fields of events, so the simulator and the property
 tests run exactly this. The rules are the protocol's:
 

@@ -1,4 +1,4 @@
-"""Digests of blocks: xxh3_64, packed as 8 little-endian bytes each, in the order of the stream.
+"""Computes block digests: xxh3_64, 8 little-endian bytes each, in stream order.
 
 Called by the drain (to make the table) and by restore (to check what it read). Nothing here keeps state, so any
 number of threads may hash parts of one stream; buffers are read where they lie.

@@ -1,4 +1,4 @@
-"""Sizes of element types by the names they are saved under: torch's own, without `torch.`. A table, so that no torch is needed."""
+"""Maps names of element types to their sizes, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts of all ranks that hold the same tensors, worked out from one of them.
+"""Derives the layouts of all ranks from the layout of one.
 
 A layout record says how each tensor is spread over the ranks. So a reader needs one record, not one of each rank: it
 asks here which ranks saved a box, and what those ranks' streams look like. Each answer is checked by the digest in that

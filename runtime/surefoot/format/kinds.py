@@ -1,4 +1,4 @@
-"""Values beyond JSON that have a spelling of their own: by explicit kinds, never by running what was saved.
+"""Encodes values beyond JSON by an explicit kind; nothing saved is executed.
 
 Containers keep their kind; enums, dataclasses and named tuples name their class, which the reading process must have
 loaded itself: nothing is imported because a checkpoint says so. Used by `values`, and by who walks such values.

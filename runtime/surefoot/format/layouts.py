@@ -1,4 +1,4 @@
-"""From the boxes a rank saves to its layout, and from a layout to the blocks of its stream.
+"""Builds a rank's layout from boxes, and stream blocks from a layout.
 
 Called by `state` when the program's structure is known, by the drain (which blocks to hash) and by restore.
 """

@@ -1,4 +1,4 @@
-"""Rank manifests: made from what was saved, and checked against what was read."""
+"""Builds rank manifests from saves and checks them against what was read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Plain values (param groups, schedules, positions, RNG states) as tagged JSON and back, exactly.
+"""Encodes plain values as tagged JSON and decodes them exactly.
 
-What JSON says stays as it is; everything else is an object with the key `~` that names its kind. What `kinds` does not
-know goes through the caller's hook (torch's own small types), so that this room needs no torch. A value that cannot be
-said, or read back, is an error that names its key.
+Param groups, schedules, positions, RNG states. What JSON says stays as it is; everything else is an object with the
+key `~` that names its kind. What `kinds` does not know goes through the caller's hook (torch's own small types), so
+that this room needs no torch. A value that cannot be said, or read back, is an error that names its key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where elements of tensors lie: boxes, blocks, chunks, shares. Pure arithmetic on whole numbers, no framework.
+"""Computes where tensor elements lie: boxes, blocks, chunks, shares.
 
-Called by whatever cuts state into a stream (`format`, `state`) and by whatever plans reads from one (`restore`).
+Pure arithmetic on whole numbers, no framework. Called by whatever cuts state into a stream (`format`, `state`) and by
+whatever plans reads from one (`restore`).
 """
 
 from surefoot.geometry.box import Box as Box

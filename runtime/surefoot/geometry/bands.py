@@ -1,4 +1,7 @@
-"""A tensor cut into boxes that are contiguous in it and not larger than asked: to pass one through bounded memory. Pure."""
+"""Cuts a tensor into contiguous boxes no larger than a byte limit.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An n-dimensional box of elements inside a tensor. Pure; everything else in this room is made of it."""
+"""Defines an n-dimensional box of elements inside a tensor.
+
+Pure; everything else in this room is made of it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Ranges of a flattened tensor as boxes: what flat parameters and optimizer partitions hold. Pure.
+"""Converts ranges of a flattened tensor into boxes.
 
-A run of row-major elements is at most 2n − 1 boxes of n dimensions (the end of a row, whole rows, the beginning of a
-row, and so on inwards). Each box is contiguous in the flattened tensor, so a rank needs nobody else to name its part.
+Pure. Flat parameters and optimizer partitions hold such ranges. A run of row-major elements is at most 2n − 1 boxes of
+n dimensions (the end of a row, whole rows, the beginning of a row, and so on inwards). Each box is contiguous in the
+flattened tensor, so a rank needs nobody else to name its part.
 """
 
 from __future__ import annotations

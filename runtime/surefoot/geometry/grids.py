@@ -1,4 +1,7 @@
-"""Sets of ranks as grids (a device mesh, a data-parallel group), small however many ranks there are. Pure."""
+"""Describes sets of ranks as grids, small for any number of ranks.
+
+Pure. A device mesh and a data-parallel group are grids.
+"""
 
 from __future__ import annotations
 

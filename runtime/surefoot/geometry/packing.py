@@ -1,6 +1,6 @@
-"""How a stream of pieces is cut into chunks, and which chunk ranges hold a run of its bytes. Pure.
+"""Cuts a stream of pieces into chunks, and finds chunks by bytes.
 
-No block straddles a chunk, so every block can be read and verified from one place.
+Pure. No block straddles a chunk, so every block can be read and verified from one place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a tensor is spread over a grid of ranks (replicated, sharded, sharded within shards), and whose is what. Pure.
+"""Describes how a tensor is sharded or replicated over a grid.
 
-The same arithmetic answers both ways: which boxes a rank holds, and which ranks hold a box. The second is what lets a
-reader of a large checkpoint look at the few ranks that it needs and at no other.
+Pure. The same arithmetic answers both ways: which boxes a rank holds, and which ranks hold a box. The second is what
+lets a reader of a large checkpoint look at the few ranks that it needs and at no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What one rank saves of all it holds: its own boxes, and its share of those that others hold too. Pure.
+"""Decides which boxes one rank saves: its own, and its shares.
 
-Asked twice: by a rank of itself, when it plans a save, and by a reader of any rank, to know where a box was saved.
+Pure. Asked twice: by a rank of itself, when it plans a save, and by a reader of any rank, to know where a box was
+saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who saves which part of what several ranks hold alike: by bytes, in equal shares. Pure.
+"""Divides what several ranks hold alike into equal shares to save.
 
-Every rank computes its own share alone, and all must come to the same answer, so nothing here depends on anything but
-its arguments. What is shared is laid end to end and cut at equal distances; a cut is moved to the nearest row, and
-small tensors are never cut. So a rank's share costs two searches, however many ranks there are.
+Pure. Every rank computes its own share alone, and all must come to the same answer, so nothing here depends on
+anything but its arguments. What is shared is laid end to end and cut at equal distances; a cut is moved to the nearest
+row, and small tensors are never cut. So a rank's share costs two searches, however many ranks there are.
 """
 
 from __future__ import annotations

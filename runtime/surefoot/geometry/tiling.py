@@ -1,8 +1,8 @@
-"""How a box is cut into blocks, the units that are hashed and verified, and where each block's bytes lie.
+"""Cuts a box into blocks, the units that are hashed and verified.
 
-Pure. Blocks stand in row-major order of tiles; the elements of a block are row-major; tiles at the far edges are
-clipped. So a row of blocks along the last dimension is one contiguous run of bytes, and a byte's block, a block's
-bytes and a box's blocks all follow by division, without a table.
+It says where each block's bytes lie. Pure. Blocks stand in row-major order of tiles; the elements of a block are row-
+major; tiles at the far edges are clipped. So a row of blocks along the last dimension is one contiguous run of bytes,
+and a byte's block, a block's bytes and a box's blocks all follow by division, without a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""One Redis of the memory tier: its keys, scripts, process, accounts and client. No torch; used by both packages.
+"""Runs and talks to one Redis of the memory tier.
 
-A holder keeps replicas of rank saves in memory and decides alone, by script, who may still commit or delete.
+Its keys, scripts, process, accounts and client. No torch; used by both packages. A holder keeps replicas of rank saves
+in memory and decides alone, by script, who may still commit or delete.
 """
 
 from surefoot.holder.client import HolderClient as HolderClient

@@ -1,4 +1,4 @@
-"""Long replies, read from the socket straight into the caller's memory; and a socket whose limits the kernel keeps.
+"""Receives long replies straight into the caller's memory.
 
 Redis' own parsers take replies in pieces of 32 KiB and copy each twice, which costs more than everything else about a
 read. Used by `connection.Wire` alone. A reply that is not the one expected is read to its end like any other.

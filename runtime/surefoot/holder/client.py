@@ -1,4 +1,4 @@
-"""What a job does with one holder: write a rank save, commit it, read it, drop it, seal the holder against older epochs.
+"""Writes, commits, reads, drops and seals rank saves on one holder.
 
 Used by the redis tier (under the job's account) and by the operator (under the administrator's). One thread at a time
 per client; one is cheap (a connection, opened at the first call), so each stream or operator task takes its own.

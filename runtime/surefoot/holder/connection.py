@@ -1,4 +1,4 @@
-"""One connection to a holder: time limits, no copies on the way out, and Redis' errors in the runtime's own words.
+"""Connects to one holder: time limits, no copies, Redis errors translated.
 
 Built by the client and by provisioning. A call either ends within its limit or raises; nothing is retried here, since
 only the caller knows whether repeating is safe and worth the time.

@@ -1,7 +1,7 @@
-"""Touches a new server's memory, so that no save pays for its pages: values of the size of chunks, written and removed.
+"""Pre-touches a new Redis' memory by writing and removing chunk-sized values.
 
-Freed pages stay with the server (see MALLOC_ENVIRONMENT in `server`). Called where a server is started, and by the
-companion; `go_on` is asked between values.
+No save pays for the pages then. Freed pages stay with the server (see MALLOC_ENVIRONMENT in `server`). Called where a
+server is started, and by the companion; `go_on` is asked between values.
 """
 
 from __future__ import annotations

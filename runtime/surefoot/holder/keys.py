@@ -1,4 +1,7 @@
-"""Names of the keys on a holder. Everything of a job begins with `sf:{job uid}:`, and its account reaches nothing else."""
+"""Names the keys on a holder, all below `sf:{job uid}:`.
+
+A job's account reaches nothing else.
+"""
 
 from __future__ import annotations
 

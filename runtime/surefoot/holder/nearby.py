@@ -1,7 +1,7 @@
-"""Whether a connection ends on this machine, and what follows. Used by `connection.Wire`.
+"""Detects whether a connection ends on this machine.
 
-A holder of this node is reached by its Unix socket, where the kernel does none of a network's work for each packet.
-What reaches this machine by TCP has little under way at once.
+Used by `connection.Wire`. A holder of this node is reached by its Unix socket, where the kernel does none of a
+network's work for each packet. What reaches this machine by TCP has little under way at once.
 
 Between two processes of one machine a byte is copied twice. With the kernel's usual megabytes under way the second
 copy finds it in main memory; with a few hundred kilobytes it finds it in the core's cache. And what a network needs

@@ -1,7 +1,8 @@
-"""What the operator does on a holder with the administrator's account: make it a job's, remove a job, look after it.
+"""Creates and removes a job's account and keys on a holder.
 
-All of it is idempotent, since scripts and accounts vanish with a restart and a new leader provisions again. The
-account comes last: whoever can log in finds fence and scripts in place.
+The operator does so, with the administrator's account. All of it is idempotent, since scripts and accounts vanish with
+a restart and a new leader provisions again. The account comes last: whoever can log in finds fence and scripts in
+place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decisions a holder takes by itself, as Lua: who may seal, commit, drop. `model.py` says the same in Python.
+"""Defines the Lua scripts by which a holder seals, commits and drops.
 
 They run by EVALSHA under the job's own account (the operator loads them), touch declared keys only, and answer with a
 list of strings whose first says what happened. They must work when memory is full: a server over its limit refuses

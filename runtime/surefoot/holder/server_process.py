@@ -1,4 +1,4 @@
-"""The Redis process of one holder: which program, its configuration and its environment; started and ended here.
+"""Starts, configures and ends the Redis process of one holder.
 
 Called by whatever plays the node on one machine, and by tests. The configuration goes in by standard input, since a
 command line can be read by everyone on the machine and the administrator's password is in it.

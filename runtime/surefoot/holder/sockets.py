@@ -1,4 +1,4 @@
-"""Unix socket paths of any length. The kernel takes 107 bytes; a run folder may be longer. Both ends use it."""
+"""Opens Unix sockets at paths longer than the kernel's 107 bytes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Other libraries' ways of saving and loading, served by this engine. Each module is imported by who uses that library."""
+"""Adapts other libraries' interfaces for saving and launching to this engine.
+
+Each module is imported by who uses that library.
+"""

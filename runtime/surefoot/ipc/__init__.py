@@ -1,1 +1,1 @@
-"""What a trainer and its agent say to each other on one machine."""
+"""Connects a trainer and its agent on one machine."""

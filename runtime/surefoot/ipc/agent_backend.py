@@ -1,7 +1,8 @@
-"""The trainer's end of the line to its agent: what `Checkpointer` saves through when an agent started the program.
+"""Implements `SaveBackend` over the agent's socket.
 
-A reader thread, owned here and joined by `close`, takes the agent's words; one lock makes the answer to a proposed
-hold atomic with the steps. A line that breaks never stops the training: the agent's death kills this process anyway.
+`Checkpointer` saves through it where an agent started the program. A reader thread, owned here and joined by `close`,
+takes the agent's words; one lock makes the answer to a proposed hold atomic with the steps. A line that breaks never
+stops the training: the agent's death kills this process anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a trainer needs from whoever keeps its staging memory: its agent, or in library mode a drain of its own.
+"""Defines `SaveBackend`, which keeps a trainer's staging memory and drains it.
 
 `Checkpointer` is written against this protocol alone. Implementations: `ipc.agent_backend.AgentBackend` (the socket),
 `checkpointer.in_process.InProcessBackend` (no agent: the drain runs in this process).

@@ -1,4 +1,7 @@
-"""The framing of the trainer's line: four bytes of length, little-endian, before each message. Both ends use it."""
+"""Frames trainer messages: a four-byte little-endian length before each.
+
+Both ends use it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Staging memory of one local rank: an anonymous file that the agent maps, touches once, and hands to its trainer.
+"""Allocates one local rank's staging memory as an anonymous shared file.
 
-It outlives the trainer: what was staged is drained although its writer is dead. It lies in no file system: neither
-/dev/shm nor a volume's size limits it, only the container's memory does, which the agent's `memory` asks before it makes one.
+The agent maps it, touches it once, and hands it to its trainer. It outlives the trainer: what was staged is drained
+although its writer is dead. It lies in no file system: neither /dev/shm nor a volume's size limits it, only the
+container's memory does, which the agent's `memory` asks before it makes one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a trainer's counts reach its agent: what grew since it last said, and the agent's sums of that.
+"""Sends increments of a trainer's metrics to its agent, which sums them.
 
 A trainer calls `MetricGrowth.taken` within a second or so of saves, and after a restore; the agent adds it to `MetricSums` and shows both
 as one. Counters and histograms only: they can be added, over ranks and over trainers that come and go. What a killed

@@ -1,4 +1,4 @@
-"""Python stacks of trainers that stand still: written by faulthandler inside each trainer, read by its agent.
+"""Collects Python stacks of hung trainers, written by faulthandler in each.
 
 A rank that hangs leaves no other trace: once it is killed, nobody can say where it stood. `install` runs in the
 trainer. The signal's handler is C code that needs neither the GIL nor a running interpreter loop, so a rank that is

@@ -1,4 +1,4 @@
-"""What an agent answers to the question for saves that lie in its staging memory: complete, or let go of.
+"""Collects the agent's replies to `FindStagedSaves`, or closes every descriptor.
 
 Each answer may carry a descriptor, which somebody has to close whatever comes of it. Owned by `agent_backend`, which
 guards it by its lock.

@@ -1,4 +1,4 @@
-"""The conversation of a trainer and its agent, over a unix socket: one frozen dataclass a message.
+"""Defines the messages between a trainer and its agent.
 
 Both ends are of one installation, so there is one version. The arena's file descriptor travels beside `ArenaGiven`.
 """

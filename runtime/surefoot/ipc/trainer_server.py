@@ -1,4 +1,4 @@
-"""The agent's end of the trainers' line: a unix socket in the run folder, one connection a local rank.
+"""Serves the agent's Unix socket, one connection per local rank.
 
 A trainer says first who it is; one of another epoch is refused by closing its line. Messages go to `hear` in order;
 memory is given by passing its descriptor. Runs on the agent's loop.
@@ -48,7 +48,11 @@ class TrainerConnection:
             self._outbox.put_nowait((message, kept))
         except asyncio.QueueFull:
             _close(kept)
-            _log.error("rank %d does not read its line: it is cut off", self.rank)
+            _log.error(
+                "rank %d reads no messages from its agent: its connection is closed, it saves no more",
+                self.rank,
+                extra={"rank": self.rank, "epoch": self.epoch},
+            )
             self.cut()
 
     def cut(self) -> None:
@@ -134,7 +138,7 @@ class TrainerServer:
             try:
                 await self._converse(connection)
             except (OSError, ProtocolError, TimeoutError) as error:
-                _log.info("a trainer's line ended: %r", error)
+                _log.info("a trainer's connection to this agent ended: %r", error)
 
     async def _converse(self, connection: socket.socket) -> None:
         unframer = Unframer()

@@ -1,1 +1,1 @@
-"""How trainers are started: forked from a warm process, or run by exec."""
+"""Starts trainers: forked from a warm process, or by exec."""

@@ -1,4 +1,4 @@
-"""One process that the agent answers for: a trainer or a store. Its death is seen by pidfd, at once and race-free."""
+"""Watches one child process by pidfd: its death is seen at once."""
 
 from __future__ import annotations
 

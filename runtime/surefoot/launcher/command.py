@@ -1,4 +1,4 @@
-"""What the job's command is: a Python script or module that a warm process can run, or anything else (cold start).
+"""Parses the job's command: a Python program, or anything else.
 
 PURE but for one look at the file system (which interpreter the first word names). Called by the agent at start.
 """

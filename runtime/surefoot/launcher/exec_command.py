@@ -1,4 +1,7 @@
-"""A trainer that cannot be forked: dies with its agent, then becomes the command. `… PARENT_PID COMMAND ARGS…`."""
+"""Sets the parent-death signal, then execs a trainer that cannot be forked.
+
+`… PARENT_PID COMMAND ARGS…`.
+"""
 
 from __future__ import annotations
 

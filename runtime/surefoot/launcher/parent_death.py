@@ -1,4 +1,6 @@
-"""A process that must not outlive its parent says so to the kernel. First act of the zygote and of every trainer."""
+"""Asks the kernel to kill this process when its parent dies.
+
+The zygote and every trainer do so first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the warm process imports before it forks: the frameworks, and whatever the user's script imports at its top.
+"""Imports the frameworks and the script's imports into the warm process.
 
 Parsing is pure. An import that fails here is only noted: the script will show the error itself, in its own words.
 """

@@ -1,4 +1,4 @@
-"""Runs the user's program in a process that was forked warm, as if the interpreter had been started with it.
+"""Runs the user's program in a warm-forked process, as the interpreter would.
 
 The program runs once, as `__main__`, with its own argv and sys.path[0]. If it ends with an error, the error is
 written down first: it is how the agent tells the first cause from its echoes on other ranks.

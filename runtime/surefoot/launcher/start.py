@@ -1,4 +1,4 @@
-"""Starts this worker's processes: forked from the warm process where possible, cold where not. The shell's hands.
+"""Starts trainers and stores: forked warm where possible, else by exec.
 
 The warm process is restarted when it dies, a few times; after that every start is a cold one. Both are counted.
 """

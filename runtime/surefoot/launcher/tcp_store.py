@@ -1,8 +1,9 @@
-"""The epoch's rendezvous store: a TCPStore in a process of its own, so that it is up before any trainer starts.
+"""Runs the epoch's rendezvous TCPStore in a process of its own.
 
-Forked from the zygote, or started cold as `python -m surefoot.launcher.tcp_store PORT_FD PARENT_PID HOST`. It writes its port
-into the pipe and serves until it is killed. A TCPStore asks nobody for a password, and by itself listens on every
-address of a machine: whoever reached it could read and set the keys of a world. It is given a socket of one address.
+It is up before any trainer starts. Forked from the zygote, or started cold as `python -m surefoot.launcher.tcp_store
+PORT_FD PARENT_PID HOST`. It writes its port into the pipe and serves until it is killed. A TCPStore asks nobody for a
+password, and by itself listens on every address of a machine: whoever reached it could read and set the keys of a
+world. It is given a socket of one address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The warm process: imports everything once, stays single-threaded, and forks trainers and the epoch's store.
+"""Imports everything once, stays single-threaded, and forks trainers and stores.
 
 `python -m surefoot.launcher.zygote SOCKET_FD PARENT_PID`; its first message is the program to warm up for. It talks
 with `client` over a SEQPACKET socketpair: one JSON object a packet, file descriptors beside it. It reaps its

@@ -1,4 +1,4 @@
-"""The agent's side of the warm process: starts it, asks it to fork, hears how its children ended.
+"""Starts the warm process, asks it to fork, reports its children's exits.
 
 One zygote is one life: when it dies, its children die with it, and `start` decides about another.
 """

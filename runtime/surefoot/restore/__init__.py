@@ -1,5 +1,7 @@
-"""From tiers back into tensors: which copies there are (`catalogue`), what to read (`plan`, pure), and reading it
-verified, with another copy for whatever is damaged (`reader`).
+"""Restores tensors from tiers, every byte verified.
+
+Which copies there are (`catalogue`), what to read (`read_plan`, pure), and the reading itself (`reader`), with another
+copy for whatever is damaged.
 
     catalogue = read_catalogue(sources)
     with CheckpointReader(checkpoint, catalogue, ReadOptions(...)) as reader:

@@ -1,4 +1,4 @@
-"""Which checkpoints there are and which copies each rank save has, as the tiers' indexes say.
+"""Lists checkpoints and their copies from the tiers' indexes.
 
 Read by a restoring rank, by `Checkpointer.latest` and `list`, and by library mode to choose its restore point. A tier
 that does not answer is unknown, never empty: its reading is None.

@@ -1,4 +1,4 @@
-"""The layouts of one checkpoint's ranks, as few of them as a reader needs.
+"""Loads the layouts of one checkpoint's ranks, as few as needed.
 
 One record tells most or all of the others (`format.families`); where it does not, records are read, in the end all of
 them. Used by `reader`.

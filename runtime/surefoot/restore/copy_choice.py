@@ -1,4 +1,4 @@
-"""The copies of one checkpoint's rank saves: which to try in which order, what was found damaged, and connections.
+"""Orders the copies of each rank save and remembers damaged ones.
 
 Shared by the reading threads of `reader`. Whatever is asked of a rank save goes through `first_good`: the preferred
 copy, then the others, the persistent tier last; a silent source is asked again, with backoff, until it answers or

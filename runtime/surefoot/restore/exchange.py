@@ -1,8 +1,9 @@
-"""Reads what several ranks want once: each member reads its share, and all exchange, with a time limit on every wait.
+"""Reads each shared byte once per group, and exchanges it between ranks.
 
-The order of calls is the same on every member: cards, then rounds of headers and data until all have said that they
-are finished, then a last word. Whatever goes wrong (a member that is lost, stalls, plans other reads or sends damage)
-ends in reads of one's own for what is missing. Called by `reader`; the line between members is `checkpointer.peers`'s.
+Every wait has a time limit. The order of calls is the same on every member: cards, then rounds of headers and data
+until all have said that they are finished, then a last word. Whatever goes wrong (a member that is lost, stalls, plans
+other reads or sends damage) ends in reads of one's own for what is missing. Called by `reader`; the line between
+members is `checkpointer.peers`'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The threads that read what a plan names: asked for ahead, verified, placed. One `Fetch` a read; used by `reader`.
+"""Fetches a plan's ranges in threads: read ahead, verified, placed.
 
-A thread has one source's reads at a time and two buffers: while it verifies and places what one holds, the source
-fills the other. What comes damaged, or not at all, is read again through `Copies.first_good`, from another copy.
+One `Fetch` a read; used by `reader`. A thread has one source's reads at a time and two buffers: while it verifies and
+places what one holds, the source fills the other. What comes damaged, or not at all, is read again through
+`Copies.first_good`, from another copy.
 """
 
 from __future__ import annotations

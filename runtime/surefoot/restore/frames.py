@@ -1,4 +1,4 @@
-"""What members of a group send each other in an exchange: verified segments with a word on which they are.
+"""Frames the verified segments that members of an exchange send each other.
 
 `Outbox` collects what this rank's reads have placed, in one buffer while the other is being sent; a thread that finds
 no room waits. `Arrivals` trusts nothing that came: each segment is checked against the digests of the save that it is

@@ -1,4 +1,4 @@
-"""Rewrites damaged copies with the bytes of good ones, after a restore has found both.
+"""Rewrites damaged copies from good ones after a restore.
 
 A part is written again only with its own bytes, verified once more, so doing it twice, or on several ranks at once,
 is harmless. What cannot be healed here is told, and left to repair.

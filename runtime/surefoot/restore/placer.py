@@ -1,4 +1,4 @@
-"""Puts verified blocks where they belong: strided copies into memory that the caller describes. No torch.
+"""Copies verified blocks into the caller's strided memory, without torch.
 
 Elements are moved as whole numbers of their size, so bfloat16 and float8 need no support by numpy.
 """

@@ -1,5 +1,6 @@
-"""Reads one checkpoint into memory, every byte verified, at any world size. One reader a rank and restore.
+"""Reads one checkpoint into memory at any world size, every byte verified.
 
+One reader a rank and restore.
 `values` and `read` raise Unreadable only after every copy answered and failed; a silent tier is waited for. `heal`
 afterwards rewrites what was found damaged.
 """

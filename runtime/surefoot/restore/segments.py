@@ -1,6 +1,6 @@
-"""Segments of blocks and the ranges they are read in: cut where chunks end, joined where they nearly touch. Pure.
+"""Groups blocks into segments and segments into ranged reads.
 
-Made by `plan`; read by `fetch` and `place`.
+Pure. Cut where chunks end, joined where they nearly touch. Made by `plan`; read by `fetch` and `place`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which of a rank's reads other ranks make too, and who makes each of them for all. Pure.
+"""Decides which rank of a group reads each shared segment.
 
-Every member of a group works this out alone and must come to the same: the groups from the program's own replicas, the
-division from the plan over the same manifests and from the cards in which members say what lies in their staging
-memory. Cards that do not fit together are a doubt, and a doubt means that everybody reads directly. Used by `exchange`
-and by `checkpointer.restoring`.
+Pure. Every member of a group works this out alone and must come to the same: the groups from the program's own
+replicas, the division from the plan over the same manifests and from the cards in which members say what lies in their
+staging memory. Cards that do not fit together are a doubt, and a doubt means that everybody reads directly. Used by
+`exchange` and by `checkpointer.restoring`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From live tensors to staging memory: the arena's slots, strided copies into tiled blocks, and their ordering.
+"""Copies live tensors into staging memory, ordered behind the training.
 
 Called by `checkpointer`; the one room that knows on which thread or stream a copy runs.
 """

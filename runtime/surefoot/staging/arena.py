@@ -1,4 +1,4 @@
-"""The staging memory as arrays: slots of equal size in one shared mapping that somebody else allocated and touched.
+"""Presents staging memory as arrays: equal slots in one shared mapping.
 
 No torch here except to pin: a slot is bytes. Used by `checkpointer`, which asks its link for the memory.
 """

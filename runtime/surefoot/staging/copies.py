@@ -1,4 +1,4 @@
-"""Prepared copies of one tensor's piece into a slot, and digests of what lies at either end of them.
+"""Copies one tensor's piece into a slot, and digests both ends.
 
 The arrays behind a copy alias the live tensor and the slot; preparing costs microseconds and running releases the GIL.
 A copy behind the training goes by way of memory of the copying thread's own: what is compared with the digest taken at

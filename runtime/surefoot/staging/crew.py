@@ -1,4 +1,4 @@
-"""Threads that help where the training stands and waits, and work that several threads share.
+"""Runs copies in helper threads while the training waits.
 
 While the training is inside a call its own cores stand idle. Used by `ordering`.
 """

@@ -1,9 +1,10 @@
-"""Copies of device tensors, queued on a side stream behind what the training has queued on them. Owned by `ordering`.
+"""Copies device tensors on a side stream behind the training's kernels.
 
-The host waits for none of them: it may be far ahead of the device, and waiting would empty the queue that keeps the
-device busy. Whoever must not go on before something is done is the training's stream, and it is told so on the device:
-before what the training queues next, small tensors are copied and large ones fingerprinted where they lie, which takes
-a few passes of the device's own memory. What is copied later is fingerprinted again, as it was copied.
+Owned by `ordering`. The host waits for none of them: it may be far ahead of the device, and waiting would empty the
+queue that keeps the device busy. Whoever must not go on before something is done is the training's stream, and it is
+told so on the device: before what the training queues next, small tensors are copied and large ones fingerprinted
+where they lie, which takes a few passes of the device's own memory. What is copied later is fingerprinted again, as it
+was copied.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""When copies run relative to the training: eagerly inside the call, or lazily behind it, joined before the next step.
+"""Orders copies against the training: eager in the call, lazy behind it.
 
-Parameters and optimizer state stand still from one optimizer step to the next, so copying them may overlap forward and
-backward: a thread of lowest priority copies host tensors, a side stream copies device tensors. Whoever is about to
-change them calls `join`, which first takes over what the thread has not begun (a thread of lowest priority may starve)
-and then waits for what it has.
+Lazy ones are joined before the next step. Parameters and optimizer state stand still from one optimizer step to the
+next, so copying them may overlap forward and backward: a thread of lowest priority copies host tensors, a side stream
+copies device tensors. Whoever is about to change them calls `join`, which first takes over what the thread has not
+begun (a thread of lowest priority may starve) and then waits for what it has.
 
 That they do stand still is the program's doing, and no counter tells when they do not (`.data`, views, arrays of other
 libraries). So all that is copied lazily is digested inside the call, which reads it once, and each copy must have the

@@ -1,4 +1,4 @@
-"""What is copied, where to, and how it ended: the words between `ordering`, which copies, and `checkpointer`, which asks."""
+"""Defines what is copied, where to, and how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether copies run behind the training or inside the call, by what either has cost.
+"""Chooses lazy or eager copies by their measured cost.
 
 Behind it they cost a digest in the call and whatever nobody found the time for until the next optimizer step. Where no
 core is to spare that is all of them, and the dearer copy at that: copying inside the call, with the cores that the

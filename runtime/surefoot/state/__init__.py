@@ -1,4 +1,4 @@
-"""A training program's state as flat named tensors and plain values, and back into the live objects.
+"""Converts a program's state into named tensors and plain values, and back.
 
 Called by `checkpointer` and by what brings other libraries' state in; the only room that knows modules and optimizers.
 """

@@ -1,4 +1,4 @@
-"""A saved tensor built anew in a program that has none yet in its place: plain, DTensor, or a subclass of either.
+"""Builds saved tensors that the program lacks: plain, DTensor, or subclass.
 
 What a name, a type and a shape do not say of a tensor is written down as its facts when it is saved (`facts_of`), and
 read when it is built. So a state that can be described can be brought back, and what cannot be described is refused

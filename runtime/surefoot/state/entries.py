@@ -1,4 +1,4 @@
-"""One box of a named tensor as this rank holds it: its place in the global tensor, its memory, and who holds the same.
+"""Defines one box of a named tensor as this rank holds it.
 
 Most tensors are one entry; one whose local memory holds several boxes (flat parameters, shards within shards) is
 several of one name. Made by `places`; used by the parts of a program's state, and by whoever saves or restores them.

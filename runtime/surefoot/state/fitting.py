@@ -1,4 +1,7 @@
-"""What may differ between a program and the checkpoint that it is restored from. Used by `program`."""
+"""Defines how a program may differ from the checkpoint it restores.
+
+Used by `program`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-dimensional tensors that hold ranges of others: FSDP1's flat parameters, ZeRO's and other optimizers' partitions.
+"""Maps flat parameters (FSDP1, ZeRO) to the tensors they hold ranges of.
 
 Ranges become boxes here, without asking any other rank. A program says of its own flat tensors what they hold with
 `describe_flat`; of FSDP1's, torch says it. Used by the parts of a program.

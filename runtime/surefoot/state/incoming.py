@@ -1,4 +1,4 @@
-"""What a restore fills of an optimizer: a function of what stands in the program and of what was saved, and of no more.
+"""Computes what a restore fills of an optimizer, from program and checkpoint.
 
 The same call makes what is filled when a job goes on, and at the first step a scratch copy without memory, so that what
 could not be restored is known before it is needed. Called by `optimizers`.

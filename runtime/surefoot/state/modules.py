@@ -1,4 +1,4 @@
-"""A module's parameters and persistent buffers under names that do not depend on how it was wrapped.
+"""Names a module's parameters and buffers independently of its wrappers.
 
 Parameters are replicas (or shards) and may be copied lazily; buffers are saved by the lowest rank of their group; tied
 weights once. Used by `program`.

@@ -1,7 +1,7 @@
-"""Any object with `state_dict` and `load_state_dict`: scheduler, loader, EMA, scaler, or the user's own.
+"""Saves any object with `state_dict` and `load_state_dict`.
 
-Its tensors are taken for replicas and saved by the lowest rank, unless they are each rank's own (`ownership`). Used by
-`program`.
+A scheduler, a loader, EMA, a scaler, or the user's own. Its tensors are taken for replicas and saved by the lowest
+rank, unless they are each rank's own (`ownership`). Used by `program`.
 """
 
 from __future__ import annotations

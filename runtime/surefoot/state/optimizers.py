@@ -1,4 +1,4 @@
-"""An optimizer's state by the names of its parameters, never by their index.
+"""Saves an optimizer's state by parameter name, never by index.
 
 Its tensors are shards or replicas like the parameters they belong to; `step` counters and param groups follow. What is
 built for a restore is a function of what stands here and what was saved, so that it can be tried before it is needed.

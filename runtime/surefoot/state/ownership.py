@@ -1,8 +1,9 @@
-"""Whose state an object's is: the same on every rank, or each rank's own. Used by `program`.
+"""Decides whether an object's state is shared or each rank's own.
 
-A loader that is not elastic holds a rank's place in that rank's share of the data. Given to another rank, or divided
-among another number of them, samples are lost and repeated without a word: so it returns to its own rank, and a world
-of another size is refused unless the object says how its states are divided, or the script that it may begin anew.
+Used by `program`. A loader that is not elastic holds a rank's place in that rank's share of the data. Given to another
+rank, or divided among another number of them, samples are lost and repeated without a word: so it returns to its own
+rank, and a world of another size is refused unless the object says how its states are divided, or the script that it
+may begin anew.
 """
 
 from __future__ import annotations

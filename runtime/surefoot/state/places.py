@@ -1,5 +1,7 @@
-"""Where a live tensor lies in the global one: the one spot that knows DTensor, tensor subclasses, and torch's protocol
-for tensors that say themselves which boxes they hold. Used by the parts of a program.
+"""Finds where a live tensor lies in the global one.
+
+The one spot that knows DTensor, tensor subclasses, and torch's protocol for tensors that say themselves which boxes they
+hold. Used by the parts of a program.
 """
 
 from __future__ import annotations

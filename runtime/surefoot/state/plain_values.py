@@ -1,4 +1,4 @@
-"""A rank's plain values as bytes: `format.values` with torch's own small types, and the marks of tensors.
+"""Encodes a rank's plain values with torch's small types, as bytes.
 
 Called by `program`; nothing that was saved is ever run.
 """

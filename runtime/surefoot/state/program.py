@@ -1,4 +1,4 @@
-"""All of a training program's state on this rank: named tensors, plain values, and how both come back.
+"""Collects all of a program's state on this rank and restores it.
 
 Built by `checkpointer` from what the user named; knows nothing of slots, steps' schedules or tiers.
 """

@@ -1,4 +1,4 @@
-"""What a program says about which ranks hold the same plain tensors, where the tensors do not say it themselves.
+"""Parses which ranks hold the same plain tensors, as the program says.
 
 Needed where not all ranks have the same model: pipeline stages, and experts that are not DTensors. Used by the parts.
 """

@@ -1,4 +1,4 @@
-"""The random number generators of python, numpy, torch and CUDA as one plain value.
+"""Captures the generators of python, numpy, torch and CUDA as values.
 
 They return to the same rank of a world of the same size; any other world seeds them from (seed, rank, step), so that
 no two ranks draw alike and a restart is reproducible. Used by `program`.

@@ -1,4 +1,4 @@
-"""A checkpoint as the nested state dict that torch's own tools expect, and such a state dict as a checkpoint's parts.
+"""Converts checkpoints to nested state dicts of torch's form, and back.
 
     {"model": {name: tensor}, "optimizer": {"state": {name: {key: tensor}}, "param_groups": [...]}, "scheduler": {...}}
 

@@ -1,6 +1,7 @@
-"""What this rank saves of each tensor, and where it lies in the rank's stream: worked out once per structure.
+"""Plans which parts of tensors this rank saves, and where.
 
-Every rank computes its own part alone; together they cover each tensor once. Used by `checkpointer`.
+Once per structure. Every rank computes its own part alone; together they cover each tensor once. Used by
+`checkpointer`.
 """
 
 from __future__ import annotations

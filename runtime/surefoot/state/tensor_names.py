@@ -1,4 +1,4 @@
-"""How keys of any kind become parts of a tensor's name, so that two keys never share one and names can be taken apart.
+"""Encodes keys of any kind as parts of tensor names, without collisions.
 
 `/` parts a name into object, parameter and key; `:` an element of a tensor subclass from it; `~` begins what lies deeper
 in a key, and a key that is no text. Used by the parts of a program.

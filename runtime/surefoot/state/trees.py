@@ -1,4 +1,4 @@
-"""Nested state (what `state_dict()` returns) taken apart into tensors and plain values, and put together again.
+"""Flattens nested state into tensors and plain values, and unflattens it.
 
 Tensors are replaced by marks that name them, so that the structure can travel as plain values and the tensors as
 tensors. Used by the parts.

@@ -1,4 +1,7 @@
-"""Where rank saves are kept. `Tier` is the whole surface; redis, directory and s3 implement it, one contract suite holds them."""
+"""Stores rank saves: the `Tier` protocol, over Redis, a directory, or S3.
+
+One contract suite holds them all.
+"""
 
 from surefoot.tiers.open import open_persistent as open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier as ObjectStoreTier

@@ -1,4 +1,7 @@
-"""The body of a request, read from several pieces of memory without joining them. Made by `s3` for each write."""
+"""Presents several pieces of memory as one request body, without copies.
+
+Made by `s3` for each write.
+"""
 
 from __future__ import annotations
 

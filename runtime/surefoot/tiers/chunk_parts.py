@@ -1,7 +1,8 @@
-"""How chunks lie together in the parts that the persistent tier stores: pure. Called by `persistent`, followed by `copying`.
+"""Groups chunks into the parts that the persistent tier stores.
 
-A part is `PART_CHUNKS` chunks, one behind the other; the last of a rank save has what is left. A request to a bucket
-costs the same for one chunk as for four, and a connection is used better by few large bodies than by many small ones.
+Pure. `drain.copying` follows the same grouping. A part is `PART_CHUNKS` chunks, one behind the other; the last of a
+rank save has what is left. A request to a bucket costs the same for one chunk as for four, and a connection is used
+better by few large bodies than by many small ones.
 """
 
 from __future__ import annotations

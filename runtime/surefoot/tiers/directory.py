@@ -1,4 +1,4 @@
-"""A folder as the store of the persistent tier: a disk, or a shared file system on a cluster.
+"""Stores objects in a folder: a disk, or a shared file system.
 
 Data is on the disk before the manifest that names it exists; the manifest appears by a hard link, which is atomic and
 exclusive, also over NFS. File systems give no time limits: a hung mount hangs the caller, which is never a trainer.

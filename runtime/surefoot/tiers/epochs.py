@@ -1,7 +1,8 @@
-"""Epochs that were claimed in the persistent tier, and what each stands on: of programs that run without a coordinator.
+"""Claims epochs in the persistent tier and keeps their lineage records.
 
-An epoch is claimed by creating its file, which no second program can. What it stands on is written twice: a record that
-is damaged would otherwise take every checkpoint of its epoch off the lineage. Used by `persistent`.
+Of programs that run without a coordinator. An epoch is claimed by creating its file, which no second program can. What
+it stands on is written twice: a record that is damaged would otherwise take every checkpoint of its epoch off the
+lineage. Used by `persistent`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One record with the manifests of all ranks of a checkpoint: pure. Read and written by `persistent`.
+"""Encodes the manifests of all ranks of a checkpoint as one record.
 
-Of 2,048 ranks it is one read instead of as many. It vouches for nothing by itself: whoever reads it looks which
-manifests lie there and how long they are, and one that the list does not tell, or tells otherwise, is read itself.
+Pure. Read and written by `persistent`. Of 2,048 ranks it is one read instead of as many. It vouches for nothing by
+itself: whoever reads it looks which manifests lie there and how long they are, and one that the list does not tell, or
+tells otherwise, is read itself.
 """
 
 from __future__ import annotations

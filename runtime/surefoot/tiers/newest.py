@@ -1,7 +1,7 @@
-"""The record of the newest checkpoint in the persistent tier: pure. Read and written by `persistent`.
+"""Encodes the record of the newest checkpoint in the persistent tier.
 
-Checkpoints are ordered by epoch, then step: what a newer epoch saves is newer whatever its step, since it went on from
-where the older one was left.
+Pure. Read and written by `persistent`. Checkpoints are ordered by epoch, then step: what a newer epoch saves is newer
+whatever its step, since it went on from where the older one was left.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where each record of a job lies in an object store. PURE: names alone.
+"""Names each record of a job in an object store.
 
-Two places that make up a name by themselves come apart one day, and what one of them wrote nobody finds.
+Pure. Two places that make up a name by themselves come apart one day, and what one of them wrote nobody finds.
 """
 
 from __future__ import annotations

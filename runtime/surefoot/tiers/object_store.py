@@ -1,4 +1,4 @@
-"""What the persistent tier needs of a place for files or objects. `directory.DirectoryStore` and `s3.S3Store` are it.
+"""Defines the `ObjectStore` protocol that directory and S3 implement.
 
 Paths are relative, with `/`. Every call raises from `surefoot.errors` as `Tier` says; a missing path is ChunkMissing.
 """

@@ -1,4 +1,7 @@
-"""Opens the persistent tier that the settings name. Called by the drain, by restore and by the tools."""
+"""Opens the persistent tier that the settings name.
+
+Drain, restore and tools do so.
+"""
 
 from __future__ import annotations
 

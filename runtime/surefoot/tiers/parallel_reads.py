@@ -1,4 +1,7 @@
-"""Small records of the persistent tier, read many at once: each alone is a round trip to a server far away."""
+"""Reads many small records of the persistent tier at once.
+
+Each alone is a round trip to a server far away.
+"""
 
 from __future__ import annotations
 

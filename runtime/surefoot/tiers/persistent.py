@@ -1,4 +1,4 @@
-"""The persistent tier: rank saves of one job as files or objects, manifests last. One `Tier` over any `ObjectStore`.
+"""Stores rank saves as objects, manifests last, over any `ObjectStore`.
 
     {job}/{step}-{epoch}/rank-{N}/p0000 …, digests, values: chunks lie four to a part (`parts`)
     {job}/{step}-{epoch}/rank-{N}/layout its layout record, once more: one that is lost takes no other checkpoint along

@@ -1,4 +1,7 @@
-"""The memory tier, one holder: a `Tier` over the holder's client. Made by the drain and by restore, one per stream."""
+"""Implements `Tier` over one holder's client.
+
+Made by the drain and by restore, one per stream.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A bucket as the store of the persistent tier, through boto3; any server that keeps `If-None-Match: *` and `If-Match`
-for writes will do.
+"""Stores objects in an S3 bucket, through boto3.
 
-Every request has time limits and at most three tries with jittered waits (botocore's standard mode), and is counted,
-tries apart. A repeated conditional write that had succeeded unseen answers 412, and the caller compares: equal is
-success. What is written goes with its CRC-32, which the server checks and keeps. Messages carry the server's error code
-and nothing else of its answer, since some quote the account.
+Any server that keeps `If-None-Match: *` and `If-Match` for writes will do. Every request has time limits and at most
+three tries with jittered waits (botocore's standard mode), and is counted, tries apart. A repeated conditional write
+that had succeeded unseen answers 412, and the caller compares: equal is success. What is written goes with its CRC-32,
+which the server checks and keeps. Messages carry the server's error code and nothing else of its answer, since some
+quote the account.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Tier protocol: what drain, promotion and restore need of a place that keeps rank saves.
+"""Defines `Tier`, the protocol of places that keep rank saves.
 
 Synchronous and thread-compatible (one thread at a time per instance; open more for parallel streams). Every call has
 a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe it happened), TierFull, ChunkMissing

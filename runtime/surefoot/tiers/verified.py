@@ -1,7 +1,8 @@
-"""Reading parts of a rank save from one copy, verified. What does not match raises Corrupt that names part and place.
+"""Reads parts of a rank save from one copy and verifies them.
 
-The parts and their guards: the layout by its own name, digest table and values by the manifest, every block by the
-table. Used by promotion and repair (`copying`) and by restore.
+What does not match raises Corrupt that names part and place. The parts and their guards: the layout by its own name,
+digest table and values by the manifest, every block by the table. Used by promotion and repair (`copying`) and by
+restore.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is done to checkpoints after a run, each a process of its own that the command starts: compare, verify, export,
-import.
+"""Compares, verifies, exports, imports and deletes checkpoints after a run.
 
-Their last line of output is JSON. They read through the same tiers and check the same digests as a restore does.
+Each is a process of its own that the command starts. Their last line of output is JSON. They read through the same
+tiers and check the same digests as a restore does.
 """

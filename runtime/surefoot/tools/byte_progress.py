@@ -1,6 +1,7 @@
-"""How far a tool is, told to whoever started it: lines of JSON on standard error, {"done", "total"} in bytes.
+"""Reports a tool's progress as JSON lines on standard error.
 
-Silent unless `SUREFOOT_TOOL_PROGRESS` is set: a person who runs a tool by hand reads its last line alone.
+{"done", "total"} in bytes. Silent unless `SUREFOOT_TOOL_PROGRESS` is set: a person who runs a tool by hand reads its
+last line alone.
 """
 
 from __future__ import annotations

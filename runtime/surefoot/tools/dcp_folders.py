@@ -1,4 +1,4 @@
-"""Plain folders of torch.distributed.checkpoint: written so that `dcp.load` reads them, and read as `dcp.save` wrote them.
+"""Writes and reads folders of torch.distributed.checkpoint.
 
 torch's own FileSystemWriter and FileSystemReader do the format; the planners here give and take one band or stored
 chunk at a time. Nothing pickled is run: plain values are read with `weights_only=True`. (The folder's `.metadata` is

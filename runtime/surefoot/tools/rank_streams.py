@@ -1,4 +1,4 @@
-"""A whole checkpoint of the persistent tier, read rank by rank with every byte checked.
+"""Reads a whole persistent checkpoint rank by rank, every byte verified.
 
 Called by `compare` and `verify`. Reads through the Tier protocol; holds one rank's stream at a time unless asked to
 keep tensors.

@@ -1,6 +1,7 @@
-"""Hugging Face safetensors: weights written into such files, and read from them, in bands. Used by export and import.
+"""Writes and reads weights as Hugging Face safetensors files, in bands.
 
-Written by hand, because the library wants whole tensors in memory; what is written is read by it.
+Used by export and import. Written by hand, because the library wants whole tensors in memory; what is written is read
+by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checkpoints passed through bounded memory: read in bands of tensors, written block by block. Used by export and import."""
+"""Copies checkpoints through bounded memory, in bands of tensors.
+
+Used by export and import.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import sys
 import time
 from contextvars import ContextVar
 
-from surefoot.logs import PlainFormatter
+from surefoot.logs import PlainFormatter, formatter_of
 
 job: ContextVar[str] = ContextVar("job", default="")
 """The job that the running task works for; tasks hand it on to those they start."""
@@ -19,19 +19,20 @@ job: ContextVar[str] = ContextVar("job", default="")
 class _Job(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         name = job.get()
-        record.job = f"{name}: " if name else ""
+        record.namespace, _, record.job = name.rpartition("/")
+        record.about = f"{name}: " if name else ""
         return True
 
 
-def begin_logs(level: str) -> None:
-    """To stderr. kopf's are heard from WARNING on: its handlers are ours, and say nothing."""
+def begin_logs(level: str, form: str = "") -> None:
+    """To stderr, in the form that SUREFOOT_LOG_FORMAT names. kopf's are heard from WARNING on: its handlers are ours, and say nothing."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Job())
     formatter = PlainFormatter(
-        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(job)s%(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(about)s%(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(formatter_of(form, formatter))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # else: that its thread hears no signals

@@ -1,1 +1,1 @@
-"""The agent's line to its coordinator, and what it does at its request or without a leader."""
+"""Connects the agent to the coordinator and carries out its requests."""

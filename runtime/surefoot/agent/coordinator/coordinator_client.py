@@ -1,4 +1,4 @@
-"""The agent's line to the coordinator: one WebSocket, opened again forever, while the training goes on undisturbed.
+"""Keeps one WebSocket to the coordinator open while the training goes on.
 
 Every connection begins with a Hello; nothing else is said before the Welcome. What the line cannot carry is dropped:
 facts are said again on every Welcome, and whoever asked for something asks again. Runs on the agent's loop.

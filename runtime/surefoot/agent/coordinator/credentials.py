@@ -1,4 +1,4 @@
-"""What the agent shows to the coordinator, and whom it takes for one: its token and the certificate it verifies by.
+"""Reads the agent's token and the certificate authority that verifies the coordinator.
 
 A kubelet renews the token's file while the pod lives, so it is read at each connection and never kept. Built by the
 shell from its settings; the line asks for both.

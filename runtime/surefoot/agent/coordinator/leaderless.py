@@ -1,6 +1,7 @@
-"""Looking after the memory tier while nobody leads: which agent does it, and on whose behalf. The rules are `drain.upkeep`'s.
+"""Collects garbage in the memory tier while no coordinator is connected.
 
-One agent of the epoch is enough, and every agent knows which: the one with the lowest place. Called by the shell.
+The rules are those of `drain.leaderless_gc`. One agent of the epoch is enough, and every agent knows which: the one
+with the lowest place. Called by the shell.
 """
 
 from __future__ import annotations

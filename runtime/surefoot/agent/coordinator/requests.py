@@ -1,6 +1,7 @@
-"""What the coordinator asks of an agent besides training: list, repair, promote, delete, look. In threads, one at a time.
+"""Carries out the coordinator's requests: list, repair, promote, delete, probe holders.
 
-Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by the shell, on its loop.
+In threads, one at a time. Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by
+the shell, on its loop.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Staging memory of one agent: what it gives, what is wanted, what is saved in it."""
+"""Allocates one agent's staging memory and tracks the saves in it."""

@@ -1,4 +1,4 @@
-"""The staging memory of this worker and what becomes of the saves in it: one arena and one drain a local rank.
+"""Owns the worker's staging memory: one arena and drain per local rank.
 
 They outlive trainers and epochs: a dead trainer's sealed saves are drained, its memory is handed to the next one.
 Drains call back from their threads; everything here happens on the agent's loop.

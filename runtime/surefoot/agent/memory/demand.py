@@ -1,7 +1,7 @@
-"""What one save of this worker's ranks takes, and which rank was refused memory for it. PURE; kept by `arenas`.
+"""Tracks how much staging memory each local rank needs or was refused.
 
-Of the running epoch alone: another world has other shares. The heartbeat says both, so that the operator can tell
-whether checkpoints fit, before a holder is full.
+Pure. Kept by `arenas`. Of the running epoch alone: another world has other shares. The heartbeat says both, so that
+the operator can tell whether checkpoints fit, before a holder is full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much memory this container may still take: asked before staging memory is touched.
+"""Measures how much memory this container may still allocate.
 
 Memory that is touched beyond the limit is not refused by the kernel: it kills a process of the container. So what does
 not fit is refused here, with the numbers: for all local ranks at once, since a checkpoint that lacks one of them is

@@ -1,7 +1,7 @@
-"""Which of this worker's saves are on their way and which is safe, for the heartbeat. PURE.
+"""Tracks which of this worker's saves are pending, committed or lost.
 
-A worker's save of a step is pending from the first rank's staging until every local rank's copy is on all its
-holders or was given up; it is `saved` once every local rank has committed it somewhere.
+Pure. The heartbeat reports it. A worker's save of a step is pending from the first rank's staging until every local
+rank's copy is on all its holders or was given up; it is `saved` once every local rank has committed it somewhere.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The trainers of one agent: started, watched, reaped, and what their ends mean."""
+"""Starts, watches and reaps the trainers of one agent."""

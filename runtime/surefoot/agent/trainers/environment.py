@@ -1,6 +1,6 @@
-"""The environment of one trainer: torchrun's names, and what surefoot adds. PURE.
+"""Builds one trainer's environment: torchrun's variables and Surefoot's own.
 
-A program that runs under torchrun finds here what it expects there; `TORCHELASTIC_RESTART_COUNT` is the epoch.
+Pure. A program that runs under torchrun finds here what it expects there; `TORCHELASTIC_RESTART_COUNT` is the epoch.
 """
 
 from __future__ import annotations

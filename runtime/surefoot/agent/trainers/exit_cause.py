@@ -1,6 +1,6 @@
-"""Why a trainer ended, and whether its error is only the echo of another rank's death. PURE.
+"""Classifies a trainer's exit as a first cause or a secondary error.
 
-A killed rank breaks its peers' connections within milliseconds, and every one of them raises: those errors are
+Pure. A killed rank breaks its peers' connections within milliseconds, and every one of them raises: those errors are
 secondary, cost no budget, and must not hide the first. Called by `supervisor` when an exit is seen.
 """
 

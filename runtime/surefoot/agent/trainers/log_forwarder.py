@@ -1,4 +1,4 @@
-"""Trainers write their own log files; here they are read and go to stdout, each line with its rank in front.
+"""Copies trainers' log files to stdout, each line prefixed with its rank.
 
 A thread of its own does it, so that a reader of stdout that stands still holds up nothing else. What is shown is
 limited (`rate_limit`); the files stay complete whatever happens to the agent.

@@ -1,7 +1,8 @@
-"""What trainers leave behind: their own children, which the kernel hands to the agent once a trainer is dead.
+"""Reaps and kills the processes that ended trainers leave behind.
 
-A data loader's worker may linger harmlessly, but a torchrun's workers train and write into staging memory: a worker
-counts as stopped only when they are gone too. Used by `supervisor` when an epoch's last rank has ended.
+The kernel hands them to the agent, which is a subreaper. A data loader's worker may linger harmlessly, but a
+torchrun's workers train and write into staging memory: a worker counts as stopped only when they are gone too. Used by
+`supervisor` when an epoch's last rank has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether the kernel's OOM killer struck here: its counters, read before trainers start and when one is gone.
+"""Detects kills by the kernel's OOM killer from its cgroup counters.
 
-A process that the OOM killer ends leaves no word: it looks like any SIGKILL, and people look for a fault where a limit
-was reached. Reads /sys and /proc only; called by `supervisor`.
+They are read before trainers start and when one is gone. A process that the OOM killer ends leaves no word: it looks
+like any SIGKILL, and people look for a fault where a limit was reached. Reads /sys and /proc only; called by
+`supervisor`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many of the trainers' lines go to stdout: a bucket that fills at a fixed rate, and what overflowed. PURE.
+"""Limits the bytes of trainer logs that reach stdout.
 
-A trainer that prints in a loop must not fill a node's disk with container logs, nor hide the other ranks' words. Used
-by `log_forwarder`; time is an argument.
+Pure. What it leaves out is counted and said. A trainer that prints in a loop must not fill a node's disk with
+container logs, nor hide the other ranks' words. Used by `log_forwarder`; time is an argument.
 """
 
 from __future__ import annotations

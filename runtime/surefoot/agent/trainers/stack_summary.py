@@ -1,8 +1,9 @@
-"""Where ranks stand, in a few lines for people, from the stacks that they wrote. PURE.
+"""Groups ranks by the stack they stand at, in a few lines.
 
-A thousand ranks of a hung job mostly stand in the same collective; the one line that differs is what a person looks
-for. So ranks with the same main thread are one group, and each group is told by its innermost frame and the innermost
-frame of the user's own code. Nobody is blamed here: who waits and who is waited for is for the reader to say.
+Pure. A thousand ranks of a hung job mostly stand in the same collective; the one line that differs is what a person
+looks for. So ranks with the same main thread are one group, and each group is told by its innermost frame and the
+innermost frame of the user's own code. Nobody is blamed here: who waits and who is waited for is for the reader to
+say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trainers of the running epoch: starts them, watches them, kills them, says how each ended and what came first.
+"""Starts, watches and kills an epoch's trainers, and reports each exit.
 
 Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
 the last rank only when nothing that the ranks started is left.
@@ -107,7 +107,13 @@ class TrainerSupervisor:
         taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
         for one, entry in zip(taken, living, strict=True):
             where = "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
-            _log.warning("rank %d stands: %s; all its threads: %s", one.rank, one.why or where, entry.stacks_file)
+            _log.warning(
+                "rank %d makes no progress, its main thread: %s; all its threads: %s",
+                one.rank,
+                one.why or where,
+                entry.stacks_file,
+                extra={"rank": one.rank, "epoch": self._epoch},
+            )
         return summary(taken)
 
     async def close(self) -> None:
@@ -148,7 +154,8 @@ class TrainerSupervisor:
         if not self._blamed:
             self._blamed = True
             self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
-        _log.warning("rank %d ended: %s", running[cause.local].rank, cause.text)
+        first = running[cause.local].rank
+        _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "epoch": epoch})
         self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
 
     def _cause(self, running: dict[int, _LocalTrainer]) -> Cause:

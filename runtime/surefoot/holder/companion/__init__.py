@@ -1,4 +1,4 @@
-"""What stands beside a holder on its node: touches its memory at start, says when it is ready, exports its figures.
+"""Warms a holder's memory at start, reports readiness, exports its metrics.
 
 `python -m surefoot.holder.companion`; a container of the memory tier's pod. It never writes to a server that a job
 uses, and nothing waits for it: a companion that is gone costs figures and readiness, no save.

@@ -1,4 +1,4 @@
-"""`python -m surefoot.holder.companion`: watches the server beside it until SIGTERM, and answers over HTTP."""
+"""`python -m surefoot.holder.companion` watches the local Redis until SIGTERM, and serves HTTP."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 def main() -> int:
-    begin_logs(os.environ.get("SUREFOOT_LOG_LEVEL", "INFO"), "%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        begin_logs(os.environ, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         settings = companion_settings()
     except ConfigurationError as error:
         _log.error("%s", error)

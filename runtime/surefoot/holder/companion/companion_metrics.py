@@ -1,4 +1,7 @@
-"""A Redis' own figures under this project's names, in base units. PURE: from what it said to what Prometheus reads."""
+"""Translates Redis' INFO into this project's Prometheus metrics, in base units.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The companion's configuration: read once from its environment."""
+"""Reads the companion's configuration from its environment, once."""
 
 from __future__ import annotations
 

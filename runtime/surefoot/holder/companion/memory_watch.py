@@ -1,6 +1,7 @@
-"""Asks the server beside it again and again, and touches the memory of each new one before it counts as ready.
+"""Polls the local Redis and pre-touches each new server's memory.
 
-One thread runs `run`; others read `seen`. A server that a job uses is only looked at: saves never wait for this.
+A server counts as ready behind that. One thread runs `run`; others read `seen`. A server that a job uses is only
+looked at: saves never wait for this.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""torchrun's rendezvous, by a coordinator: its workers start when an epoch names them."""
+"""Serves torchrun's rendezvous from a coordinator's epochs."""

@@ -1,4 +1,4 @@
-"""torchrun's way in: `--rdzv-backend=surefoot`, registered under the entry points `torchrun.handlers`.
+"""Implements `--rdzv-backend=surefoot`, registered as a `torchrun.handlers` entry point.
 
 Started by an agent (SUREFOOT_EPOCH is set), torchrun gets one round, the agent's epoch; a second one is refused by
 name, because only the coordinator opens rounds. Standing alone (`--rdzv-endpoint=HOST:PORT --rdzv-id=JOB_UID`), each

@@ -1,4 +1,4 @@
-"""The coordinator's line for a torchrun that stands alone: a thread with the line, and a state to wait on.
+"""Connects a standalone torchrun to the coordinator, in a thread.
 
 No torch, no trainers: torchrun starts those. Made and closed by `handler.CoordinatorRounds`, whose thread waits here.
 """
