@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
-from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.controller.job_runner import JobKey, JobRunner, Shared
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 
@@ -26,7 +26,7 @@ GATHERING_SECONDS = 0.1
 
 
 def looked_after(jobs: Iterable[Object], only_namespace: str = "") -> frozenset[JobKey]:
-    """The jobs that this operator is asked to carry: not those that name another manager."""
+    """Selects the jobs that name no other manager."""
     ours = (job for job in jobs if job.get("spec", {}).get("managedBy", MANAGER) == MANAGER)
     return frozenset(key for key in map(_key, ours) if only_namespace in ("", key.namespace))
 
@@ -73,7 +73,7 @@ class JobRunners:
             self._end(self._runners.pop(key))
         for key in sorted(wanted - self._runners.keys(), key=str):
             self._begin(key)
-        figures.jobs.set(len(self._runners))
+        process_metrics.jobs.set(len(self._runners))
 
     def wake_soon(self) -> None:
         """The same, once for many calls: every write of every job's status is such a call."""

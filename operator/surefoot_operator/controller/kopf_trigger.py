@@ -19,7 +19,7 @@ from typing import Any, cast
 import kopf
 
 from surefoot_operator.api.spec import GROUP, VERSION
-from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.fabric.kubernetes.api import loaded
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class KopfTrigger:
             except Exception as error:  # noqa: BLE001  of whatever kind: without kopf the cache still wakes us
                 log.warning("kopf ended: %s; restarting it", error)
             if not self._stop.wait(wait * random.uniform(0.5, 1.0)):
-                figures.kopf_ended.inc()
+                process_metrics.kopf_ended.inc()
             wait = min(2 * wait, longest)
 
     async def _operate(self) -> None:
@@ -107,7 +107,7 @@ class KopfTrigger:
         @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
         async def heard(**_: Any) -> None:
             # `type` is None after each listing, and a deletion during a gap is never told: only that something is new counts
-            figures.kopf_events.inc()
+            process_metrics.kopf_events.inc()
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._woken)
 

@@ -39,18 +39,27 @@ class AgentChannel:
     # -- from the reconciler
 
     def know(self, workers: Iterable[WorkerId]) -> None:
-        """The fabric's workers, those just created included: whoever else says hello is refused."""
+        """Sets the workers that may connect, those just created included.
+
+        The fabric's workers, those just created included: whoever else says hello is refused.
+        """
         self._known = frozenset(workers)
         self.sessions = transitions.forgotten(self.sessions, self._known)
 
     def rule(self, rule: DesiredState) -> None:
-        """What stands in the API and the tier now; agents hear what follows from it at once."""
+        """Takes the state now stored and sends agents what follows from it.
+
+        What stands in the API and the tier now; agents hear what follows from it at once.
+        """
         self._rule = rule
         self.sessions = transitions.ruled(self.sessions, rule.status.world)
         self._tell_all()
 
     def change(self, transition: Callable[[Sessions], Sessions]) -> None:
-        """Applies a wish (a pure transition, of `orders` mostly) and says what follows from it."""
+        """Applies a pure transition and sends agents what follows from it.
+
+        Applies a wish (a pure transition, of `orders` mostly) and says what follows from it.
+        """
         before, self.sessions = self.sessions, transition(self.sessions)
         if self.sessions != before:
             self._tell_all()
@@ -67,7 +76,10 @@ class AgentChannel:
         return transitions.refusal(self.sessions, hello, self._known)
 
     def join(self, hello: Hello, line: AgentConnection) -> None:
-        """An accepted hello: its line takes the place of an older one of the same worker."""
+        """Accepts a hello; its connection replaces the worker's older one.
+
+        An accepted hello: its line takes the place of an older one of the same worker.
+        """
         worker = WorkerId(hello.index, hello.attempt)
         older = self._lines.pop(worker, None)
         if older is not None:

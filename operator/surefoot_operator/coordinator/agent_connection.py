@@ -69,7 +69,7 @@ class AgentConnection:
             self.cut()  # the receiving side sees the end of the line and reports it
 
     async def close_with(self, message: ToAgent, wait_seconds: float) -> None:
-        """Says a last message and closes; cuts the line if the agent does not take it in time."""
+        """Sends a last message and closes; cuts after `wait_seconds`."""
         try:
             async with asyncio.timeout(wait_seconds):
                 await self._websocket.send_str(encode(message, self.version))

@@ -57,7 +57,7 @@ class Facts:
 
 
 def gather(seen: Observed) -> Facts:
-    """Indexes the snapshot. Of two sessions of one worker, the one that is connected or came later counts."""
+    """Indexes the snapshot once for all decisions."""
     sessions: dict[WorkerId, SessionSeen] = {}
     for session in sorted(seen.sessions, key=lambda s: (s.connected, s.since_seconds, s.incarnation)):
         sessions[WorkerId(session.index, session.attempt)] = session

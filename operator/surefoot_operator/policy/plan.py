@@ -20,15 +20,14 @@ from surefoot_operator.policy.failure.detect import detect_losses, observed_deat
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
 from surefoot_operator.policy.failure.restart_budget import allowance, pause_until, recorded
-from surefoot_operator.policy.lifecycle import completion as ending
-from surefoot_operator.policy.lifecycle import last_checkpoint, suspension
+from surefoot_operator.policy.lifecycle import completion, last_checkpoint, suspension
 from surefoot_operator.policy.lifecycle.cleanup import cleanup_after_end
 from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
-from surefoot_operator.policy.reporting.conditions import lost_before, summarised
+from surefoot_operator.policy.reporting.conditions import known_loss, summarised
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.reporting.status_events import status_change_events
 from surefoot_operator.policy.workers import WorkerChanges, reconcile_workers, start_failure
-from surefoot_operator.policy.world import planned_change as planned
+from surefoot_operator.policy.world import planned_change
 from surefoot_operator.policy.world.bad_checkpoints import with_bad
 from surefoot_operator.policy.world.claim import claimed, committed, newest_epoch_seen, select_members
 from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
@@ -74,7 +73,7 @@ def _decide(facts: Facts) -> _Decision:
         left = cleanup_after_end(facts)
         status = replace(status, tidied=status.tidied or left.done)
         return _Decision(left.reason, status, left.actions, left.events, (left.until_seconds,))
-    due = ending.deadline(facts)
+    due = completion.deadline(facts)
     if due is not None and facts.now >= due:
         limit = facts.spec.run_policy.active_deadline_seconds
         return _fail(facts, f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing")
@@ -93,7 +92,7 @@ def _decide(facts: Facts) -> _Decision:
 
 
 def _committed(facts: Facts) -> _Decision:
-    end = ending.completion_of(facts)
+    end = completion.completion_of(facts)
     if end is not None:
         return _end(facts, end)
     found = detect_losses(facts)
@@ -101,7 +100,7 @@ def _committed(facts: Facts) -> _Decision:
         return _lose(facts, found.losses[0])
     if found.frozen is not None:
         return _Decision(found.frozen, facts.status, wakes=found.recheck_seconds)
-    halt = planned.advance(facts)
+    halt = planned_change.advance(facts)
     if halt is not None and halt.claim:
         return _change(facts, halt.reason)
     base = _Decision(
@@ -114,23 +113,23 @@ def _committed(facts: Facts) -> _Decision:
     return _with_workers(facts, base, 0 if facts.spec.suspend else target_size(facts.spec))
 
 
-def _end(facts: Facts, end: ending.Completion) -> _Decision:
+def _end(facts: Facts, end: completion.Completion) -> _Decision:
     """Every trainer has finished: the job is over, once what it ended with lies where people look for it."""
     left = last_checkpoint.outstanding(facts) if end.phase == "Complete" else None
     if isinstance(left, last_checkpoint.Pending):
         return _Decision(left.reason, facts.status, wakes=(left.until_seconds,))
     if isinstance(left, Loss):
         return _lose(facts, left)
-    saved, patience = ending.last_saved(facts)
+    saved, patience = completion.last_saved(facts)
     if patience is not None:
         reason = "every trainer finished; reading the holders again for the last checkpoint"
         return _Decision(reason, facts.status, wakes=(patience,))
     told: tuple[Event, ...] = ()
     if left is not None:
-        end = ending.Completion("Failed" if left.fails else "Complete", left.reason)
+        end = completion.Completion("Failed" if left.fails else "Complete", left.reason)
         told = (Event(names.LAST_STEP_UNSAVED, left.reason, warning=True),)
-    status = ending.ended(replace(facts.status, last_complete=saved), end.phase, end.reason, facts.now)
-    return _Decision(end.reason, status, events=(*told, ending.ended_event(end.phase, end.reason)))
+    status = completion.ended(replace(facts.status, last_complete=saved), end.phase, end.reason, facts.now)
+    return _Decision(end.reason, status, events=(*told, completion.ended_event(end.phase, end.reason)))
 
 
 def _lose(facts: Facts, loss: Loss) -> _Decision:
@@ -179,7 +178,7 @@ def _last_step(facts: Facts) -> int:
 def _steady(facts: Facts) -> str:
     world = facts.world
     if not world.members:
-        return suspension.told(facts, world.parent) if facts.spec.suspend else "the world is empty"
+        return suspension.suspended_message(facts, world.parent) if facts.spec.suspend else "the world is empty"
     if not has_stepped(facts, world.epoch):
         return f"{describe(world, world.parent)}, waiting for its first step"
     return f"epoch {world.epoch} runs with {world.size} ranks on {len(world.members)} workers"
@@ -219,7 +218,7 @@ def _claimed(facts: Facts) -> _Decision:
     if worn is not None:
         return _fail(facts, worn)
     reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
-    lost = choice.lost or lost_before(facts)
+    lost = choice.lost or known_loss(facts)
     base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
     if facts.spec.suspend:
         heard = any(is_responsive(facts, s) for s in facts.sessions.values())
@@ -243,7 +242,7 @@ def _explained(facts: Facts) -> JobStatus:
 def _commit(facts: Facts, choice: Chosen) -> _Decision:
     if facts.spec.suspend:
         status = committed(facts, choice, ())
-        reason = suspension.told(facts, choice.parent)
+        reason = suspension.suspended_message(facts, choice.parent)
         return _Decision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
     pause = pause_until(facts)
     if pause is not None:
@@ -325,9 +324,9 @@ def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
 
 
 def _fail(facts: Facts, reason: str) -> _Decision:
-    status = ending.ended(facts.status, "Failed", reason, facts.now)
-    return _Decision(reason, status, events=(ending.ended_event("Failed", reason),))
+    status = completion.ended(facts.status, "Failed", reason, facts.now)
+    return _Decision(reason, status, events=(completion.ended_event("Failed", reason),))
 
 
 def _deadline_left(facts: Facts, status: JobStatus) -> float | None:
-    return None if status.phase in ("Complete", "Failed") else ending.deadline(facts)
+    return None if status.phase in ("Complete", "Failed") else completion.deadline(facts)

@@ -69,7 +69,7 @@ class _Place:
 
 
 def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
-    """What it takes to have one live worker for each index below `wanted`, and no other."""
+    """Plans one live worker for each index below `wanted`, and no other."""
     members = _members(facts)
     by_index: dict[int, list[WorkerSeen]] = {index: [] for index in range(wanted)}
     for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
@@ -124,7 +124,10 @@ def start_failure(facts: Facts) -> str | None:
 
 
 def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
-    """It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too."""
+    """Decides whether a worker failed by itself before it was a member.
+
+    It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too.
+    """
     world = facts.status.world
     member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
     if member or announced_departure(facts, worker) or node_lost(facts, worker.node):

@@ -45,7 +45,7 @@ from surefoot_operator.reconcile.worker_calls import WorkerCalls
 async def carry_out(
     dependencies: Dependencies, calls: WorkerCalls, actions: Iterable[Action], seen: Observed
 ) -> tuple[FabricError, ...]:
-    """A plan's actions; what the fabric would not do of those that are no worker's is returned."""
+    """Applies a plan's actions; returns the fabric's refusals, workers' excepted."""
     actions, errors = tuple(actions), list[FabricError]()
     for action in actions:
         try:
@@ -112,7 +112,7 @@ def carry_out_maintenance(
 
 
 def repairing(sessions: Sessions) -> frozenset[RankSave]:
-    """Rank saves that an agent is copying now: their data may lack an index entry."""
+    """Returns the rank saves that an agent is copying now."""
     messages = (order.message for order in sessions.orders.outstanding.values())
     return frozenset(m.save for m in messages if isinstance(m, RepairSave))
 

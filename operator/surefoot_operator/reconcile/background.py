@@ -16,13 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """Named single-flight tasks. What they do is asked for again by the next plan if it still matters."""
+    """Runs named single-flight tasks.
+
+    What they do is asked for again by the next plan if it still matters.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Starts `work` unless one of that name is still under way; whether it did."""
+        """Starts `work` unless one of its name runs; returns whether it did."""
         if name in self._tasks:
             return False
         task = asyncio.create_task(work(), name=name)

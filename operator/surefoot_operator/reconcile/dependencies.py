@@ -44,7 +44,10 @@ class Dependencies:
 async def observed(
     dependencies: Dependencies, shown: FabricSeen, term_seconds: float, creates: tuple[CreateSeen, ...] = ()
 ) -> Observed:
-    """Everything known now, as one value. `shown` was looked up just before; `creates` are still asked for."""
+    """Builds the snapshot that the round's plan is made from.
+
+    Everything known now, as one value. `shown` was looked up just before; `creates` are still asked for.
+    """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
     covers = await dependencies.memory.covers(listed, {**orders.older_layouts, **orders.layouts})

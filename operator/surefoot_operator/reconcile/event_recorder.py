@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from surefoot_operator import metrics, names
 from surefoot_operator.errors import FabricError
+from surefoot_operator.names import TIER_FAILED
 from surefoot_operator.policy.actions import Event
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,18 @@ MOST_OF_AGENTS = 20
 _AT_ONCE = 16
 _FLUSH_SECONDS = 2.0
 
+QUIET_SECONDS = 60.0
+MOST_TOLD = 3
+"""Events within that time. A tier that is gone fails for every rank of the world, and one of them says why."""
+
 Record = Callable[[Sequence[Event]], Awaitable[None]]
 
 
 class EventBudget:
-    """So many within any minute. Says how many were left out, once there is room again."""
+    """Limits events within any minute and reports how many were left out.
+
+    So many within any minute. Says how many were left out, once there is room again.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -57,7 +65,10 @@ class EventBudget:
 
 
 class EventRecorder:
-    """One job's. `say`, and `close` once; `flush` where what comes next ends the job."""
+    """Records one job's events in the background.
+
+    One job's. `say`, and `close` once; `flush` where what comes next ends the job.
+    """
 
     def __init__(self, record: Record, clock: Callable[[], float]) -> None:
         self._record, self._clock = record, clock
@@ -101,3 +112,25 @@ class EventRecorder:
         if not task.cancelled() and (error := task.exception()) is not None:
             metrics.reconcile_failures.labels("events").inc()
             log.error("recording events failed: %s", error, exc_info=error)
+
+
+class TierFailureEvents:
+    """One job's agents' tier failures as events: each when it begins and once a minute while it lasts.
+
+    Whoever failed is asked again within seconds: without this a tier that is away fills the events of a job.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def events(self, sentences: Iterable[str], now: float) -> tuple[Event, ...]:
+        """Those that are news."""
+        self._told = {sentence: at for sentence, at in self._told.items() if now - at < QUIET_SECONDS}
+        events = []
+        for sentence in sentences:
+            if sentence in self._told or len(self._told) >= MOST_TOLD:
+                log.debug("%s", sentence)
+                continue
+            self._told[sentence] = now
+            events.append(Event(TIER_FAILED, sentence, warning=True))
+        return tuple(events)

@@ -31,9 +31,8 @@ from surefoot_operator.policy.plan import plan
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
 from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
-from surefoot_operator.reconcile.event_recorder import EventRecorder
+from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
-from surefoot_operator.reconcile.tier_failure_events import TierFailureEvents
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
@@ -76,7 +75,10 @@ class Reconciler:
         return 0.0 if self._began is None else time.perf_counter() - self._began
 
     def wake(self, urgent: bool = True) -> None:
-        """Something changed. What is not urgent waits a little, for whatever else comes till then."""
+        """Wakes the loop: at once if urgent, else after a short delay.
+
+        Something changed. What is not urgent waits a little, for whatever else comes till then.
+        """
         if urgent:
             self._wake.set()
         elif self._later is None:

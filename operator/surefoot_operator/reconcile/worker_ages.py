@@ -15,7 +15,10 @@ class WorkerAges:
         self._first: dict[str, float] | None = None
 
     def told(self, workers: Sequence[WorkerSeen], now: float) -> tuple[WorkerSeen, ...]:
-        """The workers, made no later than they were seen. Those that came while we looked were made when they came."""
+        """Returns the workers with creation times by this operator's clock.
+
+        The workers, made no later than they were seen. Those that came while we looked were made when they came.
+        """
         known, self._first = self._first, {}
         aged = []
         for worker in workers:

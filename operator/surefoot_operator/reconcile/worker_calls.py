@@ -53,7 +53,7 @@ class WorkerCalls:
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def create(self, action: CreateWorker, call: Call) -> None:
-        """Begins the call unless it is under way, or was refused and is not due again."""
+        """Begins the call unless one is under way or its backoff lasts."""
         self._begin(WorkerId(action.index, action.attempt), str(action), call)
 
     def delete(self, action: DeleteWorker, call: Call) -> None:
@@ -61,7 +61,7 @@ class WorkerCalls:
         self._begin((action.uid, action.force), str(action), call)
 
     def seen(self) -> tuple[CreateSeen, ...]:
-        """Workers that were asked for and that the fabric does not show yet."""
+        """Returns creates that the fabric does not show yet."""
         found = [(key, asked) for key, asked in self._asked.items() if isinstance(key, WorkerId)]
         return tuple(
             CreateSeen(

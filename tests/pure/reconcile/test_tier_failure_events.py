@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot_operator.reconcile.tier_failure_events import MOST_TOLD, QUIET_SECONDS, TierFailureEvents
+from surefoot_operator.reconcile.event_recorder import MOST_TOLD, QUIET_SECONDS, TierFailureEvents
 
 
 def test_the_same_failure_is_told_once_until_it_has_lasted_for_a_while() -> None:

@@ -22,7 +22,7 @@ from surefoot_operator.controller.credentials.pod_token import (
     refusal,
     worker_labels,
 )
-from surefoot_operator.controller.health import process_metrics as figures
+from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -104,7 +104,7 @@ class TokenReviews:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [self._settings.audience]},
         }
-        figures.token_reviews.inc()
+        process_metrics.token_reviews.inc()
         async with self._turn:
             answer = await self._api.post(REVIEWS, body)
         return bound_pod(answer.get("status", {}), self._settings.audience)

@@ -72,7 +72,10 @@ def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: Le
 
 
 def leads(candidate: Candidate, now: float) -> bool:
-    """Whether it may act now. Asked before every write: a process that was frozen does not know for how long."""
+    """Decides whether this candidate may act now; asked before every write.
+
+    Whether it may act now. Asked before every write: a process that was frozen does not know for how long.
+    """
     return candidate.leads_until is not None and now < candidate.leads_until
 
 

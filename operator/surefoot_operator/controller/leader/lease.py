@@ -93,7 +93,10 @@ class Elector:
                 await asyncio.sleep(self._pause() * random.uniform(0.5, 1.0))
 
     async def release(self) -> None:
-        """Gives the lease back, so that nobody has to wait for its end. A failure costs that wait and nothing else."""
+        """Releases the lease, so that no replica waits for its expiry.
+
+        Gives the lease back, so that nobody has to wait for its end. A failure costs that wait and nothing else.
+        """
         if not election.leads(self._candidate, self._now()) or self._body is None:
             return
         given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now_text()}

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """`losses`, the likeliest cause first. `frozen`: why nothing may be decided. `recheck_seconds`: when to look again."""
+    """Holds the losses found, likeliest cause first."""
 
     losses: tuple[Loss, ...] = ()
     frozen: str | None = None

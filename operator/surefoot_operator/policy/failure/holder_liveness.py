@@ -46,7 +46,7 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
-    """The witness that a silent holder lives, and what to do; empty: there is none."""
+    """Returns the witness that a silent holder is alive; empty: none."""
     holder = facts.holders.get(endpoint.holder)
     if holder is not None and holder.refusing:
         return (
@@ -81,7 +81,7 @@ def answers_awaited(facts: Facts, endpoint: HolderEndpoint) -> float:
 
 
 def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
-    """Who is to be asked now about silent holders: the agent beside each, else two others."""
+    """Asks agents about silent holders: the one beside each, else two others."""
     if worth_seconds < WORTH_SECONDS:
         return ()
     agents = sorted((s for s in facts.sessions.values() if is_responsive(facts, s)), key=lambda s: (s.index, s.attempt))

@@ -55,7 +55,10 @@ def open_incident(incidents: Incidents) -> Incident | None:
 
 
 def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
-    """While Claimed: when everything had stopped, and when everything was read. A lost line may prove a lost node."""
+    """Records when trainers had stopped and when everything was read.
+
+    While Claimed: when everything had stopped, and when everything was read. A lost line may prove a lost node.
+    """
     incident = open_incident(known)
     if incident is None:
         return known
@@ -96,7 +99,10 @@ def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size
 
 
 def closed(facts: Facts) -> Incidents:
-    """While Committed: at the epoch's first new step, with where its state came from."""
+    """Closes the incident at the epoch's first new step.
+
+    While Committed: at the epoch's first new step, with where its state came from.
+    """
     incident = open_incident(facts.status.incidents)
     epoch = facts.world.epoch
     if incident is None or incident.assigned_seconds is None or not has_stepped(facts, epoch):

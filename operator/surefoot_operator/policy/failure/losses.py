@@ -12,7 +12,11 @@ from surefoot.protocol.identities import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why the epoch cannot go on. `at_seconds`: the first sign of it. Worker, node and rank: only who is proved to be to blame."""
+    """Says why an epoch cannot continue, and who is to blame.
+
+    Why the epoch cannot go on. `at_seconds`: the first sign of it. Worker, node and rank: only who is proved to be
+    to blame.
+    """
 
     kind: str
     reason: str

@@ -80,7 +80,7 @@ def recorded(status: JobStatus, allowed: Allowance, last_step: int) -> JobStatus
 
 
 def pause_until(facts: Facts) -> float | None:
-    """While an epoch is claimed: when the next one may begin; None: at once."""
+    """Returns when a claimed epoch may begin; None: at once."""
     incident, row = open_incident(facts.status.incidents), facts.status.no_progress_restarts
     if incident is None or incident.kind not in PAUSED_KINDS or row == 0:
         return None
@@ -90,7 +90,7 @@ def pause_until(facts: Facts) -> float | None:
 
 
 def remember(restarts: tuple[Restart, ...], restart: Restart) -> tuple[Restart, ...]:
-    """Bounded, and no restart uncounted: the two that lie nearest to each other become one, as old as the older."""
+    """Appends a restart; beyond the limit the two nearest are merged."""
     kept = [*restarts, restart]
     while len(kept) > MOST_REMEMBERED:
         place = min(range(len(kept) - 1), key=lambda i: kept[i + 1].at_seconds - kept[i].at_seconds)

@@ -34,7 +34,10 @@ class Cleanup:
 
 
 def cleanup_after_end(facts: Facts) -> Cleanup:
-    """After the end: agents leave, then their memory goes. A job that was deleted keeps nothing."""
+    """Plans the cleanup of an ended or deleted job.
+
+    After the end: agents leave, then their memory goes. A job that was deleted keeps nothing.
+    """
     return _deleted(facts) if facts.seen.job.deleted else _over(facts)
 
 

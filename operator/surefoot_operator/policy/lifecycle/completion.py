@@ -29,7 +29,7 @@ class Completion:
 
 
 def completion_of(facts: Facts) -> Completion | None:
-    """Whether the committed world has finished: every member said so, or its worker ended well."""
+    """Decides whether every member of the committed world has finished."""
     world = facts.world
     steps: list[int] = []
     for member, session in member_sessions(facts):

@@ -30,7 +30,7 @@ class PurgeStep:
 
 
 def finalizer_actions(facts: Facts) -> tuple[Action, ...]:
-    """Keeps the finalizer as the spec has it, as long as the job is not being deleted."""
+    """Sets the finalizer as the spec asks, until the job is deleted."""
     job = facts.seen.job
     if job.deleted or job.held == _wanted(facts):
         return ()
@@ -38,7 +38,7 @@ def finalizer_actions(facts: Facts) -> tuple[Action, ...]:
 
 
 def next_purge_step(facts: Facts) -> PurgeStep | None:
-    """The next thing that a deleted job's persistent data needs; None: nothing holds the job back."""
+    """Plans the next purge step of a deleted job; None: done."""
     if not facts.seen.job.held:
         return None
     if not _wanted(facts):

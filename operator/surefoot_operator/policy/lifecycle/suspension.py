@@ -33,8 +33,11 @@ def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
     return due if facts.now < due else None
 
 
-def told(facts: Facts, parent: Checkpoint | None) -> str:
-    """What people read of a job that is suspended: from where it will go on, and what would lose that."""
+def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
+    """Says where a suspended job will resume, and what would lose that.
+
+    What people read of a job that is suspended: from where it will go on, and what would lose that.
+    """
     if parent is None:
         return "the job is suspended; it will begin at step 0"
     text = f"the job is suspended; it will go on from {parent}"

@@ -62,7 +62,7 @@ def wanted_seconds(wish: IntervalRequest, inputs: Inputs) -> float | None:
 
 
 def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Cadence | None:
-    """The level, given the `present` one, which it leaves only for a reason; None while too little is known."""
+    """Chooses the level; None while step time or cost is unknown."""
     wanted, step = wanted_seconds(wish, inputs), inputs.step_seconds
     if wanted is None or step is None or step <= 0:
         return None
@@ -77,7 +77,10 @@ def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Caden
 
 
 def level_with_hysteresis(wanted: float, present: int | None) -> int:
-    """`wanted` rounded down; the present level, while `wanted` is not further than `HYSTERESIS` outside of its range."""
+    """Rounds the wanted level down, unless the present one is near enough.
+
+    Near enough: not further than `HYSTERESIS` outside of the present level's range.
+    """
     if present is not None and present - HYSTERESIS <= wanted < present + 1 + HYSTERESIS:
         return present
     return math.floor(wanted)

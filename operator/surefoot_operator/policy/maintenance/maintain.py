@@ -39,7 +39,7 @@ from surefoot_operator.policy.maintenance.unrecoverable import (
     reporting_sessions,
     unrecoverable_checkpoints,
 )
-from surefoot_operator.policy.world import surviving_copies as staying
+from surefoot_operator.policy.world import surviving_copies
 
 DROP_SECONDS = 5.0
 """A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
@@ -237,9 +237,9 @@ def standing_of(
 
 def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
     """The newest complete checkpoint that has too few copies, unless a newer one will have them soon."""
-    wanted, halted = newest(memory.complete), staying.halted(facts)
+    wanted, halted = newest(memory.complete), surviving_copies.halted(facts)
     if halted is not None and halted == wanted:
-        return _copied(facts, staying.repairs(facts, halted))
+        return _copied(facts, surviving_copies.repairs(facts, halted))
     if wanted is None or wanted == memory.full or _newer_is_coming(facts, memory, wanted):
         return ()
     return _copied(facts, retention.repairs(dict(memory.reading.holders), memory.domains, wanted, memory.replicas))

@@ -35,7 +35,7 @@ _OVERHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class HolderShare:
-    """What one node's holder must take of this job, and what it may."""
+    """Holds what one node's holder must store of this job, and may."""
 
     node: str
     ranks: int
@@ -74,7 +74,10 @@ class MemoryBudget:
 
 
 def judged(facts: Facts) -> MemoryBudget | None:
-    """Whether it fits now; None while that is not known: a rank has not said yet what it needs."""
+    """Decides whether checkpoints fit; None while a rank's need is unknown.
+
+    Whether it fits now; None while that is not known: a rank has not said yet what it needs.
+    """
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
     closed = next((h for h in facts.seen.holders if h.state == "Ready" and h.closed), None)
@@ -92,7 +95,10 @@ def judged(facts: Facts) -> MemoryBudget | None:
 
 
 def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_workers: int) -> MemoryBudget:
-    """The verdict, by the node that has the least left. A holder whose limit is not known has room for anything."""
+    """Decides by the node with the least memory left.
+
+    The verdict, by the node that has the least left. A holder whose limit is not known has room for anything.
+    """
     bounded = [share for share in shares if share.available_bytes is not None]
     if not bounded:
         return MemoryBudget(

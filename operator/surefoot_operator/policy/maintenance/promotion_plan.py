@@ -30,7 +30,7 @@ from surefoot_operator.policy.facts import (
     worker_id,
 )
 from surefoot_operator.policy.lifecycle import suspension
-from surefoot_operator.policy.world import surviving_copies as staying
+from surefoot_operator.policy.world import surviving_copies
 
 LIST_AGAIN_SECONDS = 60.0
 """A listing that answered but lacks what was promoted is asked for again no sooner; a failed one likewise."""
@@ -59,7 +59,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
     # nothing newer comes of a world that has ended, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
-    over = over or staying.needs_upload(facts) or suspension.needs_upload(facts)
+    over = over or surviving_copies.needs_upload(facts) or suspension.needs_upload(facts)
     due = [
         c
         for c in in_memory
@@ -90,7 +90,9 @@ def _unpromotable(facts: Facts) -> set[Checkpoint]:
 
 
 def interval_of(facts: Facts) -> int:
-    """Steps between promotions: a multiple of the memory tier's base, for only what was saved can go up.
+    """Returns the steps between promotions, a multiple of the memory tier's.
+
+    Steps between promotions: a multiple of the memory tier's base, for only what was saved can go up.
 
     Where the operator chooses and has not chosen yet, whatever is saved is due: one upload tells what uploads take.
     """

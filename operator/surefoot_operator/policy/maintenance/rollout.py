@@ -56,7 +56,7 @@ class Rollout:
 
 
 def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSafety:
-    """Whether this job keeps a complete checkpoint if one more failure domain of holders restarts empty.
+    """Decides whether this job survives the restart of one more holder domain.
 
     `status` and `kept` are what was decided from `seen`.
     """

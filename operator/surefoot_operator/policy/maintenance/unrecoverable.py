@@ -44,6 +44,9 @@ def unrecoverable_checkpoints(
 
 
 def reporting_sessions(facts: Facts) -> list[SessionSeen]:
-    """Members of the committed world that speak of its epoch: what they say of their saves holds, however old it is."""
+    """Returns the members' sessions that report on the committed epoch.
+
+    Members of the committed world that speak of its epoch: what they say of their saves holds, however old it is.
+    """
     epoch = facts.world.epoch
     return [session for _, session in member_sessions(facts) if session is not None and session.epoch == epoch]

@@ -29,7 +29,7 @@ from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
-from surefoot_operator.policy.world.scheduling_deadline import told as released
+from surefoot_operator.policy.world.scheduling_deadline import release_message as released
 from surefoot_operator.policy.world.size_tie import tie_to_tell
 from surefoot_operator.policy.world.sizing import target_size
 
@@ -60,14 +60,17 @@ def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") ->
     return replace(status, conditions=_conditions(facts, status, lost))
 
 
-def lost_before(facts: Facts) -> str:
-    """What was said of a total loss in this claim: it is so until something is found, also while tiers are asked anew."""
+def known_loss(facts: Facts) -> str:
+    """Returns the message of a total loss already reported in this claim.
+
+    What was said of a total loss in this claim: it is so until something is found, also while tiers are asked anew.
+    """
     known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_LOST), None)
     return known.message if known is not None else ""
 
 
 def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
-    """Whether every worker that should be there has a node: (truth, reason, message)."""
+    """Returns (truth, reason, message): whether every wanted worker has a node."""
     if facts.spec.suspend or facts.status.phase in ("Complete", "Failed"):
         return "False", "NotWanted", "no workers are wanted"
     if is_released(facts, status):
@@ -83,7 +86,7 @@ def scheduled(facts: Facts, status: JobStatus) -> tuple[Truth, str, str]:
 
 
 def protection(facts: Facts) -> tuple[Truth, str, str]:
-    """Whether a failure now would find a checkpoint in safety: (truth, reason, message)."""
+    """Returns (truth, reason, message): whether a failure finds a safe checkpoint."""
     world = facts.status.world
     unseen = lost_sight(facts)
     if unseen:

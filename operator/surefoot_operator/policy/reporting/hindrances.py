@@ -41,7 +41,7 @@ class Hindrance:
 
 
 def hindrance(facts: Facts) -> Hindrance | None:
-    """What is in the way now, the cause that a person must mend first; None: nothing is known to be."""
+    """Finds the first cause that keeps workers from running; None: none known."""
     refused = next((c for c in facts.seen.creates if c.refusal), None)
     if refused is not None:
         return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")

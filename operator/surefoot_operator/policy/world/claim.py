@@ -50,7 +50,7 @@ LONGEST_LINEAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Who can be a member now; or why that has to wait, and until when."""
+    """Holds the members selected, or what is waited for until when."""
 
     members: tuple[Member, ...] = ()
     waiting: str | None = None
@@ -58,7 +58,10 @@ class Selection:
 
 
 def newest_epoch_seen(facts: Facts) -> int:
-    """Status may have been restored from an old backup: fences and agents remember what it forgot."""
+    """Returns the newest epoch known to status, holders or agents.
+
+    Status may have been restored from an old backup: fences and agents remember what it forgot.
+    """
     status = facts.status
     epochs = [status.world.epoch if status.world else 0]
     epochs += [h.fence for h in facts.seen.holders if h.fence is not None]
@@ -67,7 +70,10 @@ def newest_epoch_seen(facts: Facts) -> int:
 
 
 def claimed(facts: Facts, reason: str) -> JobStatus:
-    """Nobody's world: one epoch on. Members and parent stay those that the claim stands on."""
+    """Claims the next epoch: no member may run until it is committed.
+
+    Members and parent stay those that the claim stands on.
+    """
     old = facts.status.world or World(0, "Claimed")
     world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
     start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
@@ -107,7 +113,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
 
 
 def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
-    """Who joins the claimed epoch: everybody who is warm, once nobody worth waiting for is missing.
+    """Selects the members once no worker worth waiting for is missing.
 
     With a `tie` as many as it says, or nobody.
     """

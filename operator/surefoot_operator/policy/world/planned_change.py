@@ -27,7 +27,7 @@ from surefoot_operator.policy.facts import (
     vacate_reason,
 )
 from surefoot_operator.policy.lifecycle import suspension
-from surefoot_operator.policy.world import surviving_copies as staying
+from surefoot_operator.policy.world import surviving_copies
 from surefoot_operator.policy.world.claim import spares
 from surefoot_operator.policy.world.size_tie import present_tie
 from surefoot_operator.policy.world.sizing import largest_size
@@ -60,7 +60,7 @@ class DesiredChange:
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """What the wish needs now: an action, or to wait, or (`claim`) the next epoch."""
+    """Holds a planned change's next step: actions, waiting, or the claim."""
 
     reason: str
     actions: tuple[Action, ...] = ()
@@ -119,7 +119,7 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
 
 
 def advance(facts: Facts) -> ChangeStep | None:
-    """The next thing to do for a wish, or to undo if there is none any more. None: nothing."""
+    """Plans the next step of a desired change; None: nothing to do."""
     hold = facts.seen.hold if facts.seen.hold is not None and facts.seen.hold.epoch == facts.world.epoch else None
     wanted = desired_change(facts)
     if hold is not None and hold.state == "Bound":
@@ -204,11 +204,15 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> Change
     pace = seconds_per_step(facts) or 1.0
     due = hold.asked_seconds + HELD_SECONDS + 2 * pace * max(0, hold.step - step_of(facts, hold.epoch))
     if len(saved) == len(sessions):
-        lacking = staying.lacking(facts, goal, goes_on=_goes_on(facts)) if staying.halted(facts) is not None else ""
+        lacking = (
+            surviving_copies.lacking(facts, goal, goes_on=_goes_on(facts))
+            if surviving_copies.halted(facts) is not None
+            else ""
+        )
         upload = suspension.upload_due(facts, hold)
         if upload is not None:
             return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
-        if not lacking or not staying.can_be_brought(facts):
+        if not lacking or not surviving_copies.can_be_brought(facts):
             return ChangeStep(f"{reason}; {lacking}" if lacking else reason, claim=True)
         if facts.now < due:
             return ChangeStep(f"{reason}: {lacking}", until_seconds=due)

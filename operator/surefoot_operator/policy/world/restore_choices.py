@@ -44,14 +44,14 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class TotalLoss:
-    """Something was recorded, no copy of any of it is left, and the job is to fail of that."""
+    """Says that every recorded checkpoint is lost and the job fails."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToTakeUp:
-    """The older job does not have what this one was told to begin from."""
+    """Says that the older job lacks the checkpoint to begin from."""
 
     reason: str
 

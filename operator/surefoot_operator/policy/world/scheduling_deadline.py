@@ -34,10 +34,10 @@ class Released:
 
 
 def held(facts: Facts, tied: int | None = None) -> Released:
-    """Whether the workers that have nodes may keep them. `tied`: the one size that the world may have; None: any."""
+    """Decides whether workers keep their nodes while the world waits."""
     known, deadline = facts.status.scheduling, facts.spec.run_policy.scheduling_deadline_seconds
     if is_released(facts, facts.status):
-        return Released(known, told(known))
+        return Released(known, release_message(known))
     placed = _placed(facts)
     if not placed or largest_size(facts.spec, placed, tied):
         return Released(Scheduling(releases=known.releases))
@@ -51,7 +51,7 @@ def held(facts: Facts, tied: int | None = None) -> Released:
         f"{placed} of {target_size(facts.spec)} workers held nodes for schedulingDeadlineSeconds ({deadline:g} s), too few"
         f" for any world: they are released, and requested again after {pause:.0f} s"
     )
-    return Released(new, told(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
+    return Released(new, release_message(new), (Event(names.WORKERS_RELEASED, text, warning=True),))
 
 
 def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:
@@ -68,7 +68,7 @@ def is_released(facts: Facts, status: JobStatus) -> bool:
     return until is not None and facts.now < until <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
 
 
-def told(known: Scheduling) -> str:
+def release_message(known: Scheduling) -> str:
     """Of a job whose workers were given back."""
     at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
     times = f" ({known.releases} times now)" if known.releases > 1 else ""

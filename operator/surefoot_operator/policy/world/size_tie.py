@@ -35,7 +35,7 @@ class Tie:
 
 
 def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
-    """What ties the world that a claimed epoch is about to commit with `parent`; None: nothing does."""
+    """Returns what ties the world about to be committed; None: nothing."""
     if parent is None:
         return None
     older = facts.seen.older.entries or ()
@@ -43,7 +43,7 @@ def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
 
 
 def present_tie(facts: Facts) -> Tie | None:
-    """What ties the committed world: by what it saved, else by its parent, else as it was known before."""
+    """Returns what ties the committed world; None: nothing."""
     world = facts.world
     found: dict[Checkpoint, dict[int, RankManifest]] = defaultdict(dict)
     for manifest in _entries(facts):
@@ -58,7 +58,10 @@ def present_tie(facts: Facts) -> Tie | None:
 
 
 def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
-    """What the condition says of `status`; None where there is nothing to say, as no other size was asked for."""
+    """Returns the condition's message; None: no other size was asked for.
+
+    What the condition says of `status`; None where there is nothing to say, as no other size was asked for.
+    """
     world, known = status.world, _known(facts.status)
     if world is None or status.phase in ("Complete", "Failed"):
         return None

@@ -10,7 +10,10 @@ from surefoot_operator.api.spec_limits import allowed_sizes
 
 
 def target_size(spec: TrainingJobSpec) -> int:
-    """Workers that should exist: `replicas`, or the largest allowed number below it if it is none."""
+    """Returns the number of workers that should exist.
+
+    Workers that should exist: `replicas`, or the largest allowed number below it if it is none.
+    """
     sizes = allowed_sizes(spec)
     return max((size for size in sizes if size <= spec.replicas), default=sizes[0])
 

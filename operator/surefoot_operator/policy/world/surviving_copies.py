@@ -44,7 +44,7 @@ def copies_wanted(facts: Facts, goes_on: bool) -> int:
 
 
 def lacking(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
-    """What `goal`, saved by every rank, lacks to survive the nodes that are being left; empty: nothing."""
+    """Says what a checkpoint lacks to survive the nodes being left."""
     floor = facts.status.floor
     if floor is not None and floor.step >= goal.step:
         return ""
@@ -72,14 +72,14 @@ def can_be_brought(facts: Facts) -> bool:
 
 
 def repairs(facts: Facts, goal: Checkpoint) -> list[retention.Repair]:
-    """What to copy so that as many copies of the halted world's step stay as there can be."""
+    """Plans copies onto nodes that stay."""
     reading, domains = reading_at(facts, facts.world.epoch), domains_of(facts)
     wanted = copies_wanted(facts, goes_on=False)
     return retention.repairs(dict(reading.holders), domains, goal, wanted, frozenset(going(facts))) if wanted else []
 
 
 def going(facts: Facts) -> set[str]:
-    """Failure domains with a node that others want left, that takes no pods any more, or that tells its workers to end."""
+    """Returns the failure domains with a node that is being left."""
     domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}
     nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
     for session in facts.sessions.values():
