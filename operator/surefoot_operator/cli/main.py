@@ -47,11 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _commands() -> dict[str, tuple[ModuleType, str]]:
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli import checkpoints, local, validate
+        from surefoot_operator.cli import checkpoints, data, local, validate
     return {
         "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
         "validate": (validate, "check a TrainingJob without running it"),
         "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
+        "data": (data, "check whether samples in files can be read at any world size"),
     }
 
 

@@ -1,0 +1,107 @@
+"""`python -m surefoot.tools.check_data PATH...`: what a source has, whether its shards open anywhere, and who can read it.
+
+Started by `surefoot data check`. Prints sentences; ends with 0 where the source is elastic, 1 where it is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import PurePosixPath
+from typing import Any
+
+from surefoot.data.source import BadSample, DataShard, DataSource
+from surefoot.data.sources import (
+    JsonLines,
+    MegatronDocuments,
+    MosaicShards,
+    ParquetRows,
+    TarSamples,
+    TextLines,
+    TokenFile,
+)
+from surefoot.data.stream import ElasticStream
+from surefoot.errors import ConfigurationError, SurefootError
+
+KINDS = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
+_BY_ENDING = {".jsonl": "jsonl", ".parquet": "parquet", ".tar": "tar", ".bin": "tokens", "": "mds"}
+_SHARDS_READ = 3
+
+
+def kind_of(path: str) -> str:
+    """By the ending of the first path: a folder is taken for MDS, what is not known for text."""
+    return _BY_ENDING.get(PurePosixPath(path.rstrip("/")).suffix, "text")
+
+
+def source_of(kind: str, paths: list[str], length: int, dtype: str) -> DataSource:
+    """The source as a script would make it."""
+    if kind == "tokens":
+        return TokenFile(paths, length, dtype=dtype)
+    made: dict[str, Any] = {
+        "text": TextLines,
+        "jsonl": JsonLines,
+        "parquet": ParquetRows,
+        "tar": TarSamples,
+        "megatron": MegatronDocuments,
+        "mds": MosaicShards,
+    }
+    source: DataSource = made[kind](paths)
+    return source
+
+
+def read_through(source: DataSource, number: int, about: DataShard) -> tuple[int, int]:
+    """Reads one shard twice, the second time from its middle. Returns samples and bad ones; raises where they differ."""
+    whole = [_shown(sample) for sample in source.open(number, 0)]
+    if about.samples not in (None, len(whole)):
+        raise ConfigurationError(f"{about.name} has {len(whole)} samples, and {about.samples} were counted")
+    middle = len(whole) // 2
+    if [_shown(sample) for sample in source.open(number, middle)] != whole[middle:]:
+        raise ConfigurationError(f"{about.name} gives other samples when it is opened at sample {middle}")
+    return len(whole), sum(text is None for text in whole)
+
+
+def _shown(sample: Any) -> str | None:
+    return None if isinstance(sample, BadSample) else repr(sample)
+
+
+def verdict(source: DataSource, given: argparse.Namespace) -> str:
+    """Who can read it. Raises ConfigurationError with the way out where nobody can."""
+    stream = ElasticStream(source, given.global_batch, lanes=given.lanes, stripes=given.stripes, rank=0, world=1)
+    return (
+        f"elastic: a global batch of {given.global_batch} is the same at every world size, up to {stream.shape.slots} ranks"
+        f" have a part of it ({stream.shape.lanes} lanes)"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="check a source of samples")
+    parser.add_argument("paths", nargs="+", metavar="PATH")
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--lanes", type=int)
+    parser.add_argument("--stripes", type=int)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--dtype", default="uint16")
+    parser.add_argument("--all", action="store_true")
+    given = parser.parse_args(arguments)
+    kind = given.kind or kind_of(given.paths[0])
+    try:
+        source = source_of(kind, given.paths, given.length, given.dtype)
+        shards = source.shards()
+        known = [shard.samples for shard in shards if shard.samples is not None]
+        told = f"{sum(known)} samples" if len(known) == len(shards) else "lengths known when they are read"
+        print(f"{kind}: {len(shards)} shards, {told}")
+        last = len(shards) - 1
+        chosen = range(len(shards)) if given.all else sorted({0, last // 2, last} if shards else ())[:_SHARDS_READ]
+        found = [read_through(source, number, shards[number]) for number in chosen]
+        samples, bad = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
+        print(f"{len(found)} shards were read, and again from their middle: {samples} samples, {bad} of them bad")
+        print(verdict(source, given))
+    except SurefootError as error:
+        print(f"not elastic: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
