@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from surefoot.data.extents import Cursor, Dealing, Extent
-from surefoot.data.order import sample_at, sample_seed
+from surefoot.data.order import sample_seed, samples_at
 from surefoot.data.source import BadSample, DataError, DataSource
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class SourceReader:
         """Of the next sample."""
         self._open: tuple[int, int, Iterator[Any]] | None = None
         """Shard, next sample, and what gives it."""
-        self._block: tuple[tuple[int, int, int], list[Any]] | None = None
+        self._block: tuple[tuple[int, int, int, int], list[Any], Sequence[int]] | None = None
+        """Pass, shard, start and size of a window, its samples, and the order in which they come."""
         self._shards: list[str] | None = None
 
     def draw(self, most_bad: int) -> Drawn:
@@ -122,20 +123,18 @@ class SourceReader:
             extent = mine[at.number]
             if at.start < 0:
                 at = Cursor(at.turn, at.number, extent.start, extent.emitted, extent.used)
-            samples = self._window_at(extent, at.start)
+            samples, order = self._window_at(at.turn, extent, at.start)
             if at.emitted < len(samples):
-                place = at.emitted
-                if self._window > 1:
-                    place = sample_at(sample_seed(self._key(at.turn, extent.shard), at.start), len(samples), place)
-                self.cursor = at._replace(emitted=at.emitted + 1, used=0)
+                place = order[at.emitted]
+                self.cursor = Cursor(at.turn, at.number, at.start, at.emitted + 1, 0)
                 return samples[place], extent.shard, at.start + place, at
             behind = at.start + len(samples)
             over = len(samples) < self._window or behind == extent.stop
             self.cursor = Cursor(at.turn, at.number + 1) if over else Cursor(at.turn, at.number, behind)
 
-    def _window_at(self, extent: Extent, start: int) -> list[Any]:
+    def _window_at(self, turn: int, extent: Extent, start: int) -> tuple[list[Any], Sequence[int]]:
         size = self._window if extent.stop is None else min(self._window, extent.stop - start)
-        key = (extent.shard, start, size)
+        key = (turn, extent.shard, start, size)
         if self._block is None or self._block[0] != key:
             samples = self._read(extent, start, size)
             if extent.stop is not None and len(samples) < size:
@@ -143,8 +142,12 @@ class SourceReader:
                     f"{self.name(extent.shard)} ends at sample {start + len(samples)}, and {extent.stop} were counted:"
                     " it was changed or cut since; bring the old one back, or begin another job with what is there now"
                 )
-            self._block = key, samples
-        return self._block[1]
+            order: Sequence[int] = range(len(samples))
+            if self._window > 1 and samples:
+                seed = sample_seed(self._key(turn, extent.shard), start)
+                order = samples_at(seed, len(samples), 0, len(samples))
+            self._block = key, samples, order
+        return self._block[1], self._block[2]
 
     def _read(self, extent: Extent, start: int, size: int) -> list[Any]:
         if self._open is None or self._open[:2] != (extent.shard, start):
@@ -171,11 +174,10 @@ class Lane:
         for reader, one in zip(self._readers, cursor.sources, strict=False):
             reader.cursor = one
 
-    def item(self, most_bad: int) -> tuple[Any, LaneCursor]:
-        """The next sample, or row of packed tokens, and the cursor behind it."""
-        found = self._draw(most_bad)[1].sample if self._pack is None else self._row(self._pack, most_bad)
+    def item(self, most_bad: int) -> Any:
+        """The next sample, or row of packed tokens."""
         self._items += 1
-        return found, self._cursor()
+        return self._draw(most_bad)[1].sample if self._pack is None else self._row(self._pack, most_bad)
 
     def _draw(self, most_bad: int) -> tuple[int, Drawn]:
         source = 0
@@ -205,7 +207,8 @@ class Lane:
             self._rest = (source, drawn, tokens) if len(tokens) else None
         return np.concatenate(parts)
 
-    def _cursor(self) -> LaneCursor:
+    def cursor(self) -> LaneCursor:
+        """Behind what was handed out last."""
         cursors = [reader.cursor for reader in self._readers]
         if self._rest is None:
             return LaneCursor(self._items, self._drawn, self._bad, tuple(cursors))

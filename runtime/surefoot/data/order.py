@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigurationError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
+_CHUNK = 4096
 
 
 def share(global_batch: int, world: int, rank: int) -> tuple[int, int]:
@@ -45,6 +47,47 @@ def sample_at(seed: int, size: int, position: int) -> int:
         place = (left << half) | right
         if place < size:
             return place
+
+
+def samples_at(seed: int, size: int, first: int, count: int) -> list[int]:
+    """`sample_at` of `count` positions from `first` on, all at once: some hundred times faster where numpy is there."""
+    if find_spec("numpy") is None:
+        return [sample_at(seed, size, position) for position in range(first, first + count)]
+    found: list[int] = []
+    while count:
+        turn, place = divmod(first, size)
+        some = min(count, size - place)
+        found += _block(seed, size, turn, place, some)
+        first, count = first + some, count - some
+    return found
+
+
+def _block(seed: int, size: int, turn: int, start: int, count: int) -> list[int]:
+    import numpy as np
+
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    low, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    key = _mixed((seed & _MASK) ^ _mixed(turn))
+    keys = [np.uint64((key + (number << 56)) & _MASK) for number in range(_ROUNDS)]
+    places = np.arange(start, start + count, dtype=np.uint64)
+    todo = np.arange(count)
+    while todo.size:
+        left, right = places[todo] >> shift, places[todo] & low
+        for round_key in keys:
+            left, right = right, left ^ (_mixed_all(round_key + right) & low)
+        places[todo] = (left << shift) | right
+        todo = todo[places[todo] >= size]
+    return [int(place) for place in places.tolist()]
+
+
+def _mixed_all(values: Any) -> Any:
+    """`_mixed` of an array of unsigned integers, which wrap around as it masks."""
+    import numpy as np
+
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _mixed(value: int) -> int:
@@ -91,6 +134,8 @@ class ElasticSampler:
             raise ConfigurationError(f"rank {rank} of {world}: a rank is from 0 to world − 1")
         self.size, self.global_batch, self.seed = size, global_batch, seed
         self.rank, self.world = rank, world
+        self._chunk = 0, list[int]()
+        """First position, and the samples from there on: positions are asked for in their order."""
 
     def share(self, position: int) -> Share:
         """This rank's share of the global batch that begins at `position`."""
@@ -100,6 +145,15 @@ class ElasticSampler:
             start=position + start,
             stop=position + stop,
             positions=tuple(positions),
-            indexes=tuple(sample_at(self.seed, self.size, p) for p in positions),
+            indexes=self._samples(positions),
             weight=(stop - start) * self.world / self.global_batch,
         )
+
+    def _samples(self, positions: range) -> tuple[int, ...]:
+        first, samples = self._chunk
+        if not (first <= positions.start and positions.stop <= first + len(samples)):
+            # a share of each of the next steps lies in it, and what is between belongs to other ranks
+            first = positions.start
+            samples = samples_at(self.seed, self.size, first, max(len(positions), _CHUNK))
+            self._chunk = first, samples
+        return tuple(samples[positions.start - first : positions.stop - first])

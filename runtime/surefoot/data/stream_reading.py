@@ -61,10 +61,8 @@ class StepReader:
         for slot in self._slots:
             number = self._recipe.shape.lane(step, slot)
             lane = self._lane(number)
-            for _ in range(self._recipe.shape.per_lane):
-                item, cursor = lane.item(self._recipe.skip_bad)
-                items.append(item)
-            told.append([number, *cursor.plain()])
+            items += [lane.item(self._recipe.skip_bad) for _ in range(self._recipe.shape.per_lane)]
+            told.append([number, *lane.cursor().plain()])
         return self._recipe.collate(items), told
 
     def _lane(self, number: int) -> Lane:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.data import ElasticLoader, ElasticSampler, sample_at, sample_generator, sample_seed, share
+from surefoot.data.order import samples_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
 sizes = st.integers(1, 300)
@@ -39,6 +40,11 @@ def test_the_order_is_the_same_in_every_version_of_everything() -> None:
     # a change of these numbers would make every running job lose and repeat samples when it is upgraded
     assert [sample_at(7, 1000, p) for p in (0, 1, 2, 999, 1000, 123456)] == [532, 199, 871, 302, 584, 676]
     assert sample_seed(7, 12) == 5284549605453972457
+
+
+@given(seeds, st.integers(1, 5000), st.integers(0, 2**40), st.integers(0, 400))
+def test_many_positions_at_once_are_those_one_by_one(seed: int, size: int, first: int, count: int) -> None:
+    assert samples_at(seed, size, first, count) == [sample_at(seed, size, p) for p in range(first, first + count)]
 
 
 @given(st.integers(1, 100), st.integers(1, 20))

@@ -32,7 +32,7 @@ from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError
 
 SAMPLES = 60
-MOSAIC = Path(__file__).parents[1] / "support" / "mosaic"
+MOSAIC = Path(__file__).parents[2] / "support" / "mosaic"
 """Written by streaming 0.13's own MDSWriter: 30 samples in 5 shards."""
 
 
