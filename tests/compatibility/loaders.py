@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import surefoot
 from compatibility.case import Case, Context, Training
+from support.streamed_files import streamed
 
 GLOBAL_BATCH, SIZE = 6, 100
 Draw = Callable[[], Iterator[list[int]]]
@@ -216,12 +217,46 @@ def _hugging_face_stateful(buffer: int = 0) -> Callable[[Context], Training]:
     return build
 
 
+def _elastic_stream(kind: str, **told: Any) -> Callable[[Context], Training]:
+    """What each sample says of itself stands for its number."""
+
+    def build(context: Context) -> Training:
+        folder = context.scratch / f"data-{context.rank}"
+        folder.mkdir(exist_ok=True)
+        source, number = streamed(kind, folder, SIZE)
+        options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "window": 4, "seed": 3, "collate": list, **told}
+        stream = surefoot.ElasticStream(source, **options)
+
+        def batches() -> Iterator[list[int]]:
+            return ([number(sample) for sample in batch.data] if batch.weight else [] for batch in stream)
+
+        return _training(stream, batches, context.world)
+
+    return build
+
+
 def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, Case]:
     same = Case("loader", name, build, ranks=2, resumed=2)
     return same, Case("loader", name, build, ranks=2, resumed=3, quick=quick)
 
 
+STREAMED = (
+    *_cases("ElasticStream over text lines", _elastic_stream("text"), quick=True),
+    *_cases("ElasticStream over JSONL, two worker processes", _elastic_stream("json lines", workers=2)),
+    *_cases("ElasticStream over nanoGPT's tokens", _elastic_stream("tokens")),
+    *_cases("ElasticStream over Megatron's documents", _elastic_stream("megatron")),
+    *_cases("ElasticStream over Parquet", _elastic_stream("parquet")),
+    *_cases("ElasticStream over webdataset's tars", _elastic_stream("tars")),
+    *_cases("ElasticStream over MDS", _elastic_stream("mosaic")),
+    *_cases("ElasticStream over a Hugging Face data set", _elastic_stream("hugging face map")),
+    *_cases(
+        "ElasticStream over Hugging Face streaming, of unknown length", _elastic_stream("hugging face stream", lanes=3)
+    ),
+    *_cases("ElasticStream over items", _elastic_stream("items"), quick=True),
+)
+
 CASES = (
+    *STREAMED,
     *_cases("ElasticLoader", _elastic(), quick=True),
     *_cases("ElasticLoader, two worker processes", _elastic(workers=2)),
     *_cases("ElasticLoader behind a prefetcher", _elastic(ahead=True), quick=True),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
-import tarfile
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,14 +13,13 @@ import numpy as np
 import pytest
 
 from support.shards import World
-from surefoot.data.source import BadSample, DataError, DataSource
+from support.streamed_files import KINDS, MOSAIC, Streamed, streamed
+from surefoot.data.source import BadSample, DataError
 from surefoot.data.sources import (
     HuggingFaceStream,
-    Items,
     JsonLines,
     MegatronDocuments,
     MosaicShards,
-    ParquetRows,
     TarSamples,
     TextLines,
     TokenFile,
@@ -32,102 +28,17 @@ from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError
 
 SAMPLES = 60
-MOSAIC = Path(__file__).parents[2] / "support" / "mosaic"
-"""Written by streaming 0.13's own MDSWriter: 30 samples in 5 shards."""
-
-
-def text(folder: Path, count: bool = True) -> tuple[DataSource, Callable[[Any], int]]:
-    for part in range(3):
-        numbers = range(part * 20, part * 20 + 20)
-        end = b"" if part == 1 else b"\n"  # of a file without a last line's end nothing may be lost
-        lines = [f"{n} {'é' * (n % 9)}".encode() for n in numbers]
-        (folder / f"{part}.txt").write_bytes(b"\n".join(lines) + end)
-    return TextLines(folder / "*.txt", shard_bytes=17, count=count), lambda line: int(line.split()[0])
-
-
-def json_lines(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": "x" * (n % 5), "id": n}) + "\n" for n in range(SAMPLES)))
-    return JsonLines(path, shard_bytes=100, field="id"), int
-
-
-def tokens(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    np.arange(SAMPLES * 4 + 1, dtype=np.uint16).tofile(folder / "train.bin")
-    return TokenFile(folder / "train.bin", 4, shard_samples=7), lambda row: int(row[0]) // 4
-
-
-def megatron(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    sizes = np.array([1 + n % 3 for n in range(SAMPLES)], np.int32)
-    np.concatenate([np.full(size, n, np.uint16) for n, size in enumerate(sizes)]).tofile(folder / "corpus.bin")
-    starts = (np.concatenate([[0], np.cumsum(sizes)[:-1]]) * 2).astype(np.int64)
-    head = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([8])
-    counts = len(sizes).to_bytes(8, "little") + (len(sizes) + 1).to_bytes(8, "little")
-    body = sizes.tobytes() + starts.tobytes() + np.arange(len(sizes) + 1, dtype=np.int64).tobytes()
-    (folder / "corpus.idx").write_bytes(head + counts + body)
-    return MegatronDocuments(folder / "corpus.bin", shard_samples=9), lambda row: int(row[0])
-
-
-def parquet(folder: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    table = pa.table({"id": list(range(SAMPLES)), "text": [f"t{n}" for n in range(SAMPLES)]})
-    pq.write_table(table, folder / "rows.parquet", row_group_size=11)
-    return ParquetRows(folder / "rows.parquet", column="id"), int
-
-
-def tars(folder: Path, count: bool = True) -> tuple[DataSource, Callable[[Any], int]]:
-    for part in range(6):
-        with tarfile.open(folder / f"{part}.tar", "w") as tar:
-            for n in range(part * 10, part * 10 + 10):
-                for ending, body in (("cls", str(n).encode()), ("seg.png", b"image")):
-                    info = tarfile.TarInfo(f"in/{n:03}.{ending}")
-                    info.size = len(body)
-                    tar.addfile(info, io.BytesIO(body))
-    return TarSamples(folder / "*.tar", count=count), lambda sample: int(sample["cls"])
-
-
-def items(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    return Items(list(range(SAMPLES)), shard_samples=8), int
-
-
-def hugging_face(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"id": list(range(SAMPLES))}).to_iterable_dataset(num_shards=6)
-    return HuggingFaceStream(rows), lambda row: int(row["id"])
-
-
-def hugging_face_map(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    datasets = pytest.importorskip("datasets")
-    return Items(datasets.Dataset.from_dict({"id": list(range(SAMPLES))}), 8), lambda row: int(row["id"])
-
-
-def mosaic(_: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    return MosaicShards(MOSAIC), lambda sample: int(sample["id"])
-
-
-KINDS: dict[str, Callable[[Path], tuple[DataSource, Callable[[Any], int]]]] = {
-    "text": text,
-    "text, uncounted": lambda folder: text(folder, count=False),
-    "json lines": json_lines,
-    "tokens": tokens,
-    "megatron": megatron,
-    "parquet": parquet,
-    "tars": tars,
-    "tars, uncounted": lambda folder: tars(folder, count=False),
-    "items": items,
-    "hugging face stream": hugging_face,
-    "hugging face map": hugging_face_map,
-    "mosaic": mosaic,
-}
 
 
 @pytest.fixture(params=sorted(KINDS))
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DataSource, Callable[[Any], int]]:
-    return KINDS[request.param](tmp_path)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Streamed:
+    needs = {"parquet": "pyarrow", "hugging face stream": "datasets", "hugging face map": "datasets"}
+    if request.param in needs:
+        pytest.importorskip(needs[request.param])
+    return streamed(request.param, tmp_path, SAMPLES)
 
 
-def test_a_shard_opens_at_any_sample(source: tuple[DataSource, Callable[[Any], int]]) -> None:
+def test_a_shard_opens_at_any_sample(source: Streamed) -> None:
     data, number = source
     found = []
     for shard, about in enumerate(data.shards()):
@@ -141,7 +52,7 @@ def test_a_shard_opens_at_any_sample(source: tuple[DataSource, Callable[[Any], i
 
 
 def test_each_sample_comes_as_undisturbed_through_a_hundred_kills_and_resizes(
-    source: tuple[DataSource, Callable[[Any], int]],
+    source: Streamed,
 ) -> None:
     data, number = source
     chance = random.Random(7)
@@ -165,7 +76,9 @@ def test_each_sample_comes_as_undisturbed_through_a_hundred_kills_and_resizes(
 
 @pytest.mark.parametrize("kind", ["text", "json lines", "tokens", "megatron", "parquet", "tars"])
 def test_a_file_that_changed_or_vanished_is_named(kind: str, tmp_path: Path) -> None:
-    data, _ = KINDS[kind](tmp_path)
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    data, _ = streamed(kind, tmp_path, SAMPLES)
     file = max((p for p in tmp_path.iterdir() if p.suffix != ".idx"), key=lambda path: path.name)
     last = len(data.shards()) - 1
     body = file.read_bytes()
