@@ -248,11 +248,6 @@ STREAMED = (
     *_cases("ElasticStream over Parquet", _elastic_stream("parquet")),
     *_cases("ElasticStream over webdataset's tars", _elastic_stream("tars")),
     *_cases("ElasticStream over MDS", _elastic_stream("mosaic")),
-    *_cases("ElasticStream over a Hugging Face data set", _elastic_stream("hugging face map")),
-    *_cases(
-        "ElasticStream over Hugging Face streaming, of unknown length", _elastic_stream("hugging face stream", lanes=3)
-    ),
-    *_cases("ElasticStream over items", _elastic_stream("items"), quick=True),
 )
 
 CASES = (

@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 
-from surefoot_operator.cli.errors import EXIT_FAILED, EXIT_OK, RunError
+from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError
 from surefoot_operator.extras import lacking
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from support.shards import World
 from support.streamed_files import KINDS, MOSAIC, Streamed, streamed
-from surefoot.data.source import BadSample, DataError
+from surefoot.data.source import BadSample, DataError, identity_of
 from surefoot.data.sources import (
     HuggingFaceStream,
     JsonLines,
@@ -95,15 +95,10 @@ def test_a_copy_elsewhere_is_the_same_source_and_another_content_is_not(tmp_path
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
         np.arange(801 if name != "three" else 802, dtype=np.uint16)[-801:].tofile(tmp_path / name / "t.bin")
-    here = os.getcwd()
-    try:
-        states = []
-        for name in ("one", "two", "three"):
-            os.chdir(tmp_path / name)
-            states.append([shard.identity for shard in TokenFile("t.bin", 8).shards()])
-    finally:
-        os.chdir(here)
-    assert states[0] == states[1] != states[2]
+    one, two, three = (
+        identity_of(TokenFile(tmp_path / name / "t.bin", 8).shards()) for name in ("one", "two", "three")
+    )
+    assert one == two != three
 
 
 def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path: Path) -> None:
