@@ -133,6 +133,7 @@ class Eyes:
     def _at_peace(self, observed: Observed, new: JobStatus) -> None:
         """Nobody ends a world that trains, which others tell him, because one of its agents is not heard."""
         incident = new.incidents[-1] if new.incidents else None
+        self._done_already(observed, new)
         world = observed.status.world
         if incident is None or world is None or incident.kind not in ("agent-lost", "worker-silent", "node-lost"):
             return
@@ -156,6 +157,20 @@ class Eyes:
             self.oracle.fail(
                 f"a world that trains is ended ({incident.reason}); worker {heard[0].index} tells its steps"
             )
+
+    def _done_already(self, observed: Observed, new: JobStatus) -> None:
+        """Nobody takes a world for one that hangs in which every rank has ended well."""
+        world = observed.status.world
+        if (
+            world is None
+            or not new.incidents
+            or new.incidents[-1].kind != "hang"
+            or new.incidents == observed.status.incidents
+        ):
+            return
+        ranks = self.simulation.ranks_of(world.epoch)
+        if len(ranks) == self.oracle.sizes.get(world.epoch) and all(t.done and t.agent.process.running for t in ranks):
+            self.oracle.fail(f"epoch {world.epoch} is ended as one that hangs, and all its ranks have finished")
 
     # ---- keeping house ----------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from simulator.fabric import Pod
 from simulator.striking import LASTING, calm, disturb, later, part
 
 if TYPE_CHECKING:
+    from simulator.agents import Agent
     from simulator.operators import Operator
     from simulator.world import Simulation
 
@@ -76,6 +77,38 @@ def _end_warm_process(simulation: Simulation, duration: float) -> None:
         simulation.engine.after(duration, agent.process, agent.warm, True)
 
 
+def _end_warm_process_at_commit(simulation: Simulation, duration: float, tries: int = 1000) -> None:
+    """The same just when a world is committed: it cannot start there, another rank fails, and the world is claimed anew."""
+    world = simulation.store.status.world
+    if world is None or world.state != "Claimed":
+        if tries:
+            later(simulation, 0.01, _end_warm_process_at_commit, simulation, duration, tries - 1)
+        return
+    _strike_at_commit(simulation, world.epoch, 3000)
+
+
+def _strike_at_commit(simulation: Simulation, epoch: int, tries: int) -> None:
+    world, rng = simulation.store.status.world, simulation.engine.rng
+    if world is None or world.epoch != epoch or not tries:
+        return
+    if world.state != "Committed":
+        later(simulation, 0.001, _strike_at_commit, simulation, epoch, tries - 1)
+        return
+    agents = [pod.agent for pod in _agents(simulation) if pod.agent is not None]
+    if len(agents) < 2:
+        return
+    cold, other = rng.sample(agents, 2)
+    simulation.engine.say("FAULT the warm process of {} ends as epoch {} is committed", cold.process.name, epoch)
+    simulation.engine.after(0.0, cold.process, cold.warm, False)
+    simulation.engine.after(0.6, other.process, _kill_ranks, other)
+    simulation.engine.after(0.6 + rng.uniform(0.05, 0.8), cold.process, cold.warm, True)
+
+
+def _kill_ranks(agent: Agent) -> None:
+    for trainer in agent.trainers:
+        trainer.kill()
+
+
 def _break_line_for_long(simulation: Simulation, duration: float) -> None:
     """One agent's line is reset, and no other one comes about for a while; training feels nothing."""
     rng = simulation.engine.rng
@@ -122,6 +155,7 @@ def _drift(simulation: Simulation, duration: float) -> None:
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "former leader answers": (1, _former_leader),
     "warm process ends": (1, _end_warm_process),
+    "warm process ends at a commit": (0, _end_warm_process_at_commit),
     "line breaks for long": (1, _break_line_for_long),
     "operator loses a holder for long": (0.5, _lose_holder_for_long),
     "uploads are slow": (1, _slow_uploads),

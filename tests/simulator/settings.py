@@ -40,6 +40,8 @@ class Settings:
     fault_span_seconds: float = 14.0
     refused: float = 0.0
     """How often a rank finds no memory to stage a save in; of 0 nothing is drawn."""
+    unwilling: float = 0.0
+    """How often a rank refuses a halt for a reason of its own; of 0 nothing is drawn."""
     deadline_seconds: float = 400.0
     tied: bool = False
     """The program's loader is each rank's own: only as many ranks as saved can restore."""

@@ -256,6 +256,8 @@ class Trainer:
     def proposed(self, step: int) -> bool:
         if self.step >= step or step > self._settings.steps:
             return False
+        if self._settings.unwilling and self.engine.rng.random() < self._settings.unwilling:
+            return False
         self.hold = step
         self.simulation.oracle.eyes.accepts(self, step)
         return True

@@ -56,7 +56,7 @@ PARTED = replace(ROUGH, steps=40, fault_span_seconds=10.0, kinds=("operator lose
 DYING_TRAINERS = replace(ROUGH, kinds=("trainer dies",), faults=6, interval=1)
 LEFT = replace(ROUGH, nodes=4, workers=3, least_workers=2, steps=60, faults=6, fault_span_seconds=12.0,
                kinds=("node is to be left", "pod is deleted", "trainer dies", "operator dies"))  # fmt: skip
-PAIRS = replace(LEFT, local_ranks=2, faults=10, kinds=("node is to be left", "pod is deleted", "operator is busy"))
+PAIRS = replace(LEFT, local_ranks=2, unwilling=0.2)
 CHURNED = replace(PROMOTING, nodes=4, replicas=1, keep=3, persistent_interval=1, steps=40, faults=12, fault_span_seconds=12.0,
                   kinds=("holder restarts", "node dies", "trainer dies", "agent dies", "persistent tier is away",
                          "pod is deleted"))  # fmt: skip
@@ -66,7 +66,9 @@ UNGIVING = replace(PROMOTING, nodes=3, workers=2, replicas=1, persistent_interva
                    kinds=("node dies", "objects fail", "objects fail", "objects fail"))  # fmt: skip
 UPLOADING = replace(UNGIVING, kinds=("node dies", "uploads are slow", "uploads are slow", "uploads are slow"))
 FORMER = replace(ROUGH, steps=60, faults=6, fault_span_seconds=12.0, kinds=("former leader answers",))
-COLD = replace(ROUGH, steps=60, faults=14, fault_span_seconds=12.0, kinds=("warm process ends", "trainer dies"))
+COLD = replace(
+    ROUGH, steps=60, faults=10, fault_span_seconds=12.0, kinds=("warm process ends at a commit", "trainer dies")
+)
 OUTLIVED = replace(ROUGH, steps=12, faults=5, fault_span_seconds=4.0, kinds=("operator dies",))
 UNHEARD = replace(
     ROUGH,
