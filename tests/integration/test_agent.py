@@ -194,7 +194,7 @@ async def test_a_rank_that_hangs_is_found_by_its_missing_steps(crew: Crew) -> No
     assert (exited.rank, exited.step) == (1, 4)
     assert exited.cause.startswith("hang: no step for 4 s")
     waiting, asleep = exited.detail.splitlines()
-    assert asleep.startswith("rank 1: in main (support/programs/gloo_trainer.py:")
+    assert asleep.startswith("rank 1: in main (programs/gloo_trainer.py:")
     assert waiting.startswith("rank 0: in ")
 
 
@@ -202,7 +202,7 @@ async def test_where_the_ranks_of_the_other_workers_stand_is_said_too(crew: Crew
     epoch = await crew.begin(0, 1, fault="hang", rank=1)
     assert (await crew.exited(0)).detail.startswith("rank 0: in ")
     await crew.coordinator.say(1, Stop(epoch + 1, "worker 0 says that nobody makes a step"))
-    assert (await crew.exited(1)).detail.startswith("rank 1: in main (support/programs/gloo_trainer.py:")
+    assert (await crew.exited(1)).detail.startswith("rank 1: in main (programs/gloo_trainer.py:")
 
 
 async def test_a_planned_change_holds_every_rank_at_one_step(crew: Crew) -> None:

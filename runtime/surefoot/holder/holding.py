@@ -1,4 +1,6 @@
-"""What one job holds on a server, and the account that it is closed for: the administrator's calls, under a quota.
+"""Measures what a job holds on a server, and closes its account.
+
+The administrator's calls, under a quota.
 
 A closed account reads, drops and seals as before and writes nothing: restores go on, saves are refused by name.
 """
