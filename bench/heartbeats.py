@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
 from surefoot.protocol.wire import decode, encode
 from surefoot_operator.api.status import JobStatus, Member, World
@@ -29,21 +30,17 @@ from surefoot_operator.coordinator.message_sizes import check_size
 
 JOB = "beating"
 EPOCH = 1
-BEAT = Heartbeat(
-    epoch=EPOCH,
-    stopped=EPOCH,
-    warm=True,
-    step=0,
+PROGRESS = Progress(
     loss=2.5,
     step_seconds=0.4,
     restored=True,
-    saved=Checkpoint(EPOCH, 10),
-    copies=2,
     stall_seconds=0.01,
     restored_from="memory",
     save_bytes=123_456,
     settled=Settled(20, (10, 20), 0),
+    loss_is_finite=True,
 )
+BEAT = Heartbeat(epoch=EPOCH, stopped=EPOCH, warm=True, saved=Checkpoint(EPOCH, 10), copies=2)
 
 
 class Mute:
@@ -97,13 +94,18 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
         "load": [load, os.getloadavg()[0]],
         "plans_asked_for_at_once": woken[0],
     }
-    assert all(s.seen.step == rounds for s in conversation.sessions.by_worker.values()), "every heartbeat is heard"
+    assert all(s.seen.progress.step == rounds for s in conversation.sessions.by_worker.values()), (
+        "every heartbeat is heard"
+    )
     return found
 
 
 def _beats(rounds: int) -> list[Heartbeat]:
     draining = (Checkpoint(EPOCH, 20),)
-    return [replace(BEAT, step=n + 1, pending=draining if n % 4 < 2 else ()) for n in range(rounds)]
+    return [
+        replace(BEAT, progress=replace(PROGRESS, step=n + 1), pending=draining if n % 4 < 2 else ())
+        for n in range(rounds)
+    ]
 
 
 def _cost(work: Callable[[str], None], texts: list[str], agents: int) -> dict[str, float]:

@@ -130,7 +130,7 @@ async def listings(job: JobSettings, expected: int, times: int) -> list[float]:
     line = CoordinatorClient(
         server.url,
         lambda: Hello(JOB, 0, 1, "agent", "node", "token", 0, 2, True),
-        lambda: Heartbeat(0, 2, True, 0),
+        lambda: Heartbeat(0, 2, True),
         hear,
     )
     chores = CoordinatorRequests(job, SaveLocations(lambda _: None, tuple), line.send)  # type: ignore[arg-type,return-value]  # no memory tier is asked

@@ -13,8 +13,8 @@ from typing import Literal
 
 from surefoot.protocol.completeness import Covers, LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.records import RankManifest
-from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 
@@ -143,13 +143,11 @@ class SessionSeen:
     epoch: int = 0
     stopped: int = 0
     warm: bool = False
-    step: int = 0
+    progress: Progress = NOTHING_TOLD
+    """What its ranks told in `epoch`, the newest of each."""
     step_at_seconds: float | None = None
-    """When `step` last grew within this epoch; None: no step yet in it."""
-    step_seconds: float | None = None
+    """When the step last grew within this epoch; None: no step yet in it."""
     timings: Timings = Timings()
-    restored: bool = False
-    restored_from: str | None = None
     pending: tuple[Checkpoint, ...] = ()
     saved: Checkpoint | None = None
     copies: int = 0
@@ -159,20 +157,10 @@ class SessionSeen:
     finished: int | None = None
     """Exit code of Finished for `epoch`."""
     finished_steps: int = 0
-    ended: tuple[int, ...] = ()
-    """Its ranks that ended with code 0 in `epoch`, before it could say Finished."""
     held: int | None = None
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
-    save_bytes: int = 0
-    """What one save of all its ranks takes in `epoch`; 0: not known yet."""
-    unstaged: str = ""
-    loss_finite: bool | None = None
-    """Whether the loss of the epoch's last step that told one is a number; None: none did."""
-    """Why one of its ranks has no memory to stage saves in; empty: each has."""
-    settled: Settled = NOTHING_SETTLED
-    """Which saves of `epoch` it has not, and never will have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     Welcome,
 )
+from surefoot.protocol.progress import Progress
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
@@ -117,12 +118,12 @@ async def test_an_agent_that_returns_goes_on_with_its_facts_and_hears_the_same_w
     stand.stands(STATUS)
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         before = await agent.heard(Assign)
-        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=55, restored=True))
-        await until(lambda: stand.seen().step == 55, "step 55 is known")
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, progress=Progress(55, restored=True)))
+        await until(lambda: stand.seen().progress.step == 55, "step 55 is known")
     await until(lambda: not stand.seen().connected, "the line is known to be broken")
     async with FakeAgent(stand.server.url, hello(0, epoch=2, stopped=2)) as agent:
         assert await agent.heard(Assign) == before
-        assert (stand.seen().step, stand.seen().restored) == (55, True)
+        assert (stand.seen().progress.step, stand.seen().progress.restored) == (55, True)
         assert not [m for m in agent.said if isinstance(m, Stop)]
 
 
@@ -261,11 +262,11 @@ async def test_steps_alone_do_not_ask_for_a_plan_at_once(standing: Standing) -> 
     stand.stands(STATUS)
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
-        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=41))
-        await until(lambda: stand.seen().step == 41, "first step")
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, progress=Progress(41)))
+        await until(lambda: stand.seen().progress.step == 41, "first step")
         stand.wakes.clear()
-        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, step=42))
-        await until(lambda: stand.seen().step == 42, "second step")
+        await agent.say(Heartbeat(epoch=2, stopped=2, warm=True, progress=Progress(42)))
+        await until(lambda: stand.seen().progress.step == 42, "second step")
         await agent.say(Notice("Something", "happened"))
         await until(lambda: len(stand.wakes) == 2, "two messages")
         assert stand.wakes == [False, True]

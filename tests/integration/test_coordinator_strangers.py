@@ -14,6 +14,7 @@ import pytest
 from support.fakes.fake_agent import FakeAgent, hello, until
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Listing, Notice, Refused, Welcome
+from surefoot.protocol.progress import Progress
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.settings import CoordinatorSettings
@@ -116,8 +117,8 @@ async def test_a_connection_that_opens_no_websocket_is_ended(starting: Starting)
     ("message", "taken"),
     [
         (Listing(1, layouts={"a": "x" * 3_000_000}), True),
-        (Heartbeat(1, 1, True, 1, unstaged="x" * 100_000), True),
-        (Heartbeat(1, 1, True, 1, unstaged="x" * 1_100_000), False),
+        (Heartbeat(1, 1, True, Progress(1, unstaged="x" * 100_000)), True),
+        (Heartbeat(1, 1, True, Progress(1, unstaged="x" * 1_100_000)), False),
         (Notice("Said", "x" * 70_000), False),
     ],
     ids=["listing", "heartbeat", "a long heartbeat", "a long notice"],

@@ -5,6 +5,7 @@ Forking, reaping, flushing and hosting a store take their time; the line to the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +95,12 @@ class Agent:
     def beat(self) -> None:
         life = self.life
         pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
+        settled = self.book.settled(life.started, len(life.ranks), life.progress.settled.upto)
         self._send(
             said.Heartbeat(
-                epoch=life.running, stopped=life.stopped, warm=life.warm, step=life.step,
-                step_seconds=life.step_seconds, restored=life.restored, restored_from=life.restored_from,
+                epoch=life.running, stopped=life.stopped, warm=life.warm,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
-                copies=self.saved[1] if self.saved else 0, level=life.reported_level,
-                settled=self.book.settled(life.started, len(life.ranks), life.settled), ended=life.ended,
+                copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, settled=settled),
             )
         )  # fmt: skip
 

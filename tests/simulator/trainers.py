@@ -16,6 +16,8 @@ from surefoot.agent import events as on
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import Assign
+from surefoot.protocol.progress import Progress
+from surefoot.protocol.settled import Settled
 
 if TYPE_CHECKING:
     from simulator.agents import Agent
@@ -203,13 +205,13 @@ class Trainer:
             on.StepDone(
                 self.assign.epoch,
                 self.local,
-                step,
-                None,
-                self._settings.step_seconds,
-                None,
-                max(self.level, self.asked),
+                Progress(
+                    step,
+                    step_seconds=self._settings.step_seconds,
+                    level=max(self.level, self.asked),
+                    settled=Settled(step - 1),
+                ),
                 self.engine.now,
-                step - 1,
             )
         )
         holding = self.hold == step

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.lineage import LineageEntry
+from surefoot.protocol.messages import Heartbeat
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
@@ -63,7 +65,18 @@ def worker(index: int, attempt: int = 1, **other: Any) -> WorkerSeen:
 def session(index: int, attempt: int = 1, now: float = BEGAN, **other: Any) -> SessionSeen:
     """A warm agent that was just heard."""
     inc = f"inc-{index}-{attempt}"
-    return replace(SessionSeen(index, attempt, inc, f"n{index}", True, BEGAN, now, warm=True), **other)
+    return told(SessionSeen(index, attempt, inc, f"n{index}", True, BEGAN, now, warm=True), **other)
+
+
+_OF_PROGRESS = {field.name for field in fields(Progress)}
+
+Told = TypeVar("Told", SessionSeen, Heartbeat)
+
+
+def told(seen: Told, **other: Any) -> Told:
+    """`seen` with fields changed, be they its own or of its progress."""
+    progress = {name: other.pop(name) for name in _OF_PROGRESS & set(other)}
+    return replace(seen, progress=replace(seen.progress, **progress), **other)
 
 
 def running(now: float = BEGAN + 100, workers: int = 3, step: int = 42, **spec: Any) -> Observed:
@@ -112,7 +125,7 @@ def running(now: float = BEGAN + 100, workers: int = 3, step: int = 42, **spec: 
 
 def with_session(seen: Observed, index: int, **other: Any) -> Observed:
     """The same snapshot with this worker's session changed."""
-    return replace(seen, sessions=tuple(replace(s, **other) if s.index == index else s for s in seen.sessions))
+    return replace(seen, sessions=tuple(told(s, **other) if s.index == index else s for s in seen.sessions))
 
 
 def with_worker(seen: Observed, index: int, **other: Any) -> Observed:

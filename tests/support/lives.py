@@ -9,6 +9,7 @@ from surefoot.agent import events as on
 from surefoot.agent.events import Command, Event
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.protocol.messages import Assign
+from surefoot.protocol.progress import Progress
 
 
 def assign(epoch: int, hosts: bool = True, store: str | None = None, ranks: int = 2) -> Assign:
@@ -37,4 +38,4 @@ def running(epoch: int = 1, ranks: int = 2) -> AgentState:
 
 
 def step(epoch: int, local: int, number: int, at: float = 0.0) -> on.StepDone:
-    return on.StepDone(epoch, local, number, 0.5, 0.1, None, 0, at)
+    return on.StepDone(epoch, local, Progress(number, 0.5, 0.1), at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.builders import told
 from support.fakes.fake_agent import hello
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.lineage import LineageEntry
@@ -50,4 +51,4 @@ def words(sessions: Sessions, worker: WorkerId, status: JobStatus = STATUS) -> t
 
 
 def beat(epoch: int, step: int, **other: object) -> Heartbeat:
-    return replace(Heartbeat(epoch=epoch, stopped=epoch, warm=True, step=step), **other)  # type: ignore[arg-type]  # tests name real fields
+    return told(Heartbeat(epoch=epoch, stopped=epoch, warm=True), step=step, **other)

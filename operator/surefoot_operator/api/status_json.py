@@ -10,12 +10,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.protocol.strict import Misfit, Shape, read
+from surefoot.protocol.strict import JsonShape, Misfit, read
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.api.yaml_names import camel_case
 from surefoot_operator.errors import InvariantBroken
 
-_SHAPE = Shape(foreign=True, rename=camel_case)
+_SHAPE = JsonShape(foreign=True, rename=camel_case)
 
 
 def status_to_json(status: JobStatus) -> dict[str, Any]:

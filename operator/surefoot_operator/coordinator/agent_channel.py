@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import FromAgent, Hello, Refused, Welcome
+from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Welcome
 from surefoot_operator.coordinator import sessions as transitions
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_messages
-from surefoot_operator.coordinator.sessions import Sessions
+from surefoot_operator.coordinator.sessions import Session, Sessions
 from surefoot_operator.observed import SessionSeen
 
 Changed = Callable[[bool], None]
@@ -27,7 +28,8 @@ class AgentChannel:
     """Everything between the operator and the agents of one job."""
 
     def __init__(self, job: str, heartbeat_seconds: float, clock: Callable[[], float], changed: Changed) -> None:
-        self.sessions: Sessions = transitions.begin(job, clock())
+        self._sessions: Sessions = transitions.begin(job, clock())
+        self._by_worker: dict[WorkerId, Session] = {}
         self.term = uuid.uuid4().hex
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
@@ -35,6 +37,19 @@ class AgentChannel:
         self._known: frozenset[WorkerId] | None = None
         self._rule: DesiredState | None = None
         self._lines: dict[WorkerId, AgentConnection] = {}
+
+    @property
+    def sessions(self) -> Sessions:
+        """As they are at this moment: heartbeats change them in place. What is kept for later comes from `taken`."""
+        return self._sessions
+
+    @sessions.setter
+    def sessions(self, sessions: Sessions) -> None:
+        if sessions.by_worker is not self._by_worker:
+            # a copy for each heartbeat of thousands would cost the square of their number; other words are few
+            self._by_worker = dict(sessions.by_worker)
+            sessions = replace(sessions, by_worker=self._by_worker)
+        self._sessions = sessions
 
     # -- from the reconciler
 
@@ -68,7 +83,7 @@ class AgentChannel:
         """The sessions with their notices and failures, which are forgotten here, and the time."""
         whole = self.sessions
         self.sessions = replace(whole, notices=(), orders=replace(whole.orders, failures=()))
-        return whole, self._clock()
+        return replace(whole, by_worker=dict(whole.by_worker)), self._clock()
 
     # -- from the server
 
@@ -96,15 +111,18 @@ class AgentChannel:
         worker = line.worker
         if worker is None or self._lines.get(worker) is not line:
             return
-        before = self.sessions
+        before, claimed = self.sessions, self.sessions.world is not None and self.sessions.world.state == "Claimed"
+        old = before.by_worker[worker]
+        if isinstance(message, Heartbeat):
+            self._by_worker[worker] = new = transitions.beaten(before.world, old, message, self._clock())
+            self._changed(_matters(old.seen, new.seen, claimed))
+            return
         self.sessions = transitions.heard(before, worker, message, self._clock())
         address = transitions.store_address
         if self.sessions.orders is not before.orders or address(self.sessions) != address(before):
             self._tell_all()
-        old, new = before.by_worker[worker].seen, self.sessions.by_worker[worker].seen
-        claimed = self.sessions.world is not None and self.sessions.world.state == "Claimed"
         spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
-        self._changed(spoke or _matters(old, new, claimed))
+        self._changed(spoke or _matters(old.seen, self.sessions.by_worker[worker].seen, claimed))
 
     def leave(self, line: AgentConnection) -> None:
         """The line ended, for whatever reason."""
@@ -125,18 +143,20 @@ class AgentChannel:
             line.tell(desired_messages(self._rule, self.sessions, worker))
 
 
+_CALM = {"heard_seconds", "progress", "timings", "step_at_seconds"}
+_SAVES = {"pending", "saved", "copies"}
+_URGENT = attrgetter(*(f.name for f in fields(SessionSeen) if f.name not in _CALM | _SAVES))
+_OF_SAVES = attrgetter(*sorted(_SAVES))
+_OF_PROGRESS = attrgetter("restored", "restored_from", "save_bytes", "unstaged", "ended", "loss_is_finite")
+
+
 def _matters(old: SessionSeen, new: SessionSeen, claimed: bool) -> bool:
-    """Whether a plan could differ: steps and saves alone only move progress, unless a claim waits for the saves."""
-    calm = replace(
-        new,
-        heard_seconds=old.heard_seconds,
-        step=old.step,
-        step_seconds=old.step_seconds,
-        timings=old.timings,
-        step_at_seconds=old.step_at_seconds
-        if new.step_at_seconds is not None and old.step_at_seconds
-        else new.step_at_seconds,
-    )
-    if not claimed:
-        calm = replace(calm, pending=old.pending, saved=old.saved, copies=old.copies)
-    return calm != old
+    """Whether a plan could differ: steps and saves alone only move progress, unless a claim waits for the saves.
+
+    What of saves never comes grows with every step, and whoever drops by it may wait as long as the step's own report.
+    """
+    if _URGENT(old) != _URGENT(new) or (claimed and _OF_SAVES(old) != _OF_SAVES(new)):
+        return True
+    if (old.step_at_seconds is None) != (new.step_at_seconds is None):  # the epoch's first step
+        return True
+    return old.progress is not new.progress and bool(_OF_PROGRESS(old.progress) != _OF_PROGRESS(new.progress))

@@ -18,10 +18,11 @@ MOST_SAVES = 9
 
 def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
     """With one heartbeat more, of the same epoch; `grown`: it tells of a new step."""
-    if grown and beat.step_seconds is not None:
-        timings = replace(timings, steps=(*timings.steps, beat.step_seconds)[-MOST_STEPS:])
-    if beat.stall_seconds is not None and timings.stalls[-1:] != (beat.stall_seconds,):
-        timings = replace(timings, stalls=(*timings.stalls, beat.stall_seconds)[-MOST_SAVES:])
+    told = beat.progress
+    if grown and told.step_seconds is not None:
+        timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])
+    if told.stall_seconds is not None and timings.stalls[-1:] != (told.stall_seconds,):
+        timings = replace(timings, stalls=(*timings.stalls, told.stall_seconds)[-MOST_SAVES:])
     own = [c for c in beat.pending if c.epoch == beat.epoch]  # an older epoch's drain may have met its end
     done = [now - since for c, since in timings.pending.items() if c not in own]
     if done or len(own) != len(timings.pending):

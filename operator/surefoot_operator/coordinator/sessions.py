@@ -10,7 +10,6 @@ finished, held and unreadable are about that one, also after its trainers have s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +27,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
-from surefoot.protocol.settled import NOTHING_SETTLED
+from surefoot.protocol.progress import NOTHING_TOLD
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.agent_timings import timed
@@ -49,8 +48,6 @@ class Session:
     """(epoch, host:port) of the store that this agent hosts."""
     replaced: frozenset[str] = frozenset()
     """Incarnations that were this worker before; a thawed one must not come back."""
-    loss: float | None = None
-    level: int = 0
 
     @property
     def worker(self) -> WorkerId:
@@ -159,7 +156,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
     session = replace(session, seen=replace(session.seen, heard_seconds=now))
     match message:
         case Heartbeat():
-            session = _beat(sessions, session, message, now)
+            session = beaten(sessions.world, session, message, now)
         case Stopped():
             session = _stopped(session, message.epoch)
         case StoreReady():
@@ -197,58 +194,42 @@ def _in_epoch(session: Session, epoch: int) -> Session:
     blank = replace(
         session.seen,
         epoch=epoch,
-        step=0,
+        progress=NOTHING_TOLD,
         step_at_seconds=None,
-        step_seconds=None,
         timings=Timings(),
-        restored=False,
-        restored_from=None,
         exit=None,
         finished=None,
         finished_steps=0,
-        ended=(),
         held=None,
         unreadable=None,
-        save_bytes=0,
-        unstaged="",
-        loss_finite=None,
-        settled=NOTHING_SETTLED,
     )
-    return replace(session, seen=blank, loss=None)
+    return replace(session, seen=blank)
 
 
-def _beat(sessions: Sessions, session: Session, beat: Heartbeat, now: float) -> Session:
+def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -> Session:
+    """A heartbeat of a connected agent. Nearly all messages are of this kind: one copy of what is seen, no more."""
     session = _in_epoch(session, beat.epoch)
     old = session.seen
+    progress, grown, timings = old.progress, False, old.timings
+    if beat.epoch == old.epoch and beat.epoch:
+        begun = world.parent.step if world is not None and world.epoch == beat.epoch and world.parent else 0
+        grown = beat.progress.step > max(progress.step, begun)
+        timings = timed(timings, beat, grown, now)
+        progress = beat.progress.after(progress)
     fresh = replace(
         old,
+        heard_seconds=now,
         stopped=max(old.stopped, beat.stopped),
         warm=beat.warm,
         pending=beat.pending,
         saved=beat.saved,
         copies=beat.copies,
         leaving=beat.leaving,
+        progress=progress,
+        step_at_seconds=now if grown else old.step_at_seconds,
+        timings=timings,
     )
-    if beat.epoch == old.epoch and beat.epoch:
-        world = sessions.world
-        begun = world.parent.step if world is not None and world.epoch == beat.epoch and world.parent else 0
-        grown = beat.step > max(old.step, begun)
-        fresh = replace(
-            fresh,
-            step=max(old.step, beat.step),
-            step_at_seconds=now if grown else old.step_at_seconds,
-            step_seconds=beat.step_seconds if beat.step_seconds is not None else old.step_seconds,
-            restored=old.restored or beat.restored,
-            restored_from=beat.restored_from or old.restored_from,
-            timings=timed(old.timings, beat, grown, now),
-            save_bytes=beat.save_bytes,
-            unstaged=beat.unstaged,
-            settled=beat.settled,
-            ended=beat.ended,
-            loss_finite=math.isfinite(beat.loss) if beat.loss is not None else old.loss_finite,
-        )
-        session = replace(session, loss=beat.loss if beat.loss is not None else session.loss)
-    return replace(session, seen=fresh, level=beat.level)
+    return replace(session, seen=fresh)
 
 
 def _stopped(session: Session, epoch: int) -> Session:
@@ -276,5 +257,7 @@ def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, 
         message.epoch, message.rank, message.code, message.cause, message.secondary, now, message.kind, message.detail
     )
     at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
-    step = max(old.step, message.step)
-    return replace(session, seen=replace(old, exit=replace(exit_seen, at_seconds=at_seconds), step=step))
+    seen = replace(old, exit=replace(exit_seen, at_seconds=at_seconds))
+    if message.step > old.progress.step:
+        seen = replace(seen, progress=replace(old.progress, step=message.step))
+    return replace(session, seen=seen)

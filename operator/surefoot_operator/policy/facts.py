@@ -182,13 +182,13 @@ def in_epoch(facts: Facts, epoch: int) -> list[SessionSeen]:
 
 def step_of(facts: Facts, epoch: int) -> int:
     """The highest step that any rank of `epoch` is known to have finished, 0 if none is."""
-    return max((s.step for s in in_epoch(facts, epoch)), default=0)
+    return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
 
 
 def has_stepped(facts: Facts, epoch: int) -> bool:
     """Whether `epoch` made a step of its own: beyond the one that it was restored from."""
     parent = facts.world.parent.step if facts.world.parent else 0
-    return any(s.step_at_seconds is not None or s.step > parent for s in in_epoch(facts, epoch))
+    return any(s.step_at_seconds is not None or s.progress.step > parent for s in in_epoch(facts, epoch))
 
 
 def last_step_seconds(facts: Facts, epoch: int) -> float | None:
@@ -196,14 +196,16 @@ def last_step_seconds(facts: Facts, epoch: int) -> float | None:
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
         for s in in_epoch(facts, epoch)
-        if s.step_at_seconds is not None or s.step > (facts.world.parent.step if facts.world.parent else 0)
+        if s.step_at_seconds is not None or s.progress.step > (facts.world.parent.step if facts.world.parent else 0)
     ]
     return max(times, default=None)
 
 
 def seconds_per_step(facts: Facts) -> float | None:
     """The slowest rank's step time; None if nobody said one."""
-    return max((s.step_seconds for s in facts.sessions.values() if s.step_seconds is not None), default=None)
+    return max(
+        (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
+    )
 
 
 def saving_steps(facts: Facts) -> int:

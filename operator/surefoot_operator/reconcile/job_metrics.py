@@ -51,7 +51,7 @@ class JobMetrics:
         metrics.of(metrics.world_size, where).set(world.size if world is not None and committed else 0)
         epoch = world.epoch if world is not None else 0
         metrics.of(metrics.job_epoch, where).set(epoch)
-        steps = [s.step for s in seen.sessions if s.epoch == epoch]
+        steps = [s.progress.step for s in seen.sessions if s.epoch == epoch]
         metrics.of(metrics.job_step, where).set(max(steps, default=status.step))
         if status.phase in ("Complete", "Failed"):
             metrics.ended(*where)

@@ -12,6 +12,7 @@ from surefoot.agent.state import Departure
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
+from surefoot.protocol.progress import Progress
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
@@ -107,13 +108,8 @@ class TrainerAttached:
 class StepDone:
     epoch: int
     local: int
-    step: int
-    loss: float | None
-    seconds: float
-    stall_seconds: float | None
-    level: int
+    progress: Progress
     at: float
-    settled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,11 @@ class PodMetrics(Collector):
     def _look(self) -> None:
         state = self._shown.state
         metrics.epoch.set(state.running)
-        metrics.step.set(state.step)
-        metrics.loss.set(math.nan if state.loss is None else state.loss)
+        told = state.progress
+        metrics.step.set(told.step)
+        metrics.loss.set(math.nan if told.loss is None else told.loss)
         metrics.pending.set(len(self._shown.tracker.pending()))
-        metrics.level.set(state.reported_level)
+        metrics.level.set(told.level)
 
 
 class Exporter:

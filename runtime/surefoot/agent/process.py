@@ -12,6 +12,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.agent import events as on
@@ -220,24 +221,21 @@ class AgentProcess:
     def _heartbeat(self) -> messages.Heartbeat:
         state, tracker, needs = self.state, self.staging.tracker, self.staging.needs
         saved, copies = tracker.saved(state.started, len(state.ranks))
+        told = state.progress
+        progress = replace(
+            told,
+            save_bytes=needs.save_bytes,
+            unstaged=needs.unstaged,
+            settled=tracker.settled(state.started, len(state.ranks), told.settled.upto),
+        )
         return messages.Heartbeat(
             epoch=state.started,
             stopped=state.stopped,
             warm=state.warm,
-            step=state.step,
-            loss=state.loss,
-            step_seconds=state.step_seconds,
-            restored=state.restored,
+            progress=progress,
             pending=tracker.pending(),
             saved=saved,
             copies=copies,
-            level=state.reported_level,
-            stall_seconds=state.stall_seconds,
-            restored_from=state.restored_from,
-            save_bytes=needs.save_bytes,
-            unstaged=needs.unstaged,
-            settled=tracker.settled(state.started, len(state.ranks), state.settled),
-            ended=state.ended,
             leaving=state.leaving is not None,
         )
 

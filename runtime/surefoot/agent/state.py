@@ -5,10 +5,11 @@ Pure. `state_machine.transition` alone changes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.messages import Assign, Exited, FromAgent
+from surefoot.protocol.progress import NOTHING_TOLD, Progress, of_worker
 from surefoot.protocol.sources import joined
 
 _STAND_SECONDS, _STAND_STEPS = 5.0, 5
@@ -27,13 +28,16 @@ class LocalRank:
     code: int | None = None
     attached: bool = False
     closed: bool = False
-    step: int = 0
-    settled: int = 0
-    """Newest step that it can no longer come to save."""
+    progress: Progress = NOTHING_TOLD
+    """What it told with its last step."""
     source: str | None = None
     held: int | None = None
     accepted: bool | None = None
     """Its answer to the hold that is being asked for."""
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,6 @@ class AgentState:
     """Newest epoch whose store was asked for here."""
     hold: HoldAt | None = None
     level: int = 0
-    loss: float | None = None
-    step_seconds: float | None = None
-    stall_seconds: float | None = None
-    reported_level: int = 0
     progress_at: float | None = None
     """When the last step finished; None before the epoch's first."""
     ticked_at: float = 0.0
@@ -101,14 +101,11 @@ class AgentState:
         return min((r.step for r in self.ranks), default=0)
 
     @property
-    def settled(self) -> int:
-        """Newest step that no local rank can come to save any more."""
-        return min((r.settled for r in self.ranks), default=0)
-
-    @property
-    def ended(self) -> tuple[int, ...]:
-        """Ranks of the started epoch that ended with code 0."""
-        return tuple(r.rank for r in self.ranks if r.code == 0)
+    def progress(self) -> Progress:
+        """What all local ranks have told in the started epoch, and how they ended."""
+        told = of_worker([r.progress for r in self.ranks])
+        ended = tuple(r.rank for r in self.ranks if r.code == 0)
+        return replace(told, restored=self.restored, restored_from=self.restored_from, ended=ended)
 
     @property
     def stalled(self) -> bool:
@@ -117,7 +114,7 @@ class AgentState:
             return False
         if self.progress_at is None:
             return self.begun_at is not None and self.ticked_at - self.begun_at > _START_SECONDS
-        limit = max(_STAND_SECONDS, _STAND_STEPS * (self.step_seconds or 0.0))
+        limit = max(_STAND_SECONDS, _STAND_STEPS * (self.progress.step_seconds or 0.0))
         # well before the hang itself: whose step ended a moment later than its peer's hangs as well when told to stop
         return self.ticked_at - self.progress_at > min(limit, self.step_timeout_seconds / 2)
 

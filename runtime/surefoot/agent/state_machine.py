@@ -135,10 +135,6 @@ def _start(state: AgentState) -> Step:
         flushing=False,
         flushed=False,
         hold=None,
-        loss=None,
-        step_seconds=None,
-        stall_seconds=None,
-        reported_level=0,
         progress_at=None,
         stacks=None,
         begun_at=None,
@@ -307,16 +303,10 @@ def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step
 
 def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
     first = state.step == 0
-    after = replace(
-        _with(state, mine, step=event.step, settled=event.settled),
-        progress_at=event.at,
-        reported_level=event.level,
-        stacks=None,
-    )
-    if mine.local == 0:
-        after = replace(after, loss=event.loss, step_seconds=event.seconds)
-        if event.stall_seconds is not None:
-            after = replace(after, stall_seconds=event.stall_seconds)
+    told = event.progress
+    if told.stall_seconds is None:  # most steps are not saved
+        told = replace(told, stall_seconds=mine.progress.stall_seconds)
+    after = replace(_with(state, mine, progress=told), progress_at=event.at, stacks=None)
     return after, (on.Beat(),) if first and after.step > 0 else ()
 
 

@@ -49,15 +49,16 @@ class StepLedger:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, epoch: int, rank: int, stepped: Stepped) -> None:
+        progress = stepped.progress
         entry = {
             "epoch": epoch,
-            "step": stepped.step,
+            "step": progress.step,
             "rank": rank,
-            "loss": stepped.loss,
+            "loss": progress.loss,
             "samples": list(stepped.samples) if stepped.samples is not None else None,
             "at": time.time(),
-            "seconds": stepped.seconds,
-            "stall_seconds": stepped.stall_seconds,
+            "seconds": progress.step_seconds,
+            "stall_seconds": progress.stall_seconds,
         }
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append((json.dumps(entry) + "\n").encode())

@@ -99,9 +99,8 @@ class TrainerSessionHandler:
             case line.Stepped():
                 self._ledger.write(epoch, trainer.rank, message)
                 if local == 0:  # ranks of one worker step together
-                    metrics.step_seconds.observe(message.seconds)
-                done = (message.step, message.loss, message.seconds, message.stall_seconds, message.level)
-                dispatch(on.StepDone(epoch, local, *done, at=time.monotonic(), settled=message.settled))
+                    metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
+                dispatch(on.StepDone(epoch, local, message.progress, time.monotonic()))
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
                 self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)

@@ -29,6 +29,8 @@ from surefoot.errors import ConfigurationError, StateNotRestorable
 from surefoot.ipc.backend import SaveBackend
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.progress import Progress
+from surefoot.protocol.settled import Settled
 from surefoot.schedule import Backoff, Schedule
 from surefoot.state import Fit, Program
 
@@ -348,10 +350,16 @@ class Checkpointer:
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
-        settled = self._saver.settled(self._step)
-        self._link.stepped(
-            Stepped(self._step, loss, now - self._since, stall, self._guard.consumed, skipped, level, settled)
+        progress = Progress(
+            step=self._step,
+            loss=loss,
+            step_seconds=now - self._since,
+            level=level,
+            stall_seconds=stall,
+            settled=Settled(self._saver.settled(self._step)),
+            loss_is_finite=None if loss is None else math.isfinite(loss),
         )
+        self._link.stepped(Stepped(progress, self._guard.consumed, skipped))
         self._since = now
 
     def _tell_of(self, loss: float | None) -> None:

@@ -168,10 +168,10 @@ class AgentBackend:
 
     def stepped(self, message: Stepped) -> None:
         with self._changed:
-            self._at = max(self._at, message.step)
+            self._at = max(self._at, message.progress.step)
         self._send(message)
         # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
-        self._uncounted = self._uncounted or message.skipped or message.stall_seconds is not None
+        self._uncounted = self._uncounted or message.skipped or message.progress.stall_seconds is not None
 
     def held_at(self, step: int) -> bool:
         with self._changed:

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
+from surefoot.protocol.progress import Progress
+from surefoot.protocol.wire import VERSION
 
 # ---- trainer → agent ----------------------------------------------------------------------------------------------
 
@@ -57,15 +59,9 @@ class Staged:
 class Stepped:
     """One finished step. `samples` are the positions [start, stop) of the global order that this rank consumed, a pair a batch."""
 
-    step: int
-    loss: float | None
-    seconds: float
-    stall_seconds: float | None
+    progress: Progress
     samples: tuple[tuple[int, int], ...] | None
     skipped: bool
-    level: int
-    settled: int = 0
-    """Newest step that this rank can no longer come to save: of it and older ones, what is not staged never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,7 @@ class LevelSet:
 
 ToTrainer = Attached | ArenaGiven | ArenaRefused | StagedSaves | SlotFreed | HoldAt | LevelSet
 
-_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=3, oldest=3)
+_CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, oldest=VERSION)
 
 
 def encode(message: FromTrainer | ToTrainer) -> bytes:

@@ -23,12 +23,17 @@ import msgspec
 
 from surefoot.errors import ProtocolError
 from surefoot.protocol.plain import is_plain_json, plain, shown
-from surefoot.protocol.strict import Misfit, Shape, check, hints_of, mirror, restored, since_of
+from surefoot.protocol.strict import FLAT, JsonShape, Misfit, check, hints_of, mirror, restored, since_of
 
 
 def since(version: int, default: Any) -> Any:
     """A dataclass field that `version` added; peers of older versions neither send nor get it."""
     return dataclasses.field(default=default, metadata={"since": version})
+
+
+def flat(default: Any) -> Any:
+    """A dataclass field of a message whose own fields stand in the message, beside the others."""
+    return dataclasses.field(default=default, metadata={FLAT: True})
 
 
 class Codec:
@@ -57,6 +62,9 @@ class Codec:
         body = msgspec.to_builtins(message)
         if version < self._version:
             _leave_out(cls, body, version)
+        for field in dataclasses.fields(cls):
+            if FLAT in field.metadata:
+                body |= body.pop(field.name)
         return json.dumps({"v": version, "type": cls.__name__, **body}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
@@ -89,7 +97,7 @@ class Codec:
         cls = self._types.get(name) if isinstance(name, str) else None
         if cls is None or _since(cls) > version:
             raise ProtocolError(f"no message of version {version} is called {shown(name)}")
-        wanted = mirror(cls, Shape(version), cls.__name__)
+        wanted = mirror(cls, JsonShape(version), cls.__name__)
         try:
             made = check(wanted, body)
             if self._plain_texts:  # behind the check, which knows how deep a message can be
@@ -108,7 +116,7 @@ class Codec:
 
 
 def _decoder(message_types: Sequence[type[Any]], version: int) -> msgspec.json.Decoder[Any]:
-    spoken = tuple(mirror(cls, Shape(version), cls.__name__) for cls in message_types if _since(cls) <= version)
+    spoken = tuple(mirror(cls, JsonShape(version), cls.__name__) for cls in message_types if _since(cls) <= version)
     return msgspec.json.Decoder(Union[spoken])  # noqa: UP007  made of a list
 
 

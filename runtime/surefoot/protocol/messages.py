@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from surefoot.protocol.codec import since
+from surefoot.protocol.codec import flat, since
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
-from surefoot.protocol.settled import NOTHING_SETTLED, Settled
+from surefoot.protocol.progress import NOTHING_TOLD, Progress
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -33,35 +33,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Every heartbeatSeconds, and at once when something changed. All figures are of the running epoch."""
+    """Every heartbeatSeconds, and at once when something changed. Its progress is the running epoch's."""
 
     epoch: int
     stopped: int
     warm: bool
-    step: int
-    """Last step that every local rank has finished."""
-    loss: float | None = None
-    step_seconds: float | None = None
-    restored: bool = False
+    progress: Progress = flat(NOTHING_TOLD)  # noqa: RUF009  it makes a field
     pending: tuple[Checkpoint, ...] = ()
     """Checkpoints staged here and not yet on all their holders."""
     saved: Checkpoint | None = None
     """Newest checkpoint all of whose local rank saves are committed."""
     copies: int = 0
     """On how many holders `saved` is."""
-    level: int = 0
-    """Saving has backed off to every k·2^level steps."""
-    stall_seconds: float | None = None
-    restored_from: str | None = None
-    """A word of `protocol.sources`; None before."""
-    save_bytes: int = since(2, 0)
-    """What one save of all local ranks takes; 0: not known yet."""
-    unstaged: str = since(2, "")
-    """Why a local rank has no memory to stage saves in; empty: each has."""
-    settled: Settled = since(2, NOTHING_SETTLED)  # noqa: RUF009  it makes a field, and its default is frozen
-    """Which saves this worker has not, and never will have."""
-    ended: tuple[int, ...] = since(2, ())
-    """Ranks of the running epoch that ended with code 0, said before anybody can be hurt by it."""
     leaving: bool = since(2, False)
     """This worker was told to end: by the deletion of its pod, or by its node alone, which nobody else may have seen."""
 

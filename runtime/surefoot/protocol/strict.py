@@ -11,7 +11,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -21,13 +21,16 @@ from surefoot.protocol.plain import shown
 
 T = TypeVar("T")
 
+FLAT = "flat"
+"""In a field's metadata: the fields of its value stand beside the others."""
+
 _AT = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
 _PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JsonShape:
     """How a dataclass is written. `version`: without the fields that came later; None: with all of them."""
 
     version: int | None = None
@@ -59,7 +62,7 @@ def hints_of(cls: type[Any]) -> Mapping[str, Any]:
     return _hints(typing.cast(Hashable, cls))
 
 
-def mirror(cls: type[Any], shape: Shape = Shape(), tag: str | None = None) -> type[msgspec.Struct]:
+def mirror(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
     """The struct that reads a `cls`; `tag` makes it a message, with its version in `v` and the tag in `type`."""
     return _mirror(typing.cast(Hashable, cls), shape, tag)
 
@@ -70,18 +73,15 @@ def _hints(cls: Hashable) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _mirror(known: Hashable, shape: Shape, tag: str | None) -> type[msgspec.Struct]:
+def _mirror(known: Hashable, shape: JsonShape, tag: str | None) -> type[msgspec.Struct]:
     cls = typing.cast(type[Any], known)
-    hints = hints_of(cls)
-    fields: list[Any] = [] if tag is None else [("v", int, shape.version)]
-    for field in dataclasses.fields(cls):
-        if shape.version is None or since_of(field) <= shape.version:
-            hint = _mirrored(hints[field.name], shape)
-            fields.append((field.name, hint, *_default(field, hint)))
+    flat = [field.name for field in dataclasses.fields(cls) if FLAT in field.metadata]
+    fields = [*([] if tag is None else [("v", int, shape.version)]), *_fields(cls, shape)]
     fields.sort(key=lambda one: len(one) > 2)  # those with a default may not stand before others
     return msgspec.defstruct(
         cls.__name__,
         fields,
+        namespace={name: property(lambda self: self) for name in flat},  # it has the fields of each itself
         frozen=True,
         forbid_unknown_fields=not shape.foreign,
         rename=shape.rename,
@@ -90,7 +90,7 @@ def _mirror(known: Hashable, shape: Shape, tag: str | None) -> type[msgspec.Stru
     )
 
 
-def read(cls: type[T], body: object, shape: Shape = Shape()) -> T:
+def read(cls: type[T], body: object, shape: JsonShape = JsonShape()) -> T:
     """A `cls` from what JSON decodes to. Raises Misfit."""
     return restored(cls, check(mirror(cls, shape), body))
 
@@ -108,7 +108,17 @@ def restored(cls: type[T], made: msgspec.Struct) -> T:
     return msgspec.convert(made, cls, from_attributes=True)
 
 
-def _mirrored(hint: Any, shape: Shape) -> Any:
+def _fields(cls: type[Any], shape: JsonShape) -> Iterator[Any]:
+    for field in dataclasses.fields(cls):
+        hint = hints_of(cls)[field.name]
+        if FLAT in field.metadata:
+            yield from _fields(hint, shape)
+        elif shape.version is None or since_of(field) <= shape.version:
+            mirrored = _mirrored(hint, shape)
+            yield field.name, mirrored, *_default(field, mirrored)
+
+
+def _mirrored(hint: Any, shape: JsonShape) -> Any:
     if dataclasses.is_dataclass(hint):
         return mirror(typing.cast(type[Any], hint), shape)
     origin, arguments = get_origin(hint), get_args(hint)

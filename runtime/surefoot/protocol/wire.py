@@ -16,7 +16,7 @@ from typing import get_args
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.messages import FromAgent, Message, ToAgent
 
-VERSION = 2
+VERSION = 3
 OLDEST = max(1, VERSION - 1)
 """Oldest version still understood, so that an upgraded operator does not lose running agents."""
 

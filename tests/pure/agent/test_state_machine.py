@@ -27,6 +27,8 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
+from surefoot.protocol.progress import Progress, of_worker
+from surefoot.protocol.settled import Settled
 
 
 def test_trainers_start_when_warm_and_the_store_is_known() -> None:
@@ -242,7 +244,7 @@ def test_a_hang_in_which_all_stand_alike_names_no_rank() -> None:
 def test_a_rank_that_ended_well_is_told_of_at_once() -> None:
     life, said = live(on.TrainerExited(1, 1, 0), life=running())
     assert said == [on.Beat()]
-    assert life.ended == (1,)
+    assert life.progress.ended == (1,)
 
 
 @pytest.mark.parametrize(
@@ -330,12 +332,25 @@ def test_a_heartbeat_goes_out_at_once_with_the_first_step_of_all() -> None:
     assert said == []
 
 
+def settled(local: int, number: int, upto: int) -> on.StepDone:
+    return on.StepDone(1, local, Progress(number, settled=Settled(upto)), 0.0)
+
+
+def test_a_loss_that_is_no_number_on_any_rank_is_no_number_on_the_worker() -> None:
+    """Each rank of a data-parallel world has a loss of its own, and the first one's may be the last that is lost."""
+    bad, good, silent = (Progress(5, loss_is_finite=finite) for finite in (False, True, None))
+    for told, found in (((good, bad), False), ((good, good), True), ((silent, bad), False), ((silent, silent), None)):
+        life, _ = live(*(on.StepDone(1, i, one, 0.0) for i, one in enumerate(told)), life=running())
+        assert life.progress.loss_is_finite is found
+    assert of_worker([]) == Progress()
+
+
 def test_a_step_is_settled_once_no_local_rank_can_save_it_any_more() -> None:
-    life, _ = live(replace(step(1, 0, 41), settled=40), replace(step(1, 1, 41), settled=29), life=running())
-    assert life.settled == 29, "a copy of step 30 is still under way"
-    life, _ = live(replace(step(1, 1, 42), settled=41), life=life)
-    assert life.settled == 40
-    assert AgentState().settled == 0
+    life, _ = live(settled(0, 41, 40), settled(1, 41, 29), life=running())
+    assert life.progress.settled.upto == 29, "a copy of step 30 is still under way"
+    life, _ = live(settled(1, 42, 41), life=life)
+    assert life.progress.settled.upto == 40
+    assert AgentState().progress.settled.upto == 0
 
 
 def test_only_the_first_member_of_a_running_epoch_keeps_the_memory_tier_and_only_while_nobody_leads() -> None:

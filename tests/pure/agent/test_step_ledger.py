@@ -13,6 +13,7 @@ import pytest
 from surefoot.agent import step_ledger as ledger
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.ipc.trainer_messages import Stepped
+from surefoot.protocol.progress import Progress
 from surefoot_operator.cli.ledger import parse_line
 
 
@@ -36,7 +37,7 @@ def steps(path: Path) -> list[int]:
 
 
 def stepped(step: int) -> Stepped:
-    return Stepped(step, 1.0, 0.1, None, None, False, 0)
+    return Stepped(Progress(step, 1.0, 0.1), None, False)
 
 
 def test_what_a_full_disk_refused_follows_when_there_is_room(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from surefoot.protocol.messages import (
     Assign,
     Exited,
     Finished,
+    Heartbeat,
     Held,
     HoldAnswer,
     Holders,
@@ -24,7 +26,9 @@ from surefoot.protocol.messages import (
     StoreReady,
     UnreadableSave,
 )
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
+from surefoot.protocol.wire import decode, encode
 from surefoot_operator.coordinator import orders
 from surefoot_operator.coordinator.desired_messages import Delivered, desired_messages, desired_state, outbox_diff
 from surefoot_operator.coordinator.sessions import (
@@ -80,15 +84,15 @@ def test_a_broken_line_keeps_what_is_known_and_its_return_goes_on_with_it() -> N
     sessions = heard(talking(0), A, beat(2, 45, restored=True), 1001.0)
     sessions = broken(sessions, A, 1002.0)
     (gone,) = seen(sessions)
-    assert (gone.connected, gone.since_seconds, gone.heard_seconds, gone.step) == (False, 1002.0, 1001.0, 45)
+    assert (gone.connected, gone.since_seconds, gone.heard_seconds, gone.progress.step) == (False, 1002.0, 1001.0, 45)
     (back,) = seen(connected(sessions, hello(0, epoch=2, stopped=2), 1003.0))
-    assert (back.connected, back.since_seconds, back.step, back.restored) == (True, 1003.0, 45, True)
+    assert (back.connected, back.since_seconds, back.progress.step, back.progress.restored) == (True, 1003.0, 45, True)
 
 
 def test_another_incarnation_begins_without_the_facts_of_the_one_before() -> None:
     sessions = heard(talking(0), A, beat(2, 45), 1001.0)
     (fresh,) = seen(connected(sessions, hello(0, incarnation="newer"), 1002.0))
-    assert (fresh.incarnation, fresh.step, fresh.epoch) == ("newer", 0, 0)
+    assert (fresh.incarnation, fresh.progress.step, fresh.epoch) == ("newer", 0, 0)
 
 
 def test_workers_that_left_the_fabric_are_forgotten_once_their_line_is_broken() -> None:
@@ -104,7 +108,7 @@ def test_a_step_counts_from_the_restore_point_of_its_epoch() -> None:
     sessions = heard(talking(0), A, beat(2, 40, restored=True), 1001.0)
     assert seen(sessions)[0].step_at_seconds is None
     sessions = heard(sessions, A, beat(2, 41), 1002.0)
-    assert (seen(sessions)[0].step, seen(sessions)[0].step_at_seconds) == (41, 1002.0)
+    assert (seen(sessions)[0].progress.step, seen(sessions)[0].step_at_seconds) == (41, 1002.0)
     sessions = heard(sessions, A, beat(2, 41), 1003.0)
     assert (seen(sessions)[0].step_at_seconds, seen(sessions)[0].heard_seconds) == (1002.0, 1003.0)
 
@@ -112,11 +116,32 @@ def test_a_step_counts_from_the_restore_point_of_its_epoch() -> None:
 def test_what_an_agent_says_of_its_saves_ends_with_its_epoch() -> None:
     sessions = heard(talking(0), A, beat(2, 45, settled=Settled(44, (40,))), 1001.0)
     (said,) = seen(heard(sessions, A, beat(1, 50, settled=Settled(49)), 1002.0))
-    assert said.settled == Settled(44, (40,)), "a late word of an older epoch says nothing"
+    assert said.progress.settled == Settled(44, (40,)), "a late word of an older epoch says nothing"
     (said,) = seen(heard(sessions, A, Stopped(3), 1003.0))
-    assert said.settled.misses(43), "it stays true"
+    assert said.progress.settled.misses(43), "it stays true"
     (begun,) = seen(heard(sessions, A, beat(3, 0), 1004.0))
-    assert begun.settled == Settled()
+    assert begun.progress.settled == Settled()
+
+
+def test_progress_is_not_taken_back_within_an_epoch_and_forgotten_with_it() -> None:
+    full = Progress(45, 2.5, 0.4, True, restored_from="memory", loss_is_finite=False)
+    sessions = heard(talking(0), A, Heartbeat(2, 2, True, full), 1001.0)
+    (later,) = seen(heard(sessions, A, Heartbeat(2, 2, True, Progress(44, save_bytes=9)), 1002.0))
+    assert later.progress == replace(full, save_bytes=9)
+    (begun,) = seen(heard(sessions, A, Heartbeat(3, 3, True), 1003.0))
+    assert begun.progress == Progress()
+
+
+@pytest.mark.parametrize(("loss", "finite"), [(2.5, True), (math.nan, False), (math.inf, False), (None, None)])
+def test_an_agent_of_version_2_tells_by_its_loss_whether_that_is_a_number(
+    loss: float | None, finite: bool | None
+) -> None:
+    text = encode(Heartbeat(2, 2, True, Progress(45, loss, loss_is_finite=finite)), 2)
+    assert "loss_is_finite" not in text
+    told = decode(text)
+    assert isinstance(told, Heartbeat)
+    (found,) = seen(heard(talking(0), A, told, 1001.0))
+    assert found.progress.loss_is_finite is finite
 
 
 def test_facts_of_an_epoch_stay_after_its_trainers_stopped_and_end_with_the_next() -> None:
@@ -125,9 +150,9 @@ def test_facts_of_an_epoch_stay_after_its_trainers_stopped_and_end_with_the_next
     sessions = heard(sessions, A, beat(0, 0, stopped=3), 1003.0)
     (after,) = seen(sessions)
     assert after.exit is not None
-    assert (after.epoch, after.stopped, after.exit.code, after.step) == (2, 3, -9, 45)
+    assert (after.epoch, after.stopped, after.exit.code, after.progress.step) == (2, 3, -9, 45)
     (begun,) = seen(heard(sessions, A, beat(3, 0), 1004.0))
-    assert (begun.epoch, begun.exit, begun.step) == (3, None, 0)
+    assert (begun.epoch, begun.exit, begun.progress.step) == (3, None, 0)
 
 
 def test_the_first_exit_is_kept_unless_it_was_only_the_echo_of_another() -> None:
@@ -184,7 +209,7 @@ def test_epoch_and_stopped_never_go_back_and_steps_never_within_an_epoch(beats: 
         after = seen(sessions)[0]
         assert after.epoch >= before.epoch
         assert after.stopped >= before.stopped
-        assert after.epoch > before.epoch or after.step >= before.step
+        assert after.epoch > before.epoch or after.progress.step >= before.progress.step
         before = after
 
 

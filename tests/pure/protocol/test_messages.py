@@ -16,6 +16,7 @@ from surefoot.protocol.codec import Codec, since
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign, Heartbeat, Hold, Stopped
 from surefoot.protocol.plain import plain
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
 from surefoot.protocol.wire import decode, decode_versioned, encode
 
@@ -38,8 +39,8 @@ def written_out(value: object) -> object:
 
 
 def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
-    sent = Heartbeat(epoch=2, stopped=2, warm=True, step=7, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
-                     settled=Settled(6, (5,), 3))  # fmt: skip
+    sent = Heartbeat(epoch=2, stopped=2, warm=True, pending=(Checkpoint(2, 5),), saved=Checkpoint(1, 4),
+                     progress=Progress(7, settled=Settled(6, (5,), 3)))  # fmt: skip
     assert decode_versioned(encode(sent)) == (sent, wire.VERSION)
 
 
@@ -53,15 +54,15 @@ def test_a_heartbeat_with_checkpoints_keeps_their_types() -> None:
         ('{"v":true,"type":"Stopped","epoch":1}', "version True"),
         ('{"v":0,"type":"Stopped","epoch":1}', "upgrade the older one"),
         (f'{{"v":{wire.VERSION + 1},"type":"Stopped","epoch":1}}', "upgrade the older one"),
-        ('{"v":1,"type":"Stapped","epoch":1}', "'Stapped'"),
-        ('{"v":1,"type":["Stopped"],"epoch":1}', "no message"),
-        ('{"v":1,"type":"Stopped","epoch":1,"colour":"red"}', "'colour'"),
-        ('{"v":1,"type":"Stopped"}', "epoch"),
-        ('{"v":1,"type":"Stopped","epoch":"1"}', "Stopped.epoch"),
-        ('{"v":1,"type":"Stopped","epoch":true}', "Stopped.epoch"),
-        ('{"v":1,"type":"Hold","epoch":1,"step":2,"verb":"maybe"}', "Hold.verb"),
+        ('{"v":2,"type":"Stapped","epoch":1}', "'Stapped'"),
+        ('{"v":2,"type":["Stopped"],"epoch":1}', "no message"),
+        ('{"v":2,"type":"Stopped","epoch":1,"colour":"red"}', "'colour'"),
+        ('{"v":2,"type":"Stopped"}', "epoch"),
+        ('{"v":2,"type":"Stopped","epoch":"1"}', "Stopped.epoch"),
+        ('{"v":2,"type":"Stopped","epoch":true}', "Stopped.epoch"),
+        ('{"v":2,"type":"Hold","epoch":1,"step":2,"verb":"maybe"}', "Hold.verb"),
         (
-            '{"v":1,"type":"PersistentDropped","request":1,"error":{"a":1}}',
+            '{"v":2,"type":"PersistentDropped","request":1,"error":{"a":1}}',
             "PersistentDropped.error",
         ),
     ],
@@ -105,13 +106,13 @@ def test_a_refusal_says_where_what_stands_and_what_may_stand(text: str | bytes, 
 
 
 def test_whole_numbers_of_any_size_and_repeated_fields_are_read_as_before() -> None:
-    assert decode(_BEAT + f'"level":{10**30}}}').level == 10**30  # type: ignore[union-attr]
+    assert decode(_BEAT + f'"level":{10**30}}}').progress.level == 10**30  # type: ignore[union-attr]
     assert decode('{"v":2,"type":"Stopped","epoch":1,"epoch":2}') == Stopped(2)
     assert decode('{"type":"Stopped","epoch":3,"v":2}') == Stopped(3)
 
 
 def test_a_member_of_a_list_is_named_by_its_place() -> None:
-    body = json.loads(encode(Heartbeat(epoch=1, stopped=1, warm=True, step=1, pending=(Checkpoint(1, 1),))))
+    body = json.loads(encode(Heartbeat(epoch=1, stopped=1, warm=True, pending=(Checkpoint(1, 1),))))
     body["pending"][0]["step"] = "one"
     with pytest.raises(ProtocolError, match=r"Heartbeat\.pending\[0\]\.step"):
         decode(json.dumps(body))

@@ -104,7 +104,10 @@ class FakeCoordinator:
 
     async def stepping(self, epoch: int, *indexes: int, beyond: int = 0) -> int:
         """Waits until every agent is past this step of this epoch; the least step."""
-        steps = [(await self.until(i, Heartbeat, lambda b: b.epoch == epoch and b.step > beyond)).step for i in indexes]
+        steps = [
+            (await self.until(i, Heartbeat, lambda b: b.epoch == epoch and b.progress.step > beyond)).progress.step
+            for i in indexes
+        ]
         return min(steps)
 
     def _said(self, index: int) -> list[FromAgent]:

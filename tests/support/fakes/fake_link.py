@@ -58,7 +58,7 @@ class FakeLink:
         with self.lock:
             self.saves.append((message, data[: message.stream_bytes], data[message.stream_bytes :]))
             self.order.append(f"staged {message.step}")
-            if any(message.step <= done.settled for done in self.steps):
+            if any(message.step <= done.progress.settled.upto for done in self.steps):
                 self.late.append(message.step)
             if self.draining:
                 self.busy.add(message.slot)

@@ -40,6 +40,7 @@ from surefoot.protocol.messages import (
     StoreReady,
     ToAgent,
 )
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.parse import parse_job
@@ -196,9 +197,11 @@ class Trainee:
     async def _beat(self) -> None:
         source = "memory" if self.assigned is not None and self.assigned.parent else None
         beat = Heartbeat(
-            self.running, self.stopped, True, self.step, step_seconds=STEP_SECONDS, restored=self.running > 0,
-            saved=self.saved, restored_from=source,
-            settled=Settled(self.step - 1) if self.unstaged and self.step else NOTHING_SETTLED,
+            self.running, self.stopped, True, saved=self.saved,
+            progress=Progress(
+                self.step, step_seconds=STEP_SECONDS, restored=self.running > 0, restored_from=source,
+                settled=Settled(self.step - 1) if self.unstaged and self.step else NOTHING_SETTLED,
+            ),
         )  # fmt: skip
         await self._say(beat)
 

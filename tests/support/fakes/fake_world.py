@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from support.builders import COVERED, manifest
+from support.builders import COVERED, manifest, told
 from support.fakes import fake_nodes
 from support.fakes.fake_copies import FakeTiers, Node
 from support.fakes.fake_workers import Agent, Worker
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus, World
@@ -233,7 +234,7 @@ class FakeWorld:
                 self.sights |= {endpoint.holder: unseen for endpoint in holders}
             case ProposeHold(epoch, step, verb):
                 if verb == "propose":
-                    state = "Bound" if all(s.step < step for s in self._members()) else "Refused"
+                    state = "Bound" if all(s.progress.step < step for s in self._members()) else "Refused"
                     self.hold = HoldSeen(epoch, step, state, self.now)  # type: ignore[arg-type]  # one of its words
                 elif self.hold is not None:
                     self.hold = replace(self.hold, state="Refused")
@@ -291,7 +292,7 @@ class FakeWorld:
     def _assign(self, agent: Agent, world: World) -> None:
         step = world.parent.step if world.parent else 0
         agent.seen = replace(
-            agent.seen, epoch=world.epoch, step=step, step_at_seconds=None, restored=True, restored_from="memory",
+            agent.seen, epoch=world.epoch, step_at_seconds=None, progress=Progress(step, restored=True, restored_from="memory"),
             exit=None, finished=None, held=None, saved=None,
         )  # fmt: skip
 
@@ -328,14 +329,14 @@ class FakeWorld:
             agent = worker.agent
             if agent is None or agent.seen.finished is not None:
                 continue
-            step = agent.seen.step
+            step = agent.seen.progress.step
             bound = self.hold is not None and self.hold.state == "Bound" and self.hold.step == step
             if bound:
                 agent.seen = replace(agent.seen, held=step, saved=Checkpoint(world.epoch, step))
                 self._save(worker, world, step)
                 continue
             step += 1
-            agent.seen = replace(agent.seen, step=step, step_at_seconds=self.now, step_seconds=0.1)
+            agent.seen = told(agent.seen, step=step, step_at_seconds=self.now, step_seconds=0.1)
             if step % self.job.spec.checkpoint.memory.base_steps == 0:
                 self._save(worker, world, step)
             if step >= self.total_steps:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.trainer_messages import Stepped
+from surefoot.protocol.progress import Progress
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
             sys.exit(7)
         if step == 5 and rank == where and fault == "hang":
             time.sleep(1000)
-        link.stepped(Stepped(step, 1.0 / step, pause, None, ((step, step + 1),), skipped=False, level=0))
+        link.stepped(Stepped(Progress(step, 1.0 / step, pause), ((step, step + 1),), skipped=False))
         if link.held_at(step):
             link.wait_while_held(step)
         time.sleep(pause)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from support.saves import arrays, split, stream_of
 from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.trainer_messages import Staged, Stepped
+from surefoot.protocol.progress import Progress
 
 SHAPES = {"weight": (64, 32), "bias": (32,)}
 
@@ -43,7 +44,7 @@ def main() -> None:
     begin = slot * slot_bytes
     whole[begin : begin + len(data) + len(values)] = np.frombuffer(data + values, dtype=np.uint8)
     link.staged(Staged(slot, step, len(data), len(values), stream.digest, stream.text))
-    link.stepped(Stepped(step, 1.0, 0.1, 0.001, ((0, 8),), skipped=False, level=0))
+    link.stepped(Stepped(Progress(step, 1.0, 0.1, stall_seconds=0.001), ((0, 8),), skipped=False))
     if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     assert link.flush(20.0), "the save was not drained"

@@ -230,7 +230,7 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
         (member, session, rank)
         for member, session in member_sessions(facts)
         if session is not None and session.epoch == facts.world.epoch
-        for rank in session.ended
+        for rank in session.progress.ended
     ]
     gone = next((m for m in facts.world.members if announced_departure(facts, m)), None)
     if not left and gone is not None:
@@ -243,7 +243,7 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
         return replace(loss, unexplained=True)
     member, session, rank = left[0]
     more = f", and {len(left) - 1} more," if len(left) > 1 else ""
-    reason = f"rank {rank} on worker {member.index}{more} ended with code 0 after step {session.step} while others train: {echo}"
+    reason = f"rank {rank} on worker {member.index}{more} ended with code 0 after step {session.progress.step} while others train: {echo}"
     if len(left) > 1:
         return Loss("trainer-failed", reason, first.at_seconds, application=True, exit_code=0)
     return Loss("trainer-failed", reason, first.at_seconds, *_at(member), True, 0, rank=rank)

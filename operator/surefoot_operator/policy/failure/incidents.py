@@ -108,7 +108,7 @@ def closed(facts: Facts) -> Incidents:
     if incident is None or incident.assigned_seconds is None or not has_stepped(facts, epoch):
         return facts.status.incidents
     first = [s.step_at_seconds for s in in_epoch(facts, epoch) if s.step_at_seconds is not None]
-    sources = joined(s.restored_from for s in in_epoch(facts, epoch) if s.restored_from)
+    sources = joined(s.progress.restored_from for s in in_epoch(facts, epoch) if s.progress.restored_from)
     incident = replace(
         incident,
         first_step_seconds=min(first, default=facts.now),

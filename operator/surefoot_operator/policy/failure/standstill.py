@@ -71,21 +71,21 @@ def _behind(facts: Facts) -> SessionSeen | None:
         return None
     if len(running) == 1:
         return running[0] if _named_rank(running[0]) is not None else None
-    least = min(s.step for s in running)
-    slow = [s for s in running if s.step == least]
+    least = min(s.progress.step for s in running)
+    slow = [s for s in running if s.progress.step == least]
     return slow[0] if len(slow) == 1 else None
 
 
 def _where(facts: Facts, slow: SessionSeen | None) -> str:
     running = _running(facts)
-    least = min((s.step for s in running), default=0)
-    late = [s for s in running if s.step == least]
-    over = [s.index for _, s in member_sessions(facts) if s is not None and (s.ended or s.finished == 0)]
+    least = min((s.progress.step for s in running), default=0)
+    late = [s for s in running if s.progress.step == least]
+    over = [s.index for _, s in member_sessions(facts) if s is not None and (s.progress.ended or s.finished == 0)]
     ended = f"; of {_workers(over)} ranks have ended with code 0" if over else ""
     if slow is not None:
         rank = _rank(facts, slow)
         who = f"worker {slow.index}" if rank is None else f"rank {rank} on worker {slow.index}"
-        return f"{who} is at step {slow.step}, all others are further{ended}"
+        return f"{who} is at step {slow.progress.step}, all others are further{ended}"
     if len(late) == len(running):
         return f"no rank is behind: all are at step {least}{ended}"
     return f"{_workers([s.index for s in late])} are at step {least}, others further{ended}"

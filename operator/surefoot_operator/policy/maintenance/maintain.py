@@ -120,7 +120,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
         watermark=memory.full,
         pinned=promoting.pinned,
         unrecoverable=memory.unrecoverable,
-        settled=tuple(session.settled for session in reporting_sessions(facts)),
+        settled=tuple(session.progress.settled for session in reporting_sessions(facts)),
         events=(
             *promoting.events,
             *intervals.changes(facts.status, status),

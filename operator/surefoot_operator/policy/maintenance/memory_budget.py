@@ -81,15 +81,15 @@ def judged(facts: Facts) -> MemoryBudget | None:
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
     closed = next((h for h in facts.seen.holders if h.state == "Ready" and h.closed), None)
-    refused = next((s for s in sessions if s.unstaged), None)
-    saves = {s.index: s.save_bytes for s in sessions if s.save_bytes}
+    refused = next((s for s in sessions if s.progress.unstaged), None)
+    saves = {s.index: s.progress.save_bytes for s in sessions if s.progress.save_bytes}
     known = bool(saves) and len(saves) == len(facts.world.members)
     shares = _shares(facts, saves) if known else ()
     if closed is not None:
         text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training goes on with fewer copies: {closed.closed}"
         return MemoryBudget(False, OVER_ITS_PART, text, shares)
     if refused is not None:
-        text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.unstaged}"
+        text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.progress.unstaged}"
         return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)
     return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
 

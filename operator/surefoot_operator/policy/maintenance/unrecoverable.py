@@ -36,7 +36,7 @@ def unrecoverable_checkpoints(
     sessions = reporting_sessions(facts)
     found = []
     for checkpoint in sorted(there.difference(complete)):
-        without = next((s for s in sessions if s.settled.misses(checkpoint.step)), None)
+        without = next((s for s in sessions if s.progress.settled.misses(checkpoint.step)), None)
         if without is not None:
             who = f"worker {without.index} on {without.node} has not saved it, and never will"
             found.append(Unrecoverable(checkpoint, without.index, f"{checkpoint} can never become complete: {who}"))

@@ -206,12 +206,14 @@ def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str
     """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
     world = facts.status.world
     epoch = world.epoch if world is not None and world.state == "Committed" else 0
-    told = sorted((s for s in in_epoch(facts, epoch) if epoch and s.loss_finite is not None), key=lambda s: s.index)
-    bad = next((s for s in told if not s.loss_finite), None)
+    told = sorted(
+        (s for s in in_epoch(facts, epoch) if epoch and s.progress.loss_is_finite is not None), key=lambda s: s.index
+    )
+    bad = next((s for s in told if not s.progress.loss_is_finite), None)
     if bad is not None and known is not None and known.status == "False":
         return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
     if bad is not None:
-        text = f"the loss on worker {bad.index} is no number at step {bad.step}; to begin before it, run the job anew"
+        text = f"the loss on worker {bad.index} is no number at step {bad.progress.step}; to begin before it, run the job anew"
         return [(names.LOSS_FINITE, "False", "NotFinite", f"{text} with checkpoint.restoreFrom and an earlier step")]
     if known is None or not told:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]

@@ -234,7 +234,8 @@ def _all_wait(facts: Facts) -> bool:
     """Bound by an operator that died since: nobody would ever tell them to go on."""
     sessions = [session for _, session in member_sessions(facts)]
     return bool(sessions) and all(
-        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.step for s in sessions
+        s is not None and s.epoch == facts.world.epoch and s.held is not None and s.held == s.progress.step
+        for s in sessions
     )
 
 

@@ -193,7 +193,7 @@ class Round:
 
     def _heartbeat(self) -> Heartbeat:
         with self._changed:
-            return Heartbeat(epoch=self._taken, stopped=self._stopped, warm=True, step=0)
+            return Heartbeat(epoch=self._taken, stopped=self._stopped, warm=True)
 
     def _hear(self, message: ToAgent) -> None:
         again: tuple[FromAgent, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, running, with_node, with_session, with_worker
+from support.builders import BEGAN, running, told, with_node, with_session, with_worker
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import Restart
@@ -81,7 +81,7 @@ def stepping(seen: Observed, step_seconds: float, ago: float) -> Observed:
     """Steps usually take so long, and the last was so long ago."""
     return replace(
         seen,
-        sessions=tuple(replace(s, step_at_seconds=NOW - ago, step_seconds=step_seconds) for s in seen.sessions),
+        sessions=tuple(told(s, step_at_seconds=NOW - ago, step_seconds=step_seconds) for s in seen.sessions),
     )
 
 
@@ -212,7 +212,7 @@ def test_an_echo_waits_a_moment_for_the_first_cause_and_never_counts() -> None:
 
 def test_before_the_first_step_only_the_startup_deadline_counts() -> None:
     seen = running(now=BEGAN + 599)
-    fresh = tuple(replace(s, step=0, step_at_seconds=None) for s in seen.sessions)
+    fresh = tuple(told(s, step=0, step_at_seconds=None) for s in seen.sessions)
     assert not claims(replace(seen, sessions=fresh))
     late = tuple(replace(s, heard_seconds=BEGAN + 601) for s in fresh)
     made = decided(replace(seen, now=BEGAN + 601, sessions=late))
@@ -229,7 +229,7 @@ def test_backoff_limit_ends_the_job_with_the_cause() -> None:
 
 
 def test_restarts_without_a_new_step_end_the_job() -> None:
-    stuck = replace(running(), sessions=tuple(replace(s, step=0, step_at_seconds=None) for s in running().sessions))
+    stuck = replace(running(), sessions=tuple(told(s, step=0, step_at_seconds=None) for s in running().sessions))
     seen = exited(replace(stuck, status=replace(stuck.status, no_progress_restarts=3)), 0)
     assert "maxNoProgressRestarts" in decided(seen).status.message
     moving = exited(replace(running(), status=replace(running().status, no_progress_restarts=3)), 0)

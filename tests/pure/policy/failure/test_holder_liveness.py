@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, endpoint, manifest, running, with_holder, with_session
+from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
@@ -121,9 +121,8 @@ def test_holders_that_nobody_sees_are_given_up_after_their_time() -> None:
 
 def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as_long_as_the_steps_take() -> None:
     """42 steps of which 22 are lost, 2 s each: after 44 s running them again costs no more than waiting on."""
-    slow = {"step_seconds": 2.0}
     seen = blind(30.0, floor=20)
-    seen = replace(seen, sessions=tuple(replace(s, **slow) for s in seen.sessions))  # type: ignore[arg-type]
+    seen = replace(seen, sessions=tuple(told(s, step_seconds=2.0) for s in seen.sessions))
     assert going(decided(looked(seen, True)))
     seen = replace(blind(45.0, floor=20), sessions=seen.sessions)
     made = decided(looked(seen, True))
@@ -134,7 +133,7 @@ def test_with_something_older_to_go_on_from_a_holder_that_lives_is_waited_for_as
 def test_agents_that_never_answer_are_awaited_for_a_minute_where_most_holders_are_silent() -> None:
     """Agents of an older version: that they are beside silent holders and are heard speaks for the holders."""
     never = {h.endpoint.holder: SightSeen(2, NOW - 40, NOW - 5) for h in blind().holders}
-    slow = tuple(replace(s, step_seconds=60.0) for s in blind().sessions)
+    slow = tuple(told(s, step_seconds=60.0) for s in blind().sessions)
     seen = replace(blind(40.0, floor=20), sights=never, sessions=slow)
     assert going(decided(seen))
     later = replace(blind(61.0, floor=20), sights=never, sessions=slow)
@@ -145,7 +144,7 @@ def test_agents_that_never_answer_are_awaited_for_a_minute_where_most_holders_ar
 
 def test_what_an_agent_saw_before_the_holder_fell_silent_or_long_ago_is_no_witness() -> None:
     seen = looked(blind(61.0, floor=20), True)
-    seen = replace(seen, sessions=tuple(replace(s, step_seconds=60.0) for s in seen.sessions))
+    seen = replace(seen, sessions=tuple(told(s, step_seconds=60.0) for s in seen.sessions))
     assert going(decided(seen))
     stale = {holder: replace(sight, answered_seconds=NOW - 60) for holder, sight in seen.sights.items()}
     assert not going(decided(replace(seen, sights=stale)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from support.builders import BEGAN, job, running, with_node, with_session, with_worker
+from support.builders import BEGAN, job, running, told, with_node, with_session, with_worker
 from support.fakes.fake_world import FakeWorld
 from surefoot_operator.api.spec import FailurePolicy, FailureRule, RunPolicy
 from surefoot_operator.api.status import JobStatus, Restart
@@ -39,14 +39,14 @@ def strike(world: FakeWorld, step: int, how: str) -> None:
     """At `step` of each epoch the program does the same thing."""
     members = [w.agent for w in world.workers.values() if w.agent is not None]
     here = [a for a in members if world.status.world is not None and a.seen.epoch == world.status.world.epoch]
-    if len(here) < 3 or any(a.seen.step < step or a.seen.exit is not None for a in here):
+    if len(here) < 3 or any(a.seen.progress.step < step or a.seen.exit is not None for a in here):
         return
     for agent in here:
         gone = ExitSeen(agent.seen.epoch, agent.seen.index, 1, REFUSED, True, world.now)
         if how == "raises":
             agent.seen = replace(agent.seen, exit=replace(gone, secondary=False, cause="ValueError: bad data"))
         elif how == "ends with 0" and agent.seen.index == 1:
-            agent.seen = replace(agent.seen, ended=(1,))
+            agent.seen = told(agent.seen, ended=(1,))
         else:
             agent.seen = replace(agent.seen, exit=gone)
 

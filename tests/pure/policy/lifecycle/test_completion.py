@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.builders import BEGAN, manifest, running, with_session
+from support.builders import BEGAN, manifest, running, told, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RunPolicy
@@ -112,7 +112,7 @@ def restarted(saved: bool = True, **other: Any) -> Observed:
     world = replace(world, epoch=2, parent=last, changed_seconds=NOW - 3)
     lineage = (*seen.status.lineage, LineageEntry(2, last, 3))
     sessions = tuple(
-        replace(
+        told(
             s,
             epoch=2,
             stopped=2,
@@ -212,7 +212,7 @@ def unread(pending: bool) -> Observed:
     fields = {"saved": Checkpoint(1, 40), "pending": (last,)} if pending else {}
     return replace(
         seen,
-        sessions=tuple(replace(s, **fields) for s in seen.sessions),
+        sessions=tuple(told(s, **fields) for s in seen.sessions),
         holders=running(step=47).holders,
     )
 

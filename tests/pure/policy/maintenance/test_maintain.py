@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.builders import BEGAN, endpoint, holder, manifest, running, with_holder, with_session
+from support.builders import BEGAN, endpoint, holder, manifest, running, told, with_holder, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
@@ -192,7 +192,7 @@ def test_a_holder_that_returned_is_no_longer_given_up() -> None:
 def test_too_few_copies_are_repaired_unless_a_newer_save_is_due_soon() -> None:
     seen = thinned(running(), 40)
     assert not of(CopySave, maintain(seen))
-    slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
+    slow = replace(seen, sessions=tuple(told(s, step_seconds=30.0) for s in seen.sessions))
     copies = of(CopySave, maintain(slow))
     assert len(copies) == 3
     assert all(isinstance(c, CopySave) and c.source != c.target and c.save.step == 40 for c in copies)
@@ -205,7 +205,7 @@ def test_repairs_do_not_wait_for_ever_for_newer_saves() -> None:
 
 def test_a_save_on_its_way_is_not_repaired() -> None:
     seen = thinned(running(), 40)
-    slow = replace(seen, sessions=tuple(replace(s, step_seconds=30.0) for s in seen.sessions))
+    slow = replace(seen, sessions=tuple(told(s, step_seconds=30.0) for s in seen.sessions))
     assert not of(CopySave, maintain(with_session(slow, 1, pending=(Checkpoint(1, 40),))))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.builders import BEGAN, manifest, running, with_holder, with_session
+from support.builders import BEGAN, manifest, running, told, with_holder, with_session
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition
 from surefoot_operator.observed import Observed
@@ -27,7 +27,7 @@ def share(node: str = "node-b", **other: int | None) -> HolderShare:
 
 def saying(seen: Observed, save_bytes: int, limit: int | None, used: int = 0) -> Observed:
     """Every agent has said what it needs; every holder has this limit, and holds so much of anybody's."""
-    sessions = tuple(replace(s, save_bytes=save_bytes) for s in seen.sessions)
+    sessions = tuple(told(s, save_bytes=save_bytes) for s in seen.sessions)
     holders = tuple(replace(h, limit_bytes=limit, used_bytes=used) for h in seen.holders)
     return replace(seen, sessions=sessions, holders=holders)
 

@@ -18,17 +18,17 @@ def losses(seen: Observed) -> Condition | None:
 def test_it_is_told_with_the_first_step_and_stays_told_until_a_loss_is_a_number_again() -> None:
     seen = running()
     assert losses(seen) is None
-    assert losses(with_session(seen, 0, loss_finite=True)) is None
-    bad = with_session(seen, 1, loss_finite=False, step=43)
+    assert losses(with_session(seen, 0, loss_is_finite=True)) is None
+    bad = with_session(seen, 1, loss_is_finite=False, step=43)
     found = losses(bad)
     assert found is not None
     assert (found.status, found.reason) == ("False", "NotFinite")
     assert "worker 1 is no number at step 43" in found.message
-    later = replace(with_session(bad, 1, loss_finite=False, step=50), status=plan(bad).status)
+    later = replace(with_session(bad, 1, loss_is_finite=False, step=50), status=plan(bad).status)
     assert losses(later) == found
     silent = replace(seen, status=plan(bad).status)
     assert losses(silent) == found, "a new epoch that has not told anything is no better"
-    again = losses(with_session(silent, 1, loss_finite=True))
+    again = losses(with_session(silent, 1, loss_is_finite=True))
     assert again is not None
     assert again.status == "True"
 

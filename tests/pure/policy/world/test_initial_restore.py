@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.builders import BEGAN, COVERED, holder, job, manifest, running, session, worker
+from support.builders import BEGAN, COVERED, holder, job, manifest, running, session, told, worker
 from support.talk import COMMITTED, STATUS, A, talking, words
 from surefoot.protocol.identities import Checkpoint, OlderJob
 from surefoot.protocol.lineage import LineageEntry, epoch_at, first_step, on_lineage
@@ -79,7 +79,7 @@ def claimed_again(*own: tuple[int, int], recorded: bool = False, **spec: Any) ->
     return replace(
         seen,
         status=status,
-        sessions=tuple(replace(s, stopped=2, step=65, saved=None) for s in seen.sessions),
+        sessions=tuple(told(s, stopped=2, step=65, saved=None) for s in seen.sessions),
         holders=tuple(replace(h, fence=2, read_epoch=2, entries=entries) for h in seen.holders),
         persistent=PersistentSeen(2, (), NOW - 1),
     )
@@ -199,7 +199,7 @@ def test_one_that_turns_out_to_be_unreadable_is_not_chosen_again(absent: bool) -
     committed = replace(seen.status, world=replace(world, epoch=1, state="Committed"), incidents=())
     broken = (Checkpoint(-3, 60), absent, "a test")
     sessions = tuple(
-        replace(s, epoch=1, stopped=1, step=60, step_at_seconds=None, unreadable=broken) for s in seen.sessions
+        told(s, epoch=1, stopped=1, step=60, step_at_seconds=None, unreadable=broken) for s in seen.sessions
     )
     holders = tuple(replace(h, fence=1, read_epoch=1) for h in seen.holders)
     made = decided(replace(seen, status=committed, sessions=sessions, holders=holders))
@@ -232,7 +232,7 @@ def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
     seen = replace(
         seen,
         status=running_on,
-        sessions=tuple(replace(s, epoch=1, stopped=1, step=95, step_at_seconds=NOW) for s in seen.sessions),
+        sessions=tuple(told(s, epoch=1, stopped=1, step=95, step_at_seconds=NOW) for s in seen.sessions),
         holders=tuple(replace(h, fence=1, read_epoch=1) for h in seen.holders),
     )
     facts = gather(seen)
@@ -244,6 +244,6 @@ def test_nothing_of_the_older_job_is_ever_dropped_copied_or_uploaded() -> None:
 
 
 def test_members_are_told_where_the_parent_lies_as_long_as_it_is_the_older_jobs() -> None:
-    for parent, told in ((Checkpoint(-3, 60), OLDER), (Checkpoint(1, 70), None)):
+    for parent, older in ((Checkpoint(-3, 60), OLDER), (Checkpoint(1, 70), None)):
         status = replace(STATUS, world=replace(COMMITTED, parent=parent), origin=Checkpoint(-3, 60), older_job=OLDER)
-        assert [w.older_job for w in words(talking(), A, status) if isinstance(w, Assign)] == [told]
+        assert [w.older_job for w in words(talking(), A, status) if isinstance(w, Assign)] == [older]

@@ -13,6 +13,7 @@ from support.builders import (
     job,
     running,
     session,
+    told,
     with_holder,
     with_node,
     with_session,
@@ -55,7 +56,7 @@ def bound(seen: Observed, held: bool = True, copies: int = 2) -> Observed:
     if not held:
         return seen
     there = {"step": GOAL.step, "held": GOAL.step, "saved": GOAL, "copies": copies}
-    return replace(seen, sessions=tuple(replace(s, **there) for s in seen.sessions))
+    return replace(seen, sessions=tuple(told(s, **there) for s in seen.sessions))
 
 
 @pytest.mark.parametrize("notice", sorted(NOTICES))
@@ -98,7 +99,7 @@ def test_of_a_thousand_that_leave_a_few_are_named() -> None:
 
 def test_before_the_first_step_there_is_nothing_to_halt_for() -> None:
     seen = running(least=None)
-    fresh = tuple(replace(s, step=0, step_at_seconds=None, saved=None) for s in seen.sessions)
+    fresh = tuple(told(s, step=0, step_at_seconds=None, saved=None) for s in seen.sessions)
     seen = NOTICES["deleted"](replace(seen, sessions=fresh), 1)
     made = plan(seen)
     assert made.status.world is not None
@@ -113,7 +114,7 @@ def test_a_notice_shorter_than_two_steps_is_met_at_the_end_of_the_step_under_way
     pace: float | None, since: float, ahead: int
 ) -> None:
     seen = NOTICES["deleted"](running(least=None), 1)
-    sessions = tuple(replace(s, step_seconds=pace, step_at_seconds=NOW - since) for s in seen.sessions)
+    sessions = tuple(told(s, step_seconds=pace, step_at_seconds=NOW - since) for s in seen.sessions)
     (asked,) = actions(replace(seen, sessions=sessions), ProposeHold)
     assert asked.step == 42 + ahead
 
@@ -230,7 +231,7 @@ def drained(
     seen = running(least=least, checkpoint=policy)
     seen = replace(seen, hold=HoldSeen(1, 40, "Bound", NOW - 1))
     at = {"step": 40, "held": 40, "saved": Checkpoint(1, 40), "copies": copies}
-    seen = replace(seen, sessions=tuple(replace(s, **at) for s in seen.sessions))
+    seen = replace(seen, sessions=tuple(told(s, **at) for s in seen.sessions))
     for name in nodes:
         seen = with_node(with_worker(seen, int(name[1:]), deleting=True), name, schedulable=False)
     return seen
@@ -326,7 +327,7 @@ def test_a_drained_node_costs_no_step_and_the_job_is_whole_once_it_is_back(
     drained: tuple[str, ...], least: int | None, nodes: int
 ) -> None:
     world = begun(least, nodes)
-    before = max(s.step for s in world.observe().sessions)
+    before = max(s.progress.step for s in world.observe().sessions)
     for name in drained:
         world.drain(name)
         world.run(0.3)

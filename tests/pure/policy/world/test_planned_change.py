@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.builders import BEGAN, job, running, session, worker
+from support.builders import BEGAN, job, running, session, told, worker
 from surefoot_operator.observed import HoldSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import ProposeHold
 from surefoot_operator.policy.plan import plan
@@ -28,7 +28,7 @@ def at(seen: Observed, now: float, hold: HoldSeen | None, step: int | None = Non
     """Later, everybody heard; `step`: it was just made, else all stand as they stood."""
     sessions = tuple(replace(s, heard_seconds=now) for s in seen.sessions)
     if step is not None:
-        sessions = tuple(replace(s, step=step, step_at_seconds=now) if s.epoch else s for s in sessions)
+        sessions = tuple(told(s, step=step, step_at_seconds=now) if s.epoch else s for s in sessions)
     return replace(seen, now=now, hold=hold, sessions=sessions)
 
 

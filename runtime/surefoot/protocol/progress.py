@@ -1,0 +1,77 @@
+"""What a rank tells of its training in one epoch: one value from the trainer to what the operator plans from. Pure.
+
+A field of it is written by whoever knows it, merged over a worker's ranks here, and read by whoever decides; everything
+between passes the value on whole. A reset is `Progress()`: a field that a reset forgets would tell of an older world.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from surefoot.protocol.codec import since
+from surefoot.protocol.settled import NOTHING_SETTLED, Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Of one rank, or of all ranks of a worker. None: nothing was told yet."""
+
+    step: int = 0
+    """Last finished step; of a worker, of all its ranks."""
+    loss: float | None = None
+    step_seconds: float | None = None
+    restored: bool = False
+    level: int = 0
+    """Saving has backed off to every k·2^level steps."""
+    stall_seconds: float | None = None
+    """How long the last save held the training up."""
+    restored_from: str | None = None
+    """A word of `protocol.sources`; None before."""
+    save_bytes: int = since(2, 0)
+    """What one save takes; 0: not known yet."""
+    unstaged: str = since(2, "")
+    """Why a rank has no memory to stage saves in; empty: each has."""
+    settled: Settled = since(2, NOTHING_SETTLED)  # noqa: RUF009  it makes a field, and its default is frozen
+    """Which saves are not there, and never will be."""
+    ended: tuple[int, ...] = since(2, ())
+    """Ranks that ended with code 0, said before anybody can be hurt by it."""
+    loss_is_finite: bool | None = since(3, None)
+    """Whether the losses of the last step that told any are numbers, on every rank."""
+
+    def after(self, before: Progress) -> Progress:
+        """This, told later than `before` in the same epoch: steps and restores are not taken back, a loss is not forgotten."""
+        finite = self.loss_is_finite
+        if finite is None and self.loss is not None:
+            finite = math.isfinite(self.loss)  # versions before 3 told the loss alone
+        kept: dict[str, Any] = {
+            "step": max(self.step, before.step),
+            "restored": self.restored or before.restored,
+            "restored_from": self.restored_from or before.restored_from,
+            "step_seconds": before.step_seconds if self.step_seconds is None else self.step_seconds,
+            "loss": before.loss if self.loss is None else self.loss,
+            "loss_is_finite": before.loss_is_finite if finite is None else finite,
+        }
+        if all(getattr(self, name) == value for name, value in kept.items()):
+            return self  # nearly always
+        return replace(self, **kept)
+
+
+NOTHING_TOLD = Progress()
+"""Of an epoch that has just begun."""
+
+
+def of_worker(ranks: Sequence[Progress]) -> Progress:
+    """What the ranks of one worker have in common: they step together, and the first one speaks for their times."""
+    if not ranks:
+        return NOTHING_TOLD
+    told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
+    return replace(
+        ranks[0],
+        step=min(rank.step for rank in ranks),
+        level=max(rank.level for rank in ranks),
+        settled=min((rank.settled for rank in ranks), key=lambda settled: settled.upto),
+        loss_is_finite=all(told) if told else None,
+    )
