@@ -114,7 +114,7 @@ async def test_a_job_that_runs_goes_on_as_it_was_asked_for_before_a_wrong_edit(o
     assert found["status"] == "True"
     assert operator.status["observedGeneration"] == 1
     (told,) = operator.told("JobRefused")
-    assert "goes on as it was asked for before" in told
+    assert "continues with its former spec" in told
     operator.edit(failurePolicy={"maxRestarts": 3})
     await operator.once()
     assert condition(operator, "SpecRefused") is None
