@@ -1,4 +1,4 @@
-"""`python -m surefoot.tools.check_data PATH...`: what a source has, whether its shards open anywhere, and who can read it.
+"""`python -m surefoot.tools.check_data PATH...`: what a source has, and who can read it.
 
 Started by `surefoot data check`. Prints sentences; ends with 0 where the source is elastic, 1 where it is not.
 """

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.lives import assign, live, running, sent, step
 from surefoot.agent import events as on
 from surefoot.agent.coordinator.leaderless import epoch_in_charge
-from surefoot.agent.events import Event
 from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.ipc.trainer_messages import HoldAt
@@ -82,7 +81,7 @@ def test_a_newer_assignment_stops_first_and_starts_then() -> None:
 
 
 @pytest.mark.parametrize("event", [on.StopAsked(1), on.StopAsked(0), on.Assigned(assign(0)), on.StoreUp(0, "old:1")])
-def test_an_older_word_changes_nothing(event: Event) -> None:
+def test_an_older_word_changes_nothing(event: on.Event) -> None:
     life = running()
     after, said = live(event, life=life)
     assert after == life
@@ -252,7 +251,7 @@ def test_a_rank_that_ended_well_is_told_of_at_once() -> None:
     [on.HoldReached(1, 0, 2), on.TrainerClosed(1, 0), on.TrainerExited(1, 0, 0)],
     ids=["held", "closed", "done"],
 )
-def test_whoever_waits_or_is_done_does_not_hang(event: Event) -> None:
+def test_whoever_waits_or_is_done_does_not_hang(event: on.Event) -> None:
     life = replace(running(), step_timeout_seconds=10.0)
     _, said = live(step(1, 0, 1), step(1, 1, 1), event, on.Ticked(1000.0), life=life)
     assert not any(isinstance(c, on.KillTrainers) for c in said)
@@ -386,7 +385,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(events: list[Event]) -> None:
+def test_in_every_life_trainers_start_once_an_epoch_and_never_beside_older_ones(events: list[on.Event]) -> None:
     life, started, alive, exits = AgentState(), [], set(), 0
     stopped = 0
     for event in events:
