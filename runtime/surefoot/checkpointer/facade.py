@@ -22,6 +22,7 @@ from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
+from surefoot.checkpointer.loss_check import LossCheck
 from surefoot.checkpointer.named_objects import Stateful, stateful_objects
 from surefoot.checkpointer.saving import Saver, described, reason_of
 from surefoot.checkpointer.state_guard import StateGuard
@@ -105,8 +106,7 @@ class Checkpointer:
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
-        self._finite = True
-        """Whether the last loss was a number."""
+        self._losses = LossCheck(self._link)
         self._stepped = False
         self._restored = False
         self._closed = False
@@ -166,7 +166,7 @@ class Checkpointer:
             self._program.prove()
             self._prepare()
         told = _plain(loss)
-        self._tell_of(told)
+        self._program.suspect = not self._losses.check(self._step, told)
         held = self._link.held_at(self._step)
         skipped = False
         level = max(self._backoff.level, self._link.level())
@@ -361,18 +361,6 @@ class Checkpointer:
         )
         self._link.stepped(Stepped(progress, self._guard.consumed, skipped))
         self._since = now
-
-    def _tell_of(self, loss: float | None) -> None:
-        """Counts each loss that is no number any more, and says it once: what is saved from there on is of no use."""
-        finite = loss is None or math.isfinite(loss)
-        self._program.suspect = not finite
-        if not finite:
-            metrics.losses_not_finite.inc()
-        if self._finite and not finite and self._link.attached.rank == 0:
-            text = f"the loss of step {self._step} is {loss}: checkpoints from here on hold what led to it"
-            _log.warning("%s", text)
-            self._link.say("LossNotFinite", text)
-        self._finite = finite
 
     def _end(self, flush_seconds: float) -> None:
         if self._disowned:

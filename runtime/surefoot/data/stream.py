@@ -16,6 +16,7 @@ from surefoot.data.lanes import LaneCursor
 from surefoot.data.loader import Batch, default_collate_function, place_of_process
 from surefoot.data.order import sample_seed
 from surefoot.data.source import DataError, DataSource, changed_shard, checks_of, identity_of
+from surefoot.data.stream_arguments import as_sources, check_numbers, checked_weights, stream_shape
 from surefoot.data.stream_reading import Read, Recipe, read_here
 from surefoot.data.stream_state import (
     StreamShape,
@@ -68,8 +69,8 @@ class ElasticStream:
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
-        self._sources = _as_sources(sources)
-        self._weights = _checked_weights(weights, len(self._sources))
+        self._sources = as_sources(sources)
+        self._weights = checked_weights(weights, len(self._sources))
         found = place_of_process()
         self.rank = found[0] if rank is None else rank
         self.world = found[1] if world is None else world
@@ -81,8 +82,8 @@ class ElasticStream:
         self._identities = [identity_of(shards) for shards in self._shards]
         self._checked: list[str] | None = None
         self._lengths = [tuple(shard.samples for shard in shards) for shards in self._shards]
-        self.shape = self._shape(global_batch, batch_size, lanes, stripes or max(1, workers))
-        self._check_numbers(window, pack, skip_bad, workers)
+        self.shape = stream_shape(self.world, global_batch, batch_size, lanes, stripes or max(1, workers))
+        check_numbers(self.shape, window, pack, skip_bad, workers)
         self._left: list[Left] = [{} for _ in self._sources]
         self._pack, self._skip_bad = pack, skip_bad
         self._prepare = None if transform is None else _Transform(transform)
@@ -310,33 +311,6 @@ class ElasticStream:
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 
-    def _shape(self, global_batch: int | None, batch_size: int | None, lanes: int | None, stripes: int) -> StreamShape:
-        if (global_batch is None) == (batch_size is None):
-            raise ConfigurationError(
-                "give ElasticStream either global_batch= (samples a step, at any world size: the order depends on the seed"
-                " alone) or batch_size= (samples a step and rank: the order depends on the worlds too)"
-            )
-        if global_batch is None:
-            assert batch_size is not None  # one of them is given
-            if lanes is not None or batch_size < 1:
-                raise ConfigurationError(
-                    f"batch_size={batch_size}, lanes={lanes}: at least 1, and lanes go with global_batch"
-                )
-            return StreamShape(self.world, batch_size, stripes)
-        slots = global_batch if lanes is None else lanes
-        if global_batch < 1 or slots < 1 or global_batch % slots:
-            raise ConfigurationError(f"global_batch={global_batch} in lanes={slots}: it must be a multiple of them")
-        return StreamShape(slots, global_batch // slots, stripes)
-
-    def _check_numbers(self, window: int, pack: int | None, skip_bad: int, workers: int) -> None:
-        if window < 1 or (pack is not None and pack < 1) or skip_bad < 0 or self.shape.stripes < 1:
-            raise ConfigurationError(f"window={window}, pack={pack}, skip_bad={skip_bad}: 1, 1 and 0 are the least")
-        if workers and self.shape.stripes % workers:
-            raise ConfigurationError(
-                f"stripes={self.shape.stripes} cannot be shared out among workers={workers}: give a multiple of them."
-                " Stripes are part of the order and stay as they are; workers may be any divisor of them"
-            )
-
     def _check_shards(self) -> None:
         lanes = self.shape.lanes
         for source, shards, lengths in zip(self._sources, self._shards, self._lengths, strict=True):
@@ -394,17 +368,3 @@ def _stacked(rows: list[Any]) -> Any:
     import torch
 
     return torch.from_numpy(np.stack(rows))
-
-
-def _as_sources(given: Any) -> list[DataSource]:
-    found = list(given) if isinstance(given, list | tuple) else [given]
-    if not found:
-        raise ConfigurationError("ElasticStream was given no source")
-    return found
-
-
-def _checked_weights(weights: Sequence[float] | None, sources: int) -> list[float]:
-    found = [1.0] * sources if weights is None else [float(weight) for weight in weights]
-    if len(found) != sources or min(found) <= 0:
-        raise ConfigurationError(f"weights={found} of {sources} sources: one for each, above 0")
-    return found

@@ -1,0 +1,34 @@
+"""Tells of losses that are no number any more: what is saved from there on is of no use.
+
+Used by `facade`. A run whose loss is NaN goes on for days, and its checkpoints push out the last good one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from surefoot import metrics
+from surefoot.ipc.backend import SaveBackend
+
+_log = logging.getLogger(__name__)
+
+
+class LossCheck:
+    """Counts each loss that is no number, and says the first of a row once, on rank 0."""
+
+    def __init__(self, backend: SaveBackend) -> None:
+        self._backend = backend
+        self._finite = True
+
+    def check(self, step: int, loss: float | None) -> bool:
+        """Whether the loss is a number, or there is none."""
+        finite = loss is None or math.isfinite(loss)
+        if not finite:
+            metrics.losses_not_finite.inc()
+        if self._finite and not finite and self._backend.attached.rank == 0:
+            text = f"the loss of step {step} is {loss}: checkpoints from here on hold what led to it"
+            _log.warning("%s", text)
+            self._backend.say("LossNotFinite", text)
+        self._finite = finite
+        return finite
