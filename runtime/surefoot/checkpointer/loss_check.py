@@ -1,4 +1,4 @@
-"""Tells of losses that are no number any more: what is saved from there on is of no use.
+"""Tells of losses that are no number any more.
 
 Used by `facade`. A run whose loss is NaN goes on for days, and its checkpoints push out the last good one.
 """
