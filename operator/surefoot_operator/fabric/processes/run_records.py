@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from surefoot.protocol.strict import Misfit, read
-from surefoot_operator.errors import InvariantBroken
 
 T = TypeVar("T")
 
@@ -94,10 +93,8 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
-    """The inverse of `to_json`. Raises InvariantBroken that names the field and what stands there."""
+    """The inverse of `to_json`. Raises ValueError, as for a file that is no JSON; names the field and what stands there."""
     try:
         return read(cls, dict(body))
     except Misfit as misfit:
-        raise InvariantBroken(
-            f"{cls.__name__}{misfit.path} {misfit.why}: a file of the run folder is damaged"
-        ) from misfit
+        raise ValueError(f"{cls.__name__}{misfit.path} {misfit.why}: a file of the run folder is damaged") from misfit
