@@ -214,12 +214,12 @@ async def test_a_planned_change_holds_every_rank_at_one_step(crew: Crew) -> None
     await coordinator.say(0, Hold(epoch, 1, "cancel"))
     beat = coordinator.last(0, Heartbeat)
     assert beat is not None
-    ahead = beat.step + 100
+    ahead = beat.progress.step + 100
     await coordinator.say(0, Hold(epoch, ahead, "propose"))
     assert (await coordinator.until(0, HoldAnswer, lambda m: (m.epoch, m.step) == (epoch, ahead))).accepted
     await coordinator.say(0, Hold(epoch, ahead, "bind"))
     assert (await coordinator.until(0, Held, lambda m: m.epoch == epoch)).step == ahead
-    await coordinator.until(0, Heartbeat, lambda b: (b.epoch, b.step) == (epoch, ahead))
+    await coordinator.until(0, Heartbeat, lambda b: (b.epoch, b.progress.step) == (epoch, ahead))
     await coordinator.say(0, Hold(epoch, 0, "cancel"))
     await coordinator.stepping(epoch, 0, beyond=ahead)
 

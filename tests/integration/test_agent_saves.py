@@ -135,7 +135,7 @@ async def test_saves_of_dead_trainers_are_drained_and_their_memory_is_used_again
         done = Checkpoint(2, 12)
         # the slot is freed after the last copy is told, and the step is told after the save was handed over
         await coordinator.until(
-            0, Heartbeat, lambda b: b.saved == done and b.copies == 2 and b.pending == () and b.step == 12
+            0, Heartbeat, lambda b: b.saved == done and b.copies == 2 and b.pending == () and b.progress.step == 12
         )
         for endpoint in holders:
             assert RankSave(2, 12, 0) in saves_on(endpoint)
@@ -159,7 +159,7 @@ async def test_a_world_that_was_overtaken_is_refused_and_its_slots_are_freed(
         assert (await coordinator.until(0, Finished)).exit_code == 0
         assert "drained" in agent.log(1, 0), "a refusal frees the slot: the training goes on"
         assert all(saves_on(endpoint) == set() for endpoint in holders)
-        beat = await coordinator.until(0, Heartbeat, lambda b: b.pending == () and b.step == 11)
+        beat = await coordinator.until(0, Heartbeat, lambda b: b.pending == () and b.progress.step == 11)
         assert beat.saved is None
     finally:
         await end(agent)

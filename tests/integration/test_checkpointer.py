@@ -47,7 +47,7 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
             weights[checkpointer._step] = model[0].weight.detach().clone()
     assert [message.step for message, _, _ in link.saves] == [2, 4, 5]
     assert link.closed == 5
-    assert [s.step for s in link.steps] == [1, 2, 3, 4, 5]
+    assert [s.progress.step for s in link.steps] == [1, 2, 3, 4, 5]
     layout = Layout.from_json(link.saves[0][0].layout_json or "")
     tensor = next(t for t in layout.tensors if t.name == "model/1.weight")
     assert tensor.pieces
@@ -57,7 +57,9 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
         assert len(stream) == layout.stream_bytes >= bias.stream_offset
     assert [message.layout_json is not None for message, _, _ in link.saves] == [True, False, False]
     assert link.late == []
-    assert [s.settled for s in link.steps if s.step % 2] == [0, 2, 4], "each save had ended before the next step did"
+    assert [s.progress.settled for s in link.steps if s.step % 2] == [0, 2, 4], (
+        "each save had ended before the next step did"
+    )
 
 
 def test_a_held_step_is_saved_before_it_is_waited_at() -> None:
@@ -76,9 +78,9 @@ def test_full_slots_skip_the_save_and_save_less_often() -> None:
     checkpointer.restore()
     train(checkpointer, model, optimizer, 6)
     assert [message.step for message, _, _ in link.saves] == [2, 4]
-    assert [s.step for s in link.steps if s.skipped] == [6]
+    assert [s.progress.step for s in link.steps if s.skipped] == [6]
     train(checkpointer, model, optimizer, 4)
-    assert [s.step for s in link.steps if s.skipped] == [6, 8]
+    assert [s.progress.step for s in link.steps if s.skipped] == [6, 8]
     assert link.steps[-1].level == 2
     link.busy.clear()
     link.draining = False
@@ -103,7 +105,7 @@ def test_no_staging_memory_does_not_stop_the_training() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
         assert not checkpointer.save_now()
-    assert [s.settled for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
+    assert [s.progress.settled for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
     assert {reason for reason, _ in link.said} == {"SaveFailed"}
 
 
@@ -216,7 +218,7 @@ def test_the_stall_of_a_save_is_reported_with_the_step_behind_it() -> None:
     with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
-    assert [s.stall_seconds is not None for s in link.steps] == [False, False, True, False]
+    assert [s.progress.stall_seconds is not None for s in link.steps] == [False, False, True, False]
 
 
 def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
@@ -226,7 +228,7 @@ def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
         checkpointer.restore()
         for loss in (1.0, float("nan"), torch.tensor(float("inf")), 2.0, float("-inf")):
             checkpointer.step(loss)
-    assert [str(s.loss) for s in link.steps] == ["1.0", "nan", "inf", "2.0", "-inf"]
+    assert [str(s.progress.loss) for s in link.steps] == ["1.0", "nan", "inf", "2.0", "-inf"]
     assert [text.partition(":")[0] for reason, text in link.said if reason == "LossNotFinite"] == [
         "the loss of step 2 is nan",
         "the loss of step 5 is -inf",

@@ -26,6 +26,7 @@ from surefoot.protocol.messages import (
     Welcome,
 )
 from surefoot.protocol.progress import Progress
+from surefoot.protocol.wire import VERSION
 from surefoot_operator.api.status import JobStatus, Member, World
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer, Authenticator, tokens
@@ -230,7 +231,7 @@ async def test_an_agent_that_does_not_take_its_messages_is_cut_and_others_are_no
         connection = deaf._response.connection
         assert connection is not None
         assert connection.transport is not None
-        await deaf.send_str('{"v":1,"type":"Hello",' + json.dumps(_plain(hello(0)))[1:])
+        await deaf.send_str(f'{{"v":{VERSION},"type":"Hello",' + json.dumps(_plain(hello(0)))[1:])
         await until(lambda: bool(seen(stand.channel.sessions)), "the deaf one is connected")
         connection.transport.pause_reading()
         async with FakeAgent(stand.server.url, hello(1)) as other:

@@ -132,5 +132,5 @@ async def test_later_messages_are_limited_by_their_kind(
         await agent.say(message)
         await agent.say_text("no JSON")  # ends the line, if it stands till then
         await agent.ended()
-    await until(lambda: "is closed" in caplog.text, "the line is closed with a sentence")
+    await until(lambda: "closing the connection" in caplog.text, "the line is closed with a sentence")
     assert ("is so long" in caplog.text) == (not taken)

@@ -15,6 +15,7 @@ from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
 from surefoot.agent.state_machine import AgentState, LocalRank
 from surefoot.ipc.metric_deltas import MetricSums
+from surefoot.protocol.progress import Progress
 from surefoot.settings import AgentSettings, JobSettings
 
 
@@ -22,7 +23,9 @@ from surefoot.settings import AgentSettings, JobSettings
 class Shown:
     state: AgentState = field(
         default_factory=lambda: AgentState(
-            started=3, claimed=3, ranks=(LocalRank(0, 0, step=7), LocalRank(1, 1, step=6))
+            started=3,
+            claimed=3,
+            ranks=(LocalRank(0, 0, progress=Progress(step=7)), LocalRank(1, 1, progress=Progress(step=6))),
         )
     )
     tracker: SaveTracker = field(default_factory=SaveTracker)

@@ -180,7 +180,7 @@ async def test_a_frozen_node_is_given_up_and_what_it_does_after_its_thaw_counts_
 def again_seen(operator: LocalOperator) -> list[int]:
     """The steps that this operator knows of."""
     assert operator.reconciler is not None
-    return [s.step for s in seen(operator.reconciler._dependencies.channel.sessions) if s.connected]
+    return [s.progress.step for s in seen(operator.reconciler._dependencies.channel.sessions) if s.connected]
 
 
 class Stale(ProcessesFabric):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
 _CHUNK = 4096
+_FEW = 16
+"""Positions that are sooner drawn one by one than with numpy."""
 
 
 def share(global_batch: int, world: int, rank: int) -> tuple[int, int]:
@@ -57,7 +59,10 @@ def samples_at(seed: int, size: int, first: int, count: int) -> list[int]:
     while count:
         turn, place = divmod(first, size)
         some = min(count, size - place)
-        found += _block(seed, size, turn, place, some)
+        if some < _FEW:
+            found += [sample_at(seed, size, position) for position in range(first, first + some)]
+        else:
+            found += _block(seed, size, turn, place, some)
         first, count = first + some, count - some
     return found
 
@@ -154,6 +159,7 @@ class ElasticSampler:
         if not (first <= positions.start and positions.stop <= first + len(samples)):
             # a share of each of the next steps lies in it, and what is between belongs to other ranks
             first = positions.start
-            samples = samples_at(self.seed, self.size, first, max(len(positions), _CHUNK))
+            ahead = min(_CHUNK, self.size, 2 * len(samples))  # doubled: whoever asks once does not pay for thousands
+            samples = samples_at(self.seed, self.size, first, max(len(positions), ahead))
             self._chunk = first, samples
         return tuple(samples[positions.start - first : positions.stop - first])
