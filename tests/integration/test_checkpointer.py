@@ -57,7 +57,7 @@ def test_due_steps_are_staged_with_the_state_of_that_step() -> None:
         assert len(stream) == layout.stream_bytes >= bias.stream_offset
     assert [message.layout_json is not None for message, _, _ in link.saves] == [True, False, False]
     assert link.late == []
-    assert [s.progress.settled for s in link.steps if s.step % 2] == [0, 2, 4], (
+    assert [s.progress.settled.upto for s in link.steps if s.progress.step % 2] == [0, 2, 4], (
         "each save had ended before the next step did"
     )
 
@@ -81,7 +81,7 @@ def test_full_slots_skip_the_save_and_save_less_often() -> None:
     assert [s.progress.step for s in link.steps if s.skipped] == [6]
     train(checkpointer, model, optimizer, 4)
     assert [s.progress.step for s in link.steps if s.skipped] == [6, 8]
-    assert link.steps[-1].level == 2
+    assert link.steps[-1].progress.level == 2
     link.busy.clear()
     link.draining = False
     train(checkpointer, model, optimizer, 6)
@@ -105,7 +105,7 @@ def test_no_staging_memory_does_not_stop_the_training() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
         assert not checkpointer.save_now()
-    assert [s.progress.settled for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
+    assert [s.progress.settled.upto for s in link.steps] == [0, 1, 2, 3], "no save can come of steps that are past"
     assert {reason for reason, _ in link.said} == {"SaveFailed"}
 
 
