@@ -88,6 +88,7 @@ _DIGESTS = {
         "2e13b1ad420d5757bd291194a9a95483e399d7f6",
     },
 }
+_DIGESTS[3] = _DIGESTS[2]
 """What agents of each version of the protocol call: commit, drop, mark, read."""
 
 

@@ -133,7 +133,7 @@ def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() ->
     seen = replace(seen, job=replace(seen.job, name="figured"))
     budgeted = replace(
         seen,
-        sessions=tuple(replace(s, save_bytes=25_600) for s in seen.sessions),
+        sessions=tuple(replace(s, progress=replace(s.progress, save_bytes=25_600)) for s in seen.sessions),
         holders=tuple(replace(h, limit_bytes=10**6, used_bytes=0) for h in seen.holders),
     )
     try:
