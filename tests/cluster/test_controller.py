@@ -206,7 +206,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     for name in operators:
         stand_in(api, engine, name)
     first = operators["a"].start()
-    first.says("leading 0 jobs")
+    first.says("leading, with 0 jobs")
     assert wait(lambda: leaders(api) == {"a"}, SECONDS)
     second = operators["b"].start()
     second.says("standing by: a-")
@@ -221,7 +221,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     second.says("leads: the last leader gave the lease back")
     assert wait(lambda: leaders(api) == {"b"}, SECONDS)
     # both made, or found, the same secrets
-    made = re.findall(r"secret (\S+) was made", first.text() + second.text())
+    made = re.findall(r"created secret (\S+)", first.text() + second.text())
     assert sorted(made) == sorted(set(made))
     assert len(made) == 3
 
@@ -232,7 +232,7 @@ def test_a_frozen_leader_is_followed_and_ends_when_it_thaws(
     for name in operators:
         stand_in(api, engine, name)
     first = operators["a"].start()
-    first.says("leading 0 jobs")
+    first.says("leading, with 0 jobs")
     assert wait(lambda: leaders(api) == {"a"}, SECONDS)
     second = operators["b"].start()
     second.says("standing by: a-")
@@ -282,7 +282,7 @@ async def answer(operator: Operator, authority: str, job: str, attempt: int, tok
 
 def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operators: dict[str, Operator]) -> None:
     leader = operators["a"].start()
-    leader.says("leading 0 jobs")
+    leader.says("leading, with 0 jobs")
     uid = api.call("POST", JOBS, document(engine, "mine"))["metadata"]["uid"]
     # its agent speaks TLS with the authority it was given, and shows the token that its kubelet gave it
     assert wait(lambda: _connected(leader) == 1, SECONDS), leader.text()
@@ -333,7 +333,7 @@ def test_jobs_come_and_go_and_another_managers_is_left_alone(
     assert wait(lambda: status(api, "late").get("phase") == "Suspended", SECONDS)
     assert wait(lambda: len(workers(api)) == 1, SECONDS)
     api.call("DELETE", f"{JOBS}/early")
-    assert wait(lambda: re.search(r"job surefoot-controller/early \(\S+\) is gone", leader.text()), SECONDS)
+    assert wait(lambda: re.search(r"job surefoot-controller/early \(\S+\): the job is gone", leader.text()), SECONDS)
     assert wait(lambda: not workers(api), SECONDS)
     assert status(api, "theirs") == {}
     assert "theirs" not in leader.text()
@@ -354,7 +354,7 @@ def test_an_operator_that_is_killed_takes_its_jobs_up_where_they_are(
     # a process killed without its lease must wait for that lease's end: on a desk nobody knows whether it lives
     again = Operator("a", engine, leader.folder, leader.port).start()
     operators["a"] = again
-    assert wait(lambda: again.text().count("leading 1 jobs") == 1, SECONDS), again.text()
+    assert wait(lambda: again.text().count("leading, with 1 jobs") == 1, SECONDS), again.text()
     assert wait(lambda: _connected(again) == 1, SECONDS), again.text()
     assert wait(lambda: status(api, "goes-on").get("serial", 0) >= before["serial"], SECONDS)
     after = status(api, "goes-on")
