@@ -12,6 +12,8 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
+from support.cache_folder import user_cache
+
 VERSION = "2.6.0"
 URL = "https://deb.debian.org/debian/pool/main/p/pytorch/pytorch_2.6.0+dfsg.orig.tar.xz"
 SHA256 = "099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff"
@@ -26,7 +28,7 @@ class NoSource(Exception):
 
 def cached() -> Path:
     """The folder of the tests, brought into the user's cache once."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surefoot" / f"pytorch-{VERSION}-tests"
+    cache = user_cache() / f"pytorch-{VERSION}-tests"
     if not (cache / "complete").exists():
         cache.mkdir(parents=True, exist_ok=True)
         _unpack(_downloaded(cache.with_suffix(".tar.xz")), cache)

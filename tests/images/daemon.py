@@ -20,6 +20,7 @@ from typing import IO
 from images import debian, plan, runtime
 from images.docker import Docker
 from images.errors import ImagesError
+from support.cache_folder import user_cache
 
 START_SECONDS = 60.0
 END_SECONDS = 30.0
@@ -28,7 +29,8 @@ POLL_SECONDS = 0.1
 
 def cache_folder() -> Path:
     """Where our own docker keeps what it needs and what it built."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surefoot" / "images"
+    cache: Path = user_cache()
+    return cache / "images"
 
 
 @contextmanager

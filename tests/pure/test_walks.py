@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def walks() -> dict[str, list[tuple[str, str]]]:
     return {text.partition("\n")[0]: [(m["path"], m["name"]) for m in ROW.finditer(text)] for text in titles}
 
 
+@cache
 def defined(path: Path) -> set[str]:
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

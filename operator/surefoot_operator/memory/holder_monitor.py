@@ -240,6 +240,5 @@ def start_monitor(
     changed: Changed,
 ) -> HolderMonitor:
     """A monitor with connections of its own; begins at once. Needs a running event loop."""
-    probe = HolderProbe(place, job, account, settings.call_seconds)
-    probe.closed_seconds = settings.closed_seconds
+    probe = HolderProbe(place, job, account, settings)
     return HolderMonitor(place, probe, pool, settings, clock, changed)

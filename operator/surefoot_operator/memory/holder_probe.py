@@ -22,6 +22,7 @@ from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
 from surefoot_operator.memory.quota import Terms, closed_seconds, is_worth_measuring, overdraft
+from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ class ProbeResult:
 class HolderProbe:
     """The operator's connections to one place, for one job. One thread at a time."""
 
-    def __init__(self, place: HolderPlace, job: str, account: Credentials, call_seconds: float) -> None:
-        self._place, self._job, self._account, self._call_seconds = place, job, account, call_seconds
-        self._admin = HolderAdmin(place.host, place.port, place.admin_password, call_seconds, place.tls_ca)
+    def __init__(self, place: HolderPlace, job: str, account: Credentials, settings: MemorySettings) -> None:
+        self._place, self._job, self._account = place, job, account
+        self._call_seconds, self._closed_bounds = settings.call_seconds, settings.closed_seconds
+        self._admin = HolderAdmin(place.host, place.port, place.admin_password, settings.call_seconds, place.tls_ca)
         self._client: HolderClient | None = None
         self._renewed: HolderPlace | None = None
         self._fence = -1
@@ -66,8 +68,6 @@ class HolderProbe:
         self._told: set[str] = set()
         self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
         self._closings = 0
-        self.closed_seconds = (10.0, 600.0)
-        """For how long an account is closed at least, at first and at most."""
         self.size_limit_bytes: int | None = None
         """`checkpoint.memory.sizeLimit`."""
         self.settling = False
@@ -128,7 +128,7 @@ class HolderProbe:
         if why and not self._closed:
             gone = holding.close(self._account)
             self._closings += 1
-            self._closed_until = now + closed_seconds(self._closings, self.closed_seconds)
+            self._closed_until = now + closed_seconds(self._closings, self._closed_bounds)
             metrics.holder_accounts_closed.inc()
             log.warning(
                 "%s: job %s may not write any more: %s; %d keys were removed", self._place.node, self._job, why, gone

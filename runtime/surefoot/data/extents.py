@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from surefoot.data.order import sample_at, share
+from surefoot.data.order import samples_at, share
 
 
 class Extent(NamedTuple):
@@ -53,7 +53,7 @@ Left = Mapping[int, Sequence[Extent]]
 def _turn_order(seed: int, shards: int, turn: int, shuffled: bool) -> tuple[int, ...]:
     if not shuffled:
         return tuple(range(shards))
-    return tuple(sample_at(seed, shards, turn * shards + place) for place in range(shards))
+    return tuple(samples_at(seed, shards, turn * shards, shards))
 
 
 @lru_cache(maxsize=8)

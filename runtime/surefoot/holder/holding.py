@@ -32,7 +32,7 @@ class JobHolding:
         """What all its keys take, whatever they are: lengths of strings, and what Redis says of anything else."""
         doing = f"measuring job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):
-            return sum(self._bytes_of(batch) for batch in self._batches())
+            return sum(self._bytes_of(batch) for batch in key_batches(self._wire, keys.of_job(self._job)))
 
     def accounts(self) -> int:
         """How many jobs have an account on this server."""
@@ -52,7 +52,7 @@ class JobHolding:
             # nothing is committed any more, so what has no entry now never gets one
             needed = self._needed()
             gone = 0
-            for batch in self._batches():
+            for batch in key_batches(self._wire, keys.of_job(self._job)):
                 left = [name for name in batch if name not in needed]
                 for start in range(0, len(left), _BATCH):
                     gone += int(self._wire.call("UNLINK", *left[start : start + _BATCH]))
@@ -87,17 +87,23 @@ class JobHolding:
                 others.append(name)  # no string
         return total + sum(int(self._wire.call("MEMORY USAGE", name) or 0) for name in others)
 
-    def _batches(self) -> Iterator[list[bytes]]:
-        pattern, cursor = f"{keys.literal(keys.of_job(self._job))}*", 0
-        while True:
-            answer = self._wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
-            asked, cursor = cursor, int(answer[0])
-            if cursor and cursor == asked:
-                raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
-            if answer[1]:
-                yield answer[1]
-            if cursor == 0:
-                return
+
+def key_batches(wire: Wire, prefix: str) -> Iterator[list[bytes]]:
+    """Names of all keys that begin with `prefix`, some at a time.
+
+    Raises:
+        ValueError: the server's scan goes round in place.
+    """
+    pattern, cursor = f"{keys.literal(prefix)}*", 0
+    while True:
+        answer = wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
+        asked, cursor = cursor, int(answer[0])
+        if cursor and cursor == asked:
+            raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
+        if answer[1]:
+            yield answer[1]
+        if cursor == 0:
+            return
 
 
 def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:

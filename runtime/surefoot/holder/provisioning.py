@@ -7,20 +7,17 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
 from surefoot.errors import Fenced, HolderDamaged, TierError
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
-from surefoot.holder.holding import JobHolding
+from surefoot.holder.holding import JobHolding, key_batches
 from surefoot.protocol.identities import RankSave
 
 JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hgetall", "unlink", "evalsha", "ping")
 """All that a job's account may run, in scripts too. Nothing that lists keys: SCAN ignores an account's key patterns."""
-
-_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +90,23 @@ class HolderAdmin:
         with understood(self._where, doing), explained(self._where, doing):
             if user:
                 self._wire.call("ACL DELUSER", user)
-            for batch in self._batches(keys.of_job(job)):
+            for batch in key_batches(self._wire, keys.of_job(job)):
                 self._wire.call("UNLINK", *batch)
 
     def jobs(self) -> frozenset[str]:
         """Uids of all jobs that have keys here."""
         with understood(self._where, "listing jobs"), explained(self._where, "listing jobs"):
             return frozenset(
-                job for batch in self._batches(keys.PREFIX) for job in keys.jobs_of(_name(name) for name in batch)
+                job
+                for batch in key_batches(self._wire, keys.PREFIX)
+                for job in keys.jobs_of(_name(name) for name in batch)
             )
 
     def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
         """Data keys without an index entry, by rank save: of a save under way, or left over by one that died."""
         doing = f"looking for leftovers of job {job}"
         with understood(self._where, doing), explained(self._where, doing):
-            names = [_name(name) for batch in self._batches(keys.of_job(job)) for name in batch]
+            names = [_name(name) for batch in key_batches(self._wire, keys.of_job(job)) for name in batch]
             indexed = {_name(name) for name in self._wire.call("HKEYS", keys.index(job))}
         found: dict[RankSave, tuple[str, ...]] = {}
         for name in sorted(names):
@@ -133,18 +132,6 @@ class HolderAdmin:
         doing = f"reading {section} information"
         with understood(self._where, doing), explained(self._where, doing):
             return self._wire.info(section)
-
-    def _batches(self, prefix: str) -> Iterator[list[bytes]]:
-        pattern, cursor = f"{keys.literal(prefix)}*", 0
-        while True:
-            answer = self._wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
-            asked, cursor = cursor, int(answer[0])
-            if cursor and cursor == asked:
-                raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
-            if answer[1]:
-                yield answer[1]
-            if cursor == 0:
-                return
 
 
 def _rules(job: str, password: str) -> list[str]:

@@ -183,9 +183,10 @@ def _is_named(wanted: str, about: Mapping[str, Any] | None) -> bool:
     """Whether a checkpoint that has the step of `wanted`, if that names one, was saved under such an id."""
     if not wanted:
         return True
+    step = step_of(wanted)
     if about is None:  # a Checkpointer's, which has a step and no id
-        return step_of(wanted) is not None
-    return step_of(wanted) == step_of(about["id"]) if step_of(wanted) is not None else about["id"] == wanted
+        return step is not None
+    return about["id"] == wanted if step is None else step_of(about["id"]) == step
 
 
 def _whole(name: str, tensor: torch.Tensor, what: Saved) -> Entry:
