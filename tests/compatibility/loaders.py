@@ -62,6 +62,25 @@ def _elastic(workers: int = 0, per_step: int = 1, ahead: bool = False, **told: i
     return build
 
 
+def _elastic_sampler(workers: int, **options: Any) -> Callable[[Context], Training]:
+    """Torch's own DataLoader, epoch by epoch; the sampler is what is given to Checkpointer."""
+
+    def build(context: Context) -> Training:
+        from torch.utils.data import DataLoader
+
+        numbers: Any = list(range(SIZE))
+        sampler: Any = surefoot.ElasticSampler(SIZE, GLOBAL_BATCH, seed=3, by_epoch=True, batches_per_step=1)
+        loader: Any = DataLoader(numbers, batch_sampler=sampler, num_workers=workers, **options)
+
+        def batches() -> Iterator[list[int]]:
+            while True:
+                yield from (batch.tolist() for batch in loader)
+
+        return _training(sampler, batches, context.world)
+
+    return build
+
+
 class Stream(torch.utils.data.IterableDataset[int]):
     """Each rank's own, with a state, as shards on the web have."""
 
@@ -258,6 +277,11 @@ CASES = (
     *_cases("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
     *_cases("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
     *_cases("ElasticLoader, three batches a step, told so", _elastic(per_step=3, batches_per_step=3)),
+    *_cases("DataLoader over ElasticSampler", _elastic_sampler(0)),
+    *_cases(
+        "DataLoader over ElasticSampler, two worker processes that persist",
+        _elastic_sampler(2, persistent_workers=True),
+    ),
     *_cases("StatefulDataLoader, a stream a rank", _stateful_stream(0)),
     *_cases("StatefulDataLoader, a stream a rank, two worker processes", _stateful_stream(2)),
     *_cases("StatefulDataLoader with DistributedSampler", _stateful_sampler(0)),

@@ -2,11 +2,11 @@
 
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import ElasticLoader as ElasticLoader
-from surefoot.data.order import ElasticSampler as ElasticSampler
 from surefoot.data.order import sample_at as sample_at
 from surefoot.data.order import sample_generator as sample_generator
 from surefoot.data.order import sample_seed as sample_seed
 from surefoot.data.order import share as share
+from surefoot.data.sampler import ElasticSampler as ElasticSampler
 from surefoot.data.source import BadSample as BadSample
 from surefoot.data.source import DataError as DataError
 from surefoot.data.source import DataShard as DataShard

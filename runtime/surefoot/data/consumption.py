@@ -23,6 +23,8 @@ class Consumption:
         self._by_step = self._by_hand = False
         self._ahead: int | None = None
         """How many batches are fetched ahead of the step that uses them; None: not known before the first step."""
+        self._over = False
+        """The newest iterator has ended: nothing more is fetched ahead, and steps use up what was."""
         self._iterators = 0
         self._takers: set[int] = set()
         self._next = 0
@@ -39,7 +41,7 @@ class Consumption:
 
     def forget(self) -> None:
         """Another state was loaded: what was handed out before belongs to what is past."""
-        self._ahead, self._iterators = None, 0
+        self._ahead, self._iterators, self._over = None, 0, False
         self._takers.clear()
         self._next = self._told = self.consumed = 0
 
@@ -49,8 +51,12 @@ class Consumption:
         What was fetched ahead is handed out again. While nobody knows whether anything was, it goes on behind what was
         handed out: a script that makes an iterator for each batch would else get the same one every time.
         """
+        ended, self._over = self._over, False
         self._iterators += 1
-        if self._by_hand or (self._by_step and self._ahead is None and self._per_step == 1):
+        if ended and self._by_step and not self._by_hand and self._ahead != 0:
+            carried = self._next - self.consumed < (self._per_step or 1)  # gradients that the next epoch's batches join
+            self._next = self._next if carried else self.consumed
+        elif self._by_hand or (self._by_step and self._ahead is None and self._per_step == 1):
             self._next = self.consumed
         else:
             self._next = max(self.consumed, self._next - (self._ahead or 0))
@@ -65,6 +71,10 @@ class Consumption:
         elif self._ahead is None:
             self._takers.add(threading.get_ident())
 
+    def end(self) -> None:
+        """The newest iterator has no more batches."""
+        self._over = True
+
     def commit(self, batches: int) -> None:
         """The next `batches` of those that were handed out have been trained on; from now on nothing else counts."""
         waiting = self._next - self.consumed
@@ -76,11 +86,24 @@ class Consumption:
     def step_ends(self) -> tuple[int, int]:
         """The batches [first, last) of the step that ends here. Raises ConfigurationError where they are uncertain."""
         if self._by_step and not self._by_hand and self._next > self.consumed:
-            if self._ahead is None:
-                self._ahead = self._learned(self._next - self.consumed)
-            self.consumed = max(self.consumed, self._next - self._ahead)
+            if self._over:
+                self._use_up()
+            else:
+                if self._ahead is None:
+                    self._ahead = self._learned(self._next - self.consumed)
+                self.consumed = max(self.consumed, self._next - self._ahead)
         first, self._told = self._told, self.consumed
         return first, self.consumed
+
+    def _use_up(self) -> None:
+        """The iterator has ended, so that steps take what is there. Nothing is learned of how many are fetched ahead."""
+        waiting = self._next - self.consumed
+        if self._ahead is None:
+            if waiting > 1 and self._per_step is None:
+                self._learned(waiting)  # refuses
+            self._iterators = 0
+        used = 0 if self._ahead is None else self._next - self._ahead
+        self.consumed = min(self._next, max(used, self.consumed + (self._per_step or 1)))
 
     def _learned(self, taken: int) -> int:
         """How many of the batches that were taken before the first step it did not use."""

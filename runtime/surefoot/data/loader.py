@@ -6,15 +6,14 @@ it may be restored at any world size.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data.consumption import Consumption
-from surefoot.data.order import ElasticSampler, Share, sample_generator
-from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.data.order import sample_generator, sample_seed
+from surefoot.data.sampler import ElasticSampler, Share
+from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +38,15 @@ class Batch:
 
 
 class ElasticLoader:
-    """Batches of any map-style dataset in the elastic order: `for batch in loader`, endless, from where it stands.
+    """Batches of any map-style dataset in the elastic order: `for batch in loader`, from where it stands.
 
     `transform(sample, generator)` is called with a generator that belongs to the sample's position, so that random
     augmentation too is the same at every world size. `workers` > 0 loads ahead in processes of torch's DataLoader;
-    `pin_memory`, `prefetch_factor` and `worker_init_fn` are its own. Rank and world are those of data parallelism; by
-    default the process group's, else the launcher's environment's.
+    `pin_memory`, `prefetch_factor`, `persistent_workers` and `worker_init_fn` are its own. Rank and world are those of data
+    parallelism; by default the process group's, else the launcher's environment's.
+
+    It is endless, unless `by_epoch` ends each iterator with its pass over the samples: `for epoch in range(loader.epoch,
+    epochs): for batch in loader`. A batch is always whole: the last one of an epoch has the first samples of the next.
 
     Given to a `Checkpointer`, a batch counts as consumed at the `step()` behind it: one batch a step, unless
     `batches_per_step` says otherwise. With it, what a prefetcher takes ahead is known too, and not counted. `commit()`
@@ -62,123 +64,149 @@ class ElasticLoader:
         seed: int = 0,
         rank: int | None = None,
         world: int | None = None,
+        by_epoch: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
         batches_per_step: int | None = None,
         workers: int = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         check_dataset(dataset)
-        for name, value in (("prefetch_factor", prefetch_factor), ("worker_init_fn", worker_init_fn)):
-            if value is not None and workers == 0:
-                raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
-        found_rank, found_world = place_of_process()
-        self.sampler = ElasticSampler(
-            len(dataset),
-            global_batch,
-            seed=seed,
-            rank=found_rank if rank is None else rank,
-            world=found_world if world is None else world,
-        )
-        self._samples = _Samples(dataset, transform, seed)
-        self._collate, self._workers = collate, workers
-        self._options: dict[str, Any] = {
-            "pin_memory": pin_memory,
+        for_workers = {
             "prefetch_factor": prefetch_factor,
             "worker_init_fn": worker_init_fn,
+            "persistent_workers": persistent_workers or None,
         }
-        self._loaded_position = 0
-        self._consumption = Consumption(batches_per_step)
-        self._iterator = 0
-        """Which one is the newest: one that was made before a restore, or before another, must not go on."""
+        for name, value in for_workers.items():
+            if value is not None and workers == 0:
+                raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
+        self.sampler = ElasticSampler(
+            dataset,
+            global_batch,
+            seed=seed,
+            rank=rank,
+            world=world,
+            by_epoch=by_epoch,
+            batches_per_step=batches_per_step,
+        )
+        self._samples = _Samples(dataset, transform, seed)
+        self._collate = collate
+        self._options: dict[str, Any] = {
+            "num_workers": workers,
+            "pin_memory": pin_memory,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "worker_init_fn": worker_init_fn,
+        }
+        self._ahead: _ReadAhead | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        begin = self.sampler.begin()
+        ahead = self._options["num_workers"] or self._options["pin_memory"]
+        for part, data in self.sampler.drawn(self._loaded_ahead(begin) if ahead else self._loaded(begin)):
+            yield Batch(data, part.weight, part.start, part.stop, part.indexes)
+
+    def __len__(self) -> int:
+        """Batches of the present epoch, those consumed included. Raises TypeError without `by_epoch`: it never ends."""
+        return len(self.sampler)
 
     @property
     def position(self) -> int:
         """Positions consumed so far by all ranks together; of the batches not yet consumed, the first begins here."""
-        return self._position_of(self._consumption.consumed)
+        return self.sampler.position
+
+    @property
+    def epoch(self) -> int:
+        """Passes that are over: the number, from 0 on, of the one in which the next batch begins."""
+        return self.sampler.epoch
 
     @property
     def handed_out(self) -> int:
         """How many batches were handed out."""
-        return self._consumption.handed_out
+        return self.sampler.handed_out
 
     def commit(self, batches: int = 1) -> None:
         """Says that the next `batches` of those handed out have been trained on; from then on nothing else counts.
 
         For whoever takes batches in another thread, or looks at some. Raises ConfigurationError if there are not as many.
         """
-        self._consumption.commit(batches)
+        self.sampler.commit(batches)
 
     def count_by_step(self) -> None:
         """Called by Checkpointer: from here on batches are consumed by `step_ends`."""
-        self._loaded_position = self.position
-        self._consumption.count_by_step()
+        self.sampler.count_by_step()
 
     def step_ends(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer at each step. Returns positions [start, stop) of this rank's shares of its batches."""
-        first, last = self._consumption.step_ends()
-        shares = (self.sampler.share(self._position_of(number)) for number in range(first, last))
-        return tuple((share.start, share.stop) for share in shares)
-
-    def __iter__(self) -> Iterator[Batch]:
-        self._iterator += 1
-        mine = self._iterator
-        begin = self._position_of(self._consumption.begin())
-        loaded = self._loaded if self._workers == 0 and not self._options["pin_memory"] else self._loaded_ahead
-        for part, data in loaded(begin):
-            if mine != self._iterator:
-                raise StateMismatch(
-                    "this iterator was made before the loader's state was restored, or before a newer iterator: what it"
-                    " hands out is not what the loader counts. Call restore() first, then iter(loader), once"
-                )
-            self._consumption.hand_out()
-            yield Batch(data, part.weight, part.start, part.stop, part.indexes)
+        return self.sampler.step_ends()
 
     def state_dict(self) -> dict[str, int]:
         """The position behind the batch consumed last, and what the order depends on."""
-        return {"position": self.position, "seed": self.sampler.seed, "size": self.sampler.size}
+        return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on behind the batch that was consumed last; another seed or dataset is another order, and refused."""
-        for name, mine in (("seed", self.sampler.seed), ("size", self.sampler.size)):
-            if state[name] != mine:
-                raise StateMismatch(
-                    f"the loader's {name} is {mine} and was {state[name]} in the checkpoint: samples would be lost or"
-                    f" repeated; build the loader as before, or start anew"
-                )
-        self._loaded_position = int(state["position"])
-        self._consumption.forget()
-        self._iterator += 1
-
-    def _position_of(self, batch: int) -> int:
-        return self._loaded_position + batch * self.sampler.global_batch
-
-    def _shares(self, position: int) -> Iterator[Share]:
-        while True:
-            yield self.sampler.share(position)
-            position += self.sampler.global_batch
+        self.sampler.load_state_dict(state)
 
     def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
         collate = self._collate or default_collate_function()
-        for part in self._shares(begin):
+        for part in self.sampler.shares(begin):
             yield part, collate([self._samples[key] for key in zip(part.indexes, part.positions, strict=True)])
 
     def _loaded_ahead(self, begin: int) -> Iterator[tuple[Share, Any]]:
+        if self._ahead is None:
+            self._ahead = _ReadAhead(self.sampler, self._samples, self._collate, self._options)
+        return self._ahead.loaded(begin)
+
+
+class _ReadAhead:
+    """Torch's DataLoader over the sampler's shares: one for all iterators, so that its workers may outlive one."""
+
+    def __init__(
+        self,
+        sampler: ElasticSampler,
+        samples: _Samples,
+        collate: Callable[[list[Any]], Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        import torch
         from torch.utils.data import DataLoader
 
-        keys = (list(zip(part.indexes, part.positions, strict=True)) for part in self._shares(begin))
-        loader: DataLoader[Any] = DataLoader(
-            self._samples,  # type: ignore[arg-type]  # map-style by protocol: __len__ and __getitem__ are all it calls
-            batch_sampler=keys,  # its elements are keys of _Samples, not plain indexes
-            num_workers=self._workers,
-            collate_fn=self._collate or default_collate_function(),
-            # else its workers' seed is drawn from the global generator, once more in each life of a program
-            generator=sample_generator(self.sampler.seed, begin),
-            **self._options,
+        self._sampler, self._begin = sampler, 0
+        # else its workers' seed is drawn from the global generator, once more in each life of a program
+        self._generator = torch.Generator()
+        self._loader: DataLoader[Any] = DataLoader(
+            samples,  # type: ignore[arg-type]  # map-style by protocol: __len__ and __getitem__ are all it calls
+            batch_sampler=_Keys(self),  # its elements are keys of _Samples, not plain indexes
+            collate_fn=collate or default_collate_function(),
+            generator=self._generator,
+            **options,
         )
-        yield from zip(self._shares(begin), loader, strict=False)
+
+    def loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
+        """The batches from position `begin` on. What an older iterator had fetched ahead is let go of."""
+        self._begin = begin
+        self._generator.manual_seed(sample_seed(self._sampler.seed, begin))
+        for data, part in zip(self._loader, self._sampler.shares(begin), strict=False):
+            yield part, data
+
+    def keys(self) -> Iterator[list[tuple[int, int]]]:
+        """Of each batch: what _Samples is asked for."""
+        for part in self._sampler.shares(self._begin):
+            yield list(zip(part.indexes, part.positions, strict=True))
+
+
+class _Keys:
+    """A batch sampler that begins anew, where it is wanted, with each iterator of the DataLoader."""
+
+    def __init__(self, ahead: _ReadAhead) -> None:
+        self._ahead = ahead
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return self._ahead.keys()
 
 
 def check_dataset(dataset: Any) -> None:
@@ -219,13 +247,3 @@ def default_collate_function() -> Callable[[list[Any]], Any]:
     from torch.utils.data import default_collate
 
     return default_collate
-
-
-def place_of_process() -> tuple[int, int]:
-    """Rank and world of the process group if there is one, else of the launcher's environment."""
-    if "torch.distributed" in sys.modules:
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

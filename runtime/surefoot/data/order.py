@@ -1,26 +1,22 @@
-"""Which samples a step consumes, at any world size: the elastic order, its sampler, and sample-indexed randomness.
+"""Which samples a step consumes, at any world size: the elastic order, and sample-indexed randomness.
 
 The order of samples depends on the seed alone: position p of the run is sample `order(seed, pass)[p mod size]` of pass
 p ÷ size. A step takes the next `global_batch` positions whatever the world size, and each rank a contiguous share of
 them, so the same step sees the same samples at world 8 and at world 3, and across a change of the world none is lost
-or seen twice. Used by training scripts; its state (one position) travels with the checkpoint.
+or seen twice.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
-_CHUNK = 4096
 _FEW = 16
 """Positions that are sooner drawn one by one than with numpy."""
 
@@ -116,50 +112,3 @@ def sample_generator(seed: int, position: int) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(sample_seed(seed, position))
     return generator
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a rank loads for one step: positions [start, stop), the samples behind them, and the loss weight."""
-
-    start: int
-    stop: int
-    positions: tuple[int, ...]
-    indexes: tuple[int, ...]
-    weight: float
-
-
-class ElasticSampler:
-    """The global order of `size` samples, cut into global batches and into this rank's shares of them."""
-
-    def __init__(self, size: int, global_batch: int, *, seed: int = 0, rank: int = 0, world: int = 1) -> None:
-        if size < 1 or global_batch < 1:
-            raise ConfigurationError(f"{size} samples in global batches of {global_batch}: both must be at least 1")
-        if not 0 <= rank < world:
-            raise ConfigurationError(f"rank {rank} of {world}: a rank is from 0 to world − 1")
-        self.size, self.global_batch, self.seed = size, global_batch, seed
-        self.rank, self.world = rank, world
-        self._chunk = 0, list[int]()
-        """First position, and the samples from there on: positions are asked for in their order."""
-
-    def share(self, position: int) -> Share:
-        """This rank's share of the global batch that begins at `position`."""
-        start, stop = share(self.global_batch, self.world, self.rank)
-        positions = range(position + start, position + stop) or range(position, position + 1)
-        return Share(
-            start=position + start,
-            stop=position + stop,
-            positions=tuple(positions),
-            indexes=self._samples(positions),
-            weight=(stop - start) * self.world / self.global_batch,
-        )
-
-    def _samples(self, positions: range) -> tuple[int, ...]:
-        first, samples = self._chunk
-        if not (first <= positions.start and positions.stop <= first + len(samples)):
-            # a share of each of the next steps lies in it, and what is between belongs to other ranks
-            first = positions.start
-            ahead = min(_CHUNK, self.size, 2 * len(samples))  # doubled: whoever asks once does not pay for thousands
-            samples = samples_at(self.seed, self.size, first, max(len(positions), ahead))
-            self._chunk = first, samples
-        return tuple(samples[positions.start - first : positions.stop - first])

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from surefoot.data.consumption import Consumption
 from surefoot.data.extents import Dealing, Left
 from surefoot.data.lanes import LaneCursor
-from surefoot.data.loader import Batch, default_collate_function, place_of_process
+from surefoot.data.loader import Batch, default_collate_function
 from surefoot.data.order import sample_seed
+from surefoot.data.process_place import place_of_process
 from surefoot.data.source import DataError, DataSource, changed_shard, checks_of, identity_of
 from surefoot.data.stream_arguments import as_sources, check_numbers, checked_weights, stream_shape
 from surefoot.data.stream_reading import Read, Recipe, read_here
