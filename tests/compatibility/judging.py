@@ -39,9 +39,7 @@ def judged(about: tuple[str, str, str], whole: Lives, killed: Lives, resumed: Li
     for number, lives in enumerate((whole, killed, resumed)):
         failed = [life for life in lives if life.failure is not None]
         if failed:
-            # the rank that has something to say of its own, not the one that missed its peer
-            life = min(failed, key=lambda life: ("ours", "other", "silence").index((life.failure or ("silence",))[0]))
-            return Row(*about, *_of_failure(life, number, resized))
+            return Row(*about, *_of_failure(min(failed, key=_guilt), number, resized))
     start = resumed[0].restored or 0
     if start < 1:
         return Row(*about, "wrong", "nothing was restored after the kill")
@@ -52,6 +50,13 @@ def judged(about: tuple[str, str, str], whole: Lives, killed: Lives, resumed: Li
     exactly = "to the last bit" if not tolerance else f"to {tolerance:g}"
     ranks = f"; {len(killed)}→{len(resumed)} ranks" if max(len(killed), len(resumed)) > 1 else ""
     return Row(*about, "exact", f"equal {exactly}{ranks}")
+
+
+def _guilt(life: Life) -> int:
+    """First the rank that has something to say of its own, last the one that missed its peer."""
+    kind, text = life.failure or ("silence", "")
+    missed_its_peer = any(sign in text for sign in ("gloo/transport", "Connection reset", "Connection closed by peer"))
+    return 2 if missed_its_peer else ("ours", "other", "-", "silence").index(kind)
 
 
 def _of_failure(life: Life, number: int, resized: bool) -> tuple[str, str]:

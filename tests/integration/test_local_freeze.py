@@ -49,17 +49,23 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
     with running(tmp_path, job, *faults(f"freeze:{FROZEN}@step=30,for=6"), "--compare") as run:
         watch = Watch(run)
 
+        def shrunk() -> int:
+            """The epoch without the frozen node; 0 before. On a slow machine the first world is one of two, too."""
+            of_three = [entry.epoch for entry in run.progress.lineage if entry.size == 3]
+            return next((e.epoch for e in run.progress.lineage if of_three and e.epoch > of_three[0]), 0)
+
         def is_awake() -> bool:
             watch.look()
-            return 2 in watch.fences.get(FROZEN, set())
+            return shrunk() > 0 and shrunk() in watch.fences.get(FROZEN, set())
 
         def has_grown_again() -> bool:
             watch.look()
-            return [entry.size for entry in run.progress.lineage] == [3, 2, 3]
+            return [entry.size for entry in run.progress.lineage][-3:] == [3, 2, 3]
 
         run.wait("the thawed node's holder under the new epoch's fence", is_awake)
-        run.wait("the end of the old epoch's trainers", lambda: set(run.epochs_of_trainers()) == {2})
-        assert "epoch 2 is claimed" in run.agent_log(1)
+        epoch = shrunk()
+        run.wait("the end of the old epoch's trainers", lambda: set(run.epochs_of_trainers()) == {epoch})
+        assert f"epoch {epoch} is claimed" in run.agent_log(1)
         run.open_gate(55)
         run.wait("the world with the thawed node", has_grown_again)
         run.wait_for_step(120)
@@ -67,6 +73,10 @@ def test_a_node_that_wakes_up_with_an_old_epoch_writes_nothing_that_is_ever_read
         done = run.finish()
     assert_whole(done.report, 150)
     assert_equal(done.report)
-    assert {entry.parent.step for entry in run.progress.lineage if entry.epoch == 2 and entry.parent} <= {25, 30}
+    assert {entry.parent.step for entry in run.progress.lineage if entry.epoch == epoch and entry.parent} <= {
+        25,
+        26,
+        30,
+    }
     frozen = next(i for i in done.report["incidents"] if i["fault"])
     assert (frozen["node"], frozen["world_before"], frozen["world_after"]) == (FROZEN, 3, 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import SECONDS, Job, assert_equal, assert_whole, faults, running
+from support.local_run import SECONDS, Job, assert_equal, assert_little_lost, assert_whole, faults, running
 
 
 @pytest.mark.slow
@@ -26,5 +26,5 @@ def test_workers_of_two_ranks_survive_a_trainer_and_a_node(tmp_path: Path) -> No
     assert set(worlds) == {2, 4}, "both ranks of a worker go and come together"
     caused = [incident for incident in report["incidents"] if incident["fault"]]
     assert [incident["kind"] for incident in caused] == ["trainer-failed", "node-lost"]
-    assert all(incident["steps_lost"] <= 5 for incident in caused)
+    assert_little_lost(caused)
     assert [incident["restored_from"] for incident in caused] == ["staging+memory"] * 2

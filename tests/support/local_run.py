@@ -339,6 +339,12 @@ def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:
     assert report["max_parameter_difference"] <= tolerance
 
 
+def assert_little_lost(incidents: Sequence[Mapping[str, Any]], interval_steps: int = 5) -> None:
+    """Each went back to the newest complete checkpoint, or to the one before while that was being copied."""
+    lost = {incident["reason"]: incident["steps_lost"] for incident in incidents}
+    assert all(steps < 2 * interval_steps for steps in lost.values()), lost
+
+
 def _answers(life: ProcessIdentity) -> bool:
     return is_alive(life) and Path(f"/proc/{life.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
 
