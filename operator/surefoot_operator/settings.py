@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.protocol.backoff import Backoff
+
+_CLOSURES = Backoff(10.0, 600.0)
+_RECONCILES = Backoff(0.05, 5.0)
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
@@ -49,8 +54,8 @@ class MemorySettings:
     janitor_seconds: float = 30.0
     settle_seconds: float = 10.0
     """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
-    closed_seconds: tuple[float, float] = (10.0, 600.0)
-    """A job that takes more than its part of a holder may not write there for so long at least; doubled each time."""
+    closures: Backoff = _CLOSURES
+    """A job that takes more than its part of a holder may not write there for so long at least."""
     threads: int = 16
     """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
 
@@ -71,5 +76,5 @@ class OperatorSettings:
     """Planned again after so long even if nothing was heard: a missed change costs no more."""
     rest_seconds: float = 60.0
     """The same for a job at rest, suspended or over: hundreds of them must cost nearly nothing."""
-    backoff_seconds: tuple[float, float] = (0.05, 5.0)
-    """First and longest wait after a reconcile that failed."""
+    backoff: Backoff = _RECONCILES
+    """Wait after a reconcile that failed."""

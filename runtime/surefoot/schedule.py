@@ -21,22 +21,22 @@ LOWER_AFTER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class OwnLevel:
     """A rank's own level and how many due saves in a row it could stage since it last changed."""
 
     level: int = 0
     streak: int = 0
 
-    def skipped(self, level: int) -> Backoff:
+    def skipped(self, level: int) -> OwnLevel:
         """A due save at `level`, the rank's own or the coordinator's, had no free slot: half as many from here on."""
-        return Backoff(level + 1 if level < HIGHEST_BACKOFF else level, 0)
+        return OwnLevel(level + 1 if level < HIGHEST_BACKOFF else level, 0)
 
-    def staged(self) -> Backoff:
+    def staged(self) -> OwnLevel:
         """A due save was staged; after a streak of them the level comes down again."""
         if self.level == 0:
             return self
         if self.streak + 1 >= LOWER_AFTER:
-            return Backoff(self.level - 1, 0)
+            return OwnLevel(self.level - 1, 0)
         return replace(self, streak=self.streak + 1)
 
 

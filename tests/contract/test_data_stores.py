@@ -15,6 +15,7 @@ import pytest
 from support.servers import s3_server
 from surefoot.data.source import DataError
 from surefoot.data.sources import TextLines, TokenFile, files
+from surefoot.protocol.backoff import Backoff
 
 WORDS = b"".join(b"line %d\n" % number for number in range(500))
 
@@ -65,7 +66,7 @@ class Web:
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(files, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(files, "WAITS", Backoff(0.001))
     made = Web()
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
@@ -104,7 +105,7 @@ def test_a_page_that_was_changed_is_named(web: Web) -> None:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bytes | None], str]]:
-    monkeypatch.setattr(files, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(files, "WAITS", Backoff(0.001))
     with s3_server.running(tmp_path) as server:
         told = server.settings("data")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", told.access_key or "")

@@ -18,6 +18,7 @@ from surefoot.errors import TierFull
 from surefoot.holder import Credentials, HolderClient, keys
 from surefoot.holder.connection import Wire
 from surefoot.holder.server_process import HolderServer
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
@@ -27,7 +28,7 @@ from surefoot_operator.settings import MemorySettings
 
 GREEDY, MODEST = "uid-greedy", "uid-modest"
 ACCOUNTS = {uid: Credentials(uid, f"the password of {uid}") for uid in (GREEDY, MODEST)}
-SETTINGS = MemorySettings(closed_seconds=(4.0, 8.0))
+SETTINGS = MemorySettings(closures=Backoff(4.0, 8.0))
 SERVER_BYTES = 64 << 20
 PIECE = 1 << 20
 CLOSED_SECONDS = 2.0

@@ -13,6 +13,7 @@ import kmock
 import kopf
 import pytest
 
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator.controller import kopf_trigger as wakening
 from surefoot_operator.controller.kopf_trigger import KopfTrigger
 
@@ -64,7 +65,7 @@ class Stand:
 
 @pytest.fixture
 async def stand(kmock: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stand]:
-    monkeypatch.setattr(wakening, "_BACKOFF_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(wakening, "_BACKOFF", Backoff(0.05, 0.1))
     made = Stand(kmock)
     yield made
     begin = time.monotonic()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, Backoff, Schedule
+from surefoot.schedule import HIGHEST_BACKOFF, HIGHEST_LEVEL, LOWER_AFTER, OwnLevel, Schedule
 
 schedules = st.builds(Schedule, st.integers(1, 50), st.none() | st.integers(1, 500))
 
@@ -42,30 +42,30 @@ def test_step_nought_is_never_due() -> None:
 
 
 def test_a_skip_raises_the_level_and_a_streak_lowers_it_by_one() -> None:
-    backoff = Backoff().skipped(0).skipped(1)
-    assert backoff == Backoff(2, 0)
+    backoff = OwnLevel().skipped(0).skipped(1)
+    assert backoff == OwnLevel(2, 0)
     for _ in range(LOWER_AFTER - 1):
         backoff = backoff.staged()
     assert backoff.level == 2
-    assert backoff.staged() == Backoff(1, 0)
+    assert backoff.staged() == OwnLevel(1, 0)
 
 
 def test_a_skip_ends_the_streak() -> None:
-    backoff = Backoff(1, LOWER_AFTER - 1).skipped(1)
-    assert backoff == Backoff(2, 0)
+    backoff = OwnLevel(1, LOWER_AFTER - 1).skipped(1)
+    assert backoff == OwnLevel(2, 0)
 
 
 def test_a_skip_counts_from_the_level_that_the_coordinator_asked_for() -> None:
-    assert Backoff().skipped(6) == Backoff(7, 0)
-    assert Backoff().skipped(HIGHEST_BACKOFF + 3).level == HIGHEST_BACKOFF + 3
+    assert OwnLevel().skipped(6) == OwnLevel(7, 0)
+    assert OwnLevel().skipped(HIGHEST_BACKOFF + 3).level == HIGHEST_BACKOFF + 3
 
 
 def test_the_level_stays_between_nought_and_the_highest() -> None:
-    backoff = Backoff()
+    backoff = OwnLevel()
     for _ in range(HIGHEST_BACKOFF + 5):
         backoff = backoff.skipped(backoff.level)
     assert backoff.level == HIGHEST_BACKOFF
-    assert Backoff().staged() == Backoff()
+    assert OwnLevel().staged() == OwnLevel()
 
 
 @pytest.mark.parametrize("none", [None, 0])

@@ -127,8 +127,8 @@ class DrainRunner:
         return sealed.save.epoch
 
     def _failed(self, slot: int, target: HolderId, cause: Cause) -> None:
-        now, spread = self.agent.engine.now, self.agent.engine.rng.random()
-        self.tell(slots.TargetFailed(slot, target, cause, now, spread))
+        now, drawn = self.agent.engine.now, self.agent.engine.rng.random()
+        self.tell(slots.TargetFailed(slot, target, cause, now, drawn))
 
 
 def _commit(holder: Holder, entry: Any, writer: int) -> None:

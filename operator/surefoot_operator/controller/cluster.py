@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from surefoot.holder.connection import TLS_NAME
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
@@ -53,7 +54,7 @@ LEAVE_SECONDS = 5.0
 """How long the jobs are let go of in peace; and again as long for everything else."""
 ACCESS_SECONDS = 20.0
 """How often the secret with the memory tier's password is read: after a change the tier is unseen for so long at most."""
-_AGAIN_SECONDS = (0.2, 5.0)
+_BACKOFF = Backoff(0.2, 5.0)
 
 
 class ClusterOperator:
@@ -186,7 +187,7 @@ class ClusterOperator:
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """An API server that is away may return; one that refuses will not change its mind."""
         deadline = time.monotonic() + BEGIN_SECONDS
-        wait, longest = _AGAIN_SECONDS
+        failures = 0
         while True:
             try:
                 return await call()
@@ -195,8 +196,8 @@ class ClusterOperator:
                 if final or time.monotonic() > deadline:
                     raise
                 log.warning("%s", error)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-            wait = min(2 * wait, longest)
+            failures += 1
+            await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
     # ---- beside -----------------------------------------------------------------------------------------------------
 

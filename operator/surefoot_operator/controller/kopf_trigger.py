@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import kopf
 
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator.api.spec import GROUP, VERSION
 from surefoot_operator.controller.health import process_metrics
 from surefoot_operator.fabric.kubernetes.api import loaded
@@ -25,7 +26,7 @@ from surefoot_operator.fabric.kubernetes.api import loaded
 log = logging.getLogger(__name__)
 
 PLURAL = "trainingjobs"
-_BACKOFF_SECONDS = (1.0, 30.0)
+_BACKOFF = Backoff(1.0, 30.0)
 _END_SECONDS = 3.0
 
 
@@ -67,15 +68,15 @@ class KopfTrigger:
 
     def _run(self) -> None:
         """kopf ends at the first error it does not know; it is begun anew until we end ourselves."""
-        wait, longest = _BACKOFF_SECONDS
+        ends = 0
         while not self._stop.is_set():
             try:
                 asyncio.run(self._operate())
             except Exception as error:  # noqa: BLE001  of whatever kind: without kopf the cache still wakes us
                 log.warning("kopf ended: %s; restarting it", error)
-            if not self._stop.wait(wait * random.uniform(0.5, 1.0)):
+            ends += 1
+            if not self._stop.wait(_BACKOFF.seconds(ends, random.random())):
                 process_metrics.kopf_ended.inc()
-            wait = min(2 * wait, longest)
 
     async def _operate(self) -> None:
         # not the thread's own flag: kopf would wait for that in a thread that outlives it when it ends by itself

@@ -21,7 +21,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, R
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
-from surefoot_operator.memory.quota import Terms, closed_seconds, is_worth_measuring, overdraft
+from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
 from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class HolderProbe:
 
     def __init__(self, place: HolderPlace, job: str, account: Credentials, settings: MemorySettings) -> None:
         self._place, self._job, self._account = place, job, account
-        self._call_seconds, self._closed_bounds = settings.call_seconds, settings.closed_seconds
+        self._call_seconds, self._closures = settings.call_seconds, settings.closures
         self._admin = HolderAdmin(place.host, place.port, place.admin_password, settings.call_seconds, place.tls_ca)
         self._client: HolderClient | None = None
         self._renewed: HolderPlace | None = None
@@ -128,7 +128,7 @@ class HolderProbe:
         if why and not self._closed:
             gone = holding.close(self._account)
             self._closings += 1
-            self._closed_until = now + closed_seconds(self._closings, self._closed_bounds)
+            self._closed_until = now + self._closures.seconds(self._closings)
             metrics.holder_accounts_closed.inc()
             log.warning(
                 "%s: job %s may not write any more: %s; %d keys were removed", self._place.node, self._job, why, gone

@@ -62,9 +62,3 @@ def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> st
             " fewer checkpoints, use fewer replicas or train with more workers"
         )
     return ""
-
-
-def closed_seconds(times: int, bounds_seconds: tuple[float, float]) -> float:
-    """How long an account that was closed so often stays closed at least: what repeats is let in less and less."""
-    first, longest = bounds_seconds
-    return min(longest, first * 2.0 ** min(times - 1, 30))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import CreateSeen, WorkerSeen
@@ -31,10 +32,8 @@ SILENT_SECONDS = 0.5
 SILENT_WITHOUT_ROOM_SECONDS = 30.0
 """The same where only its own node could take the replacement: it may well thaw and be warm."""
 
-FAILING_SECONDS = 5.0
-"""A worker that failed sooner after its creation is not replaced before that, so that nothing spins; doubled each round."""
-
-LONGEST_FAILING_SECONDS = 160.0
+REPLACEMENTS = Backoff(5.0, 160.0)
+"""A worker that failed sooner after its creation is not replaced before that, so that nothing spins."""
 
 UNSTARTED_SECONDS = 60.0
 """A worker that its fabric cannot start, and tries to by itself, counts as failed after so long: a registry may come back."""
@@ -163,7 +162,7 @@ def never_trained(worker: WorkerSeen) -> str:
 
 def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
     """Until when a place whose workers failed stays empty."""
-    wait = min(LONGEST_FAILING_SECONDS, FAILING_SECONDS * 2 ** min(facts.status.failed_starts, 16))
+    wait = REPLACEMENTS.seconds(facts.status.failed_starts + 1)
     over = [(_stuck_at(w) or w.created_seconds) + wait for w in workers if w.phase == "Failed" or _stuck(facts, w)]
     return max(over, default=0.0)
 

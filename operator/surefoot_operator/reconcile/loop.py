@@ -298,8 +298,7 @@ class Reconciler:
             pass  # the plan asked to look again now
 
     def _backoff(self, failures: int) -> float:
-        first, longest = self._dependencies.settings.backoff_seconds
-        return float(min(longest, first * 2 ** min(failures - 1, 16)) * random.uniform(0.5, 1.0))
+        return self._dependencies.settings.backoff.seconds(failures, random.random())
 
     @staticmethod
     def _report(error: Exception, failures: int) -> None:

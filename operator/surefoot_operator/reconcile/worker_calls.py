@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 32
 """Calls to the fabric under way together: an API server must not be flooded by one job's recovery."""
 
-REFUSED_SECONDS = (1.0, 30.0)
-"""First and longest wait before a call that was refused is made again; doubled each time, with jitter."""
+REFUSED = Backoff(1.0, 30.0)
+"""Wait before a call that was refused is made again."""
 
 Call = Callable[[], Coroutine[Any, Any, None]]
 _Deleted = tuple[str, bool]
@@ -84,7 +85,7 @@ class WorkerCalls:
             uids.add(worker.uid)
         for key, asked in list(self._asked.items()):
             over = newest.get(key.index, 0) >= key.attempt if isinstance(key, WorkerId) else key[0] not in uids
-            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED_SECONDS[1]):
+            if asked.task is None and (over or self._clock() > asked.until_seconds + 2 * REFUSED.longest_seconds):
                 del self._asked[key]
 
     async def settled(self) -> None:
@@ -121,8 +122,7 @@ class WorkerCalls:
         known = asked.refusal == str(error)
         asked.failures += 1
         asked.refusal, asked.lasting = str(error), isinstance(error, FabricError) and error.lasting
-        first, longest = REFUSED_SECONDS
-        pause = min(longest, first * 2 ** min(asked.failures - 1, 16)) * random.uniform(0.75, 1.0)
+        pause = REFUSED.seconds(asked.failures, random.random())
         asked.until_seconds = self._clock() + pause
         if not isinstance(error, FabricError):
             log.error("%s failed: %s", what, error, exc_info=error)

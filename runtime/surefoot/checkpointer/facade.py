@@ -32,7 +32,7 @@ from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
-from surefoot.schedule import Backoff, Schedule
+from surefoot.schedule import OwnLevel, Schedule
 from surefoot.state import Fit, Program
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Checkpointer:
         about = self._link.attached
         self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
         self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
-        self._backoff = Backoff()
+        self._level = OwnLevel()
         self._saver = Saver(self._program, self._link, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
@@ -169,7 +169,7 @@ class Checkpointer:
         self._program.suspect = not self._losses.check(self._step, told)
         held = self._link.held_at(self._step)
         skipped = False
-        level = max(self._backoff.level, self._link.level())
+        level = max(self._level.level, self._link.level())
         if held:
             self._save_for_certain()
         elif self._schedule.due(self._step, level):
@@ -336,7 +336,7 @@ class Checkpointer:
 
     def _save_if_free(self, level: int) -> bool:
         result = self._saver.save(self._step, wait_seconds=0.0)
-        self._backoff = self._backoff.skipped(level) if result == "skipped" else self._backoff.staged()
+        self._level = self._level.skipped(level) if result == "skipped" else self._level.staged()
         self._saved_before = True
         return result == "skipped"
 

@@ -20,6 +20,7 @@ from surefoot.drain.copying import Abandoned, copy_save
 from surefoot.drain.target_writer import Probe
 from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import SurefootError, TierError
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import Tier
 from surefoot.tiers.persistent import ObjectStoreTier
@@ -43,7 +44,7 @@ class PromotionOptions:
     """Limit on average; 0 means none."""
     attempts: int = 4
     retry_seconds: float = 0.5
-    """Wait before the second try; doubles, ±50 %."""
+    """Wait before the second try; doubles each time, less up to half."""
     queued: int = 256
     """Rank saves that may wait; more are answered with an error, and the leader names them again."""
     probe: Probe | None = None
@@ -122,7 +123,7 @@ class Promoter:
                     # the source is bad: trying again finds the same, and who asks again shall not ask at once
                     self._closing.wait(self._options.retry_seconds * 2)
                     break
-                wait = self._options.retry_seconds * 2**attempt * (0.5 + random.random())
+                wait = Backoff(self._options.retry_seconds).seconds(attempt + 1, random.random())
                 if attempt + 1 == self._options.attempts or self._closing.wait(wait):
                     break
             else:

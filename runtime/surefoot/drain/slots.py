@@ -81,7 +81,7 @@ class RetryLimits:
     attempts: int = 5
     """Tries of one leg. A target that used them all up gets one try a save until it takes one again."""
     retry_seconds: float = 0.1
-    """Wait before the second try; doubles each time, ±50 % by the event's `spread`."""
+    """Wait before the second try; doubles each time, less up to half by the event's `drawn`."""
     homeless_seconds: float = 30.0
     """How long a save waits while no target is named at all."""
 
@@ -169,7 +169,7 @@ class TargetFailed:
     target: HolderId
     cause: Literal["unavailable", "full", "missing"]
     now: float
-    spread: float = 0.5
+    drawn: float = 0.0
     """Jitter in [0, 1)."""
 
 

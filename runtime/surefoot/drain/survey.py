@@ -16,6 +16,7 @@ from typing import TypeVar
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable
 from surefoot.format.layouts import read_layout
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.completeness import Covers, LeftOut, TierReading, layouts_to_check
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 _TRIES = 3
 """Of one read that the tier refuses: a single request that fails says nothing about what is there."""
-_WAIT_SECONDS = 0.1
+_WAITS = Backoff(0.1)
 _MOST_SILENT = 16
 """Reads that may stay unanswered before the tier counts as away, and not these records as unreadable."""
 
@@ -121,7 +122,7 @@ def patiently(read: Callable[[], T]) -> T:
             if attempt == _TRIES - 1:
                 raise
             metrics.fallbacks.labels("tier_asked_again").inc()
-            time.sleep(_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
+            time.sleep(_WAITS.seconds(attempt + 1, random.random()))
     raise AssertionError("unreachable: the last try returned or raised")
 
 

@@ -45,6 +45,7 @@ from surefoot.drain.slots import (
     Tick,
     WriteTo,
 )
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import HolderId
 
 
@@ -120,7 +121,7 @@ def _failed(
     """Another try later, or none: after all its tries, or after one if it was away before."""
     failures = leg.failures + 1
     if failures < (1 if leg.target in state.away else state.limits.attempts):
-        wait = state.limits.retry_seconds * 2 ** (failures - 1) * (0.5 + event.spread)
+        wait = Backoff(state.limits.retry_seconds).seconds(failures, event.drawn)
         return state, replace(leg, phase="resting", failures=failures, retry_at=event.now + wait)
     commands.append(GaveUp(slot.sealed.save, leg.target, event.cause))
     return replace(state, away=state.away | {leg.target}), replace(leg, phase="lost", failures=failures)

@@ -20,11 +20,12 @@ from surefoot.errors import ProtocolError
 from surefoot.holder.sockets import reachable
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import Unframer, framed
+from surefoot.protocol.backoff import Backoff
 
 _READ_BYTES = 1 << 18
 _QUEUE = 1024
 _ATTACH_SECONDS = 10.0
-_ACCEPT_WAIT_SECONDS = (0.05, 2.0)
+_ACCEPT_WAITS = Backoff(0.05, 2.0)
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[line.Attach], line.Attached | str]
@@ -118,18 +119,18 @@ class TrainerServer:
     async def _accept(self) -> None:
         """Until cancelled. A process without descriptors left gets them back; a line that nobody accepts any more does not."""
         loop = asyncio.get_running_loop()
-        wait = _ACCEPT_WAIT_SECONDS[0]
+        failures = 0
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError as error:
                 metrics.fallbacks.labels(what="accept_failed").inc()
-                if wait == _ACCEPT_WAIT_SECONDS[0]:
+                if not failures:
                     _log.warning("a trainer could not be accepted, trying again: %s", error)
-                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-                wait = min(2 * wait, _ACCEPT_WAIT_SECONDS[1])
+                failures += 1
+                await asyncio.sleep(_ACCEPT_WAITS.seconds(failures, random.random()))
                 continue
-            wait = _ACCEPT_WAIT_SECONDS[0]
+            failures = 0
             self._own(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:

@@ -14,10 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError, TierUnavailable, Unreadable
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
@@ -27,8 +29,7 @@ from surefoot.tiers import Tier
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FIRST_WAIT_SECONDS = 0.05
-LONGEST_WAIT_SECONDS = 1.0
+WAITS = Backoff(0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,17 +91,17 @@ class Copies:
     @property
     def world(self) -> int:
         """Ranks of the checkpoint's world; waits for silent sources while nothing is known of it."""
-        wait = FIRST_WAIT_SECONDS
+        waits = count(1)
         while not self._manifests:
-            wait = self._wait_for_index(str(self.checkpoint), wait)
+            self._wait_for_index(str(self.checkpoint), next(waits))
         worlds = [m.world for m in self._manifests.values()]
         return max(set(worlds), key=worlds.count)
 
     def manifest(self, rank: int) -> RankManifest:
         """What the checkpoint says of that rank's save; all copies that count agree on it."""
-        wait = FIRST_WAIT_SECONDS
+        waits = count(1)
         while rank not in self._manifests:
-            wait = self._wait_for_index(f"rank {rank} of {self.checkpoint}", wait)
+            self._wait_for_index(f"rank {rank} of {self.checkpoint}", next(waits))
         return self._manifests[rank]
 
     def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
@@ -117,7 +118,7 @@ class Copies:
         self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
     ) -> tuple[T, int]:
         """The part from the first copy that is good, and the number of its source. `begin`: a source to try first."""
-        wait = FIRST_WAIT_SECONDS
+        waits = count(1)
         while True:
             manifest = self.manifest(rank)
             problems: list[Exception] = []
@@ -137,7 +138,7 @@ class Copies:
                 why = "; ".join(map(str, problems)) or "no index has it"
                 absent = all(isinstance(p, ChunkMissing) for p in problems)
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
-            wait = self._wait_for_silent(f"{part} of {manifest.save}", wait)
+            self._wait_for_silent(f"{part} of {manifest.save}", next(waits))
 
     def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
         """What saves have in common (a layout record), from sources that do not have this save at all."""
@@ -177,22 +178,21 @@ class Copies:
         """Ends all waiting, and closes connections once the threads are gone."""
         self._stop.set()
 
-    def _wait_for_index(self, what: str, wait: float) -> float:
+    def _wait_for_index(self, what: str, time_number: int) -> None:
         if not self._catalogue.silent:
             raise Unreadable(f"{what} is in no index, and every tier answered", absent=True)
-        return self._wait_for_silent(what, wait)
+        self._wait_for_silent(what, time_number)
 
-    def _wait_for_silent(self, what: str, wait: float) -> float:
-        """Waits, asks the silent sources again; the next wait. Raises when patience ends."""
+    def _wait_for_silent(self, what: str, time_number: int) -> None:
+        """Waits for the `time_number`-th time, asks the silent sources again. Raises when patience ends."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             silent = ", ".join(self._catalogue.silent) or "a source"
             raise TierUnavailable(f"{what} cannot be read: {silent} does not answer, and no other copy is good")
-        if self._stop.wait(wait * (0.5 + random.random())):
+        if self._stop.wait(WAITS.seconds(time_number, random.random())):
             raise TierUnavailable(f"reading {what} was called off")
         with self._lock:
             if self._catalogue.silent:
                 self._learn(reread(self._catalogue))
-        return min(LONGEST_WAIT_SECONDS, wait * 2)
 
     def _learn(self, catalogue: Catalogue) -> None:
         """Which manifests count: of copies that describe different bytes, those that most places agree on."""

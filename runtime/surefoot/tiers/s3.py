@@ -24,6 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+from surefoot.protocol.backoff import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
 from surefoot.tiers.object_store import Change
@@ -39,7 +40,7 @@ _RACING = {"ConditionalRequestConflict", "409"}
 _BATCH = 1000
 _RACE_TRIES = 5
 """Of a conditional write that met another one under way."""
-_RACE_SECONDS = 0.05
+_RACE_WAITS = Backoff(0.05)
 _CHANGE_TRIES = 20
 _SMALL_BYTES = 64 * 1024
 
@@ -146,7 +147,7 @@ class S3Store:
                         return False
                     if _code(error) not in _RACING or attempt == _RACE_TRIES - 1:
                         raise
-                    time.sleep(_RACE_SECONDS * 2**attempt * random.random())
+                    time.sleep(_RACE_WAITS.seconds(attempt + 1, random.random()))
                 else:
                     return True
         raise AssertionError("unreachable: the last try returned or raised")

@@ -106,11 +106,11 @@ def test_a_target_known_to_be_away_gets_one_try_and_all_of_them_again_after_it_t
 
 
 def test_a_retry_waits_twice_as_long_each_time_and_jitter_spreads_it() -> None:
-    now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, spread=0.0))
+    now, _ = play(state(A), SlotStaged(0, sealed(), 0), TargetFailed(0, A, "full", 10.0, drawn=1.0))
     assert now.next_tick() == pytest.approx(10.05)
     now, commands = play(now, Tick(10.04))
     assert commands == []
-    now, commands = play(now, Tick(10.05), TargetFailed(0, A, "full", 11.0, spread=0.5))
+    now, commands = play(now, Tick(10.05), TargetFailed(0, A, "full", 11.0, drawn=0.0))
     assert commands == [WriteTo(0, A)]
     assert now.next_tick() == pytest.approx(11.2)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from surefoot.holder.provisioning import Memory
-from surefoot_operator.memory.quota import Terms, closed_seconds, is_worth_measuring, overdraft
+from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
 
 GIB = 1 << 30
 SERVER = 8 * GIB
@@ -44,7 +44,3 @@ def test_a_server_without_a_limit_divides_nothing() -> None:
 
 def test_a_server_with_room_is_not_measured() -> None:
     assert not is_worth_measuring(Memory(5 * GIB, SERVER), 6 * GIB)
-
-
-def test_what_repeats_is_let_in_less_and_less() -> None:
-    assert [closed_seconds(times, (10.0, 600.0)) for times in (1, 2, 3, 7, 1000)] == [10.0, 20.0, 40.0, 600.0, 600.0]

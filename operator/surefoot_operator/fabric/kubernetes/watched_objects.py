@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
@@ -30,7 +31,7 @@ WATCH_SECONDS = 30
 SILENCE_SECONDS = WATCH_SECONDS + 5.0
 STALE_SECONDS = 45.0
 PAGE = 500
-_BACKOFF_SECONDS = (0.1, 5.0)
+_BACKOFF = Backoff(0.1, 5.0)
 _FORGOTTEN = 4096
 _SHORT_SECONDS = 1.0
 
@@ -66,15 +67,14 @@ class WatchedObjects:
 
     async def run(self) -> None:
         """Lists and watches, for ever; each failure is counted and waited after."""
-        first, longest = _BACKOFF_SECONDS
-        wait = first
+        failures = 0
         while True:
             try:
                 if not self._version:
                     await self._list()
                 begin = time.monotonic()
                 await self._watch()
-                wait = first
+                failures = 0
                 if time.monotonic() - begin < _SHORT_SECONDS:
                     await asyncio.sleep(_SHORT_SECONDS)  # something between ends watches at once: no busy loop
             except _Behind:
@@ -84,8 +84,8 @@ class WatchedObjects:
                 metrics.watch_failures.labels(self.path.rsplit("/", 1)[-1]).inc()
                 log.warning("%s; trying again", error)
                 # jitter: many operators must not come back to a restarted server at one moment
-                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-                wait = min(2 * wait, longest)
+                failures += 1
+                await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
     def learn(self, found: Object) -> None:
         """An object as a write of ours returned it, unless something newer or its end is known."""

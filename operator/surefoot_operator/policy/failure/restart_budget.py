@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator.api.spec import FailureRule
 from surefoot_operator.api.status import JobStatus, Restart
 from surefoot_operator.policy.facts import Facts
@@ -19,10 +20,8 @@ from surefoot_operator.policy.failure.losses import Loss
 MOST_REMEMBERED = 32
 """Entries kept in status; beyond that neighbours in time become one entry with their number."""
 
-SHORTEST_PAUSE_SECONDS = 1.0
-"""Before the second restart in a row without a new step; doubled with each further one. The first comes at once."""
-
-LONGEST_PAUSE_SECONDS = 60.0
+PAUSES = Backoff(1.0, 60.0)
+"""Before the second restart in a row without a new step, and further ones. The first comes at once."""
 
 PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
 """Incidents that a program may cause: the answer to a lost node or worker never waits."""
@@ -84,8 +83,7 @@ def pause_until(facts: Facts) -> float | None:
     incident, row = open_incident(facts.status.incidents), facts.status.no_progress_restarts
     if incident is None or incident.kind not in PAUSED_KINDS or row == 0:
         return None
-    pause = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2 ** min(row - 1, 16))
-    due = facts.world.changed_seconds + pause
+    due = facts.world.changed_seconds + PAUSES.seconds(row)
     return due if facts.now < due else None
 
 

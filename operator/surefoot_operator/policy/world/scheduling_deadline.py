@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from surefoot.protocol.backoff import Backoff
 from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus, Scheduling
 from surefoot_operator.policy.actions import Event
@@ -77,9 +78,8 @@ def release_message(known: Scheduling) -> str:
 
 def pause_seconds(uid: str, releases: int, deadline: float) -> float:
     """How long after a release: of two jobs that release together one comes back first, and finds the nodes free."""
-    longest = min(deadline, deadline * _FIRST_PAUSE * float(2 ** min(releases - 1, 16)))
     drawn = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
-    return longest * (1.0 - drawn / 2)
+    return Backoff(deadline * _FIRST_PAUSE, deadline).seconds(releases, drawn)
 
 
 def _placed(facts: Facts) -> int:

@@ -20,14 +20,14 @@ import aiohttp
 
 from surefoot import metrics
 from surefoot.errors import ProtocolError, SurefootError
+from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 
-_FIRST_WAIT_SECONDS = 0.05
-_LONGEST_WAIT_SECONDS = 0.33
-"""Before jitter of half of it: a leader that has just begun is found within half a second."""
-_LONGEST_ANSWERED_SECONDS = 5.0
-"""The same where somebody answers: each try costs it a handshake, and thousands of agents may ask at once."""
+UNANSWERED = Backoff(0.05, 0.5)
+"""A leader that has just begun is found within half a second."""
+ANSWERED = Backoff(0.05, 6.5)
+"""Where somebody answers each try costs a handshake, and thousands of agents may ask at once."""
 _LONGEST_ASKED_SECONDS = 10.0
 _CONNECT_SECONDS = 2.0
 _OPEN_SECONDS = 5.0
@@ -98,7 +98,7 @@ class CoordinatorClient:
 
     async def run(self) -> None:
         """Until cancelled. Raises TurnedAway if the coordinator wants this agent no more."""
-        wait = _FIRST_WAIT_SECONDS
+        failures = 0
         timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -118,9 +118,11 @@ class CoordinatorClient:
                         welcomed = True
                         self._heard_at = time.monotonic()
                     self._outbox = None
-                wait = _FIRST_WAIT_SECONDS if welcomed else next_wait(wait, answered)
-                asked = min(self._after, _LONGEST_ASKED_SECONDS)
-                await asyncio.sleep(max(wait, asked) * random.uniform(0.5, 1.5))
+                failures = 0 if welcomed else failures + 1
+                wait = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
+                # what was asked for is waited at least in part: a server that names a time names it to all
+                asked = min(self._after, _LONGEST_ASKED_SECONDS) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(max(wait, asked))
 
     def _say_away(self, why: str) -> None:
         """Each reason once an outage, a few of them: it may last for hours, at some tries a second."""
@@ -221,8 +223,3 @@ class CoordinatorClient:
         self._after = refusal.after_seconds
         self._say_away(f"it asks to try again: {refusal.reason}")
         return False
-
-
-def next_wait(seconds: float, answered: bool) -> float:
-    """The wait behind one of `seconds` that was in vain, before jitter. `answered`: somebody was there."""
-    return min(2 * seconds, _LONGEST_ANSWERED_SECONDS if answered else _LONGEST_WAIT_SECONDS)

@@ -22,11 +22,12 @@ import xxhash
 from surefoot import metrics
 from surefoot.data.source import DataError
 from surefoot.errors import ConfigurationError
+from surefoot.protocol.backoff import Backoff
 
 T = TypeVar("T")
 
 TRIES = 5
-FIRST_WAIT_SECONDS = 0.2
+WAITS = Backoff(0.2)
 CALL_SECONDS = 60.0
 SAMPLED_BYTES = 4096
 CHUNK_BYTES = 1 << 20
@@ -129,7 +130,7 @@ def _patiently(url: str, call: Callable[[], T]) -> T:
                     " job goes on from its last checkpoint"
                 ) from error
             metrics.fallbacks.labels(what="data_read_again").inc()
-            time.sleep(FIRST_WAIT_SECONDS * 2**number * random.uniform(0.5, 1.0))
+            time.sleep(WAITS.seconds(number + 1, random.random()))
     raise AssertionError("the last try returns or raises")
 
 

@@ -19,8 +19,8 @@ from surefoot_operator.policy.check import check
 from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.restart_budget import (
-    LONGEST_PAUSE_SECONDS,
     MOST_REMEMBERED,
+    PAUSES,
     allowance,
     pause_until,
     recorded,
@@ -179,7 +179,7 @@ def test_pauses_grow_to_a_bound_and_only_where_a_program_may_be_the_cause() -> N
         until = pause_until(gather(seen))
         waits.append(0.0 if until is None else until - NOW)
     assert waits[:5] == [0.0, 1.0, 2.0, 4.0, 8.0]
-    assert waits[-1] == LONGEST_PAUSE_SECONDS
+    assert waits[-1] == PAUSES.longest_seconds
     lost = plan(with_worker(running(), 1, phase="Failed")).status
     assert pause_until(gather(replace(running(), status=replace(lost, no_progress_restarts=9)))) is None
 

@@ -1,0 +1,31 @@
+"""Backoff between repeated calls: each wait doubles up to a limit, with jitter.
+
+Pure: what is drawn is an argument. Without a limit what failed for an hour is asked for once a day; without jitter all
+who lost the same server come back to it in the same moment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_MOST_DOUBLINGS = 30
+"""Beyond it no wait here differs: a count of failures that grows for ever must not make a number that overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """First and longest wait; no limit only where the tries themselves are few."""
+
+    first_seconds: float
+    longest_seconds: float = math.inf
+
+    def seconds(self, failures: int, drawn: float = 0.0) -> float:
+        """Returns the wait after so many failures in a row.
+
+        Args:
+            failures: Counted from 1; 0 waits as 1 does.
+            drawn: The jitter, from 0 (the whole wait) to 1 (half of it).
+        """
+        doublings = min(max(0, failures - 1), _MOST_DOUBLINGS)
+        return min(self.longest_seconds, self.first_seconds * 2.0**doublings) * (1.0 - drawn / 2)
