@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.local_run import LocalRun
+from surefoot.linux_process import ProcessIdentity, identity_of, send
 from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.process_identity import ProcessIdentity, identity_of, send
 from surefoot_operator.fabric.processes.run_folder import read_json
 
 WEIGHTS = {"kill trainer": 5, "kill agent": 4, "kill redis": 2, "kill operator": 2, "kill zygote": 1, "node": 2,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.linux_process import members
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import Fabric
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import Machine
-from surefoot_operator.fabric.processes.process_identity import members
 from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 

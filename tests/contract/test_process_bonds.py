@@ -9,7 +9,7 @@ import textwrap
 ORPHAN = textwrap.dedent(
     """
     import os, signal, sys
-    from surefoot_operator.fabric.processes.process_identity import die_with_parent
+    from surefoot.linux_process import die_with_parent
 
     parent, gone = os.getpid(), os.pipe()
     if os.fork() == 0:
@@ -33,5 +33,5 @@ def test_a_process_whose_parent_ended_before_the_bond_was_made_ends() -> None:
 
 
 def test_a_process_whose_parent_lives_goes_on() -> None:
-    code = "import os; from surefoot_operator.fabric.processes.process_identity import die_with_parent; die_with_parent(os.getppid())"
+    code = "import os; from surefoot.linux_process import die_with_parent; die_with_parent(os.getppid())"
     subprocess.run([sys.executable, "-c", code], timeout=30, check=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot_operator.fabric.processes.process_identity import with_environment
+from surefoot.linux_process import with_environment
 
 SECONDS = 240
 

@@ -14,6 +14,7 @@ import pytest
 
 from surefoot.agent.trainers.stack_summary import Taken, main_thread, summary
 from surefoot.ipc import stacks
+from surefoot.linux_process import state_of
 
 PRELUDE = """
 import ctypes, os, signal, sys, threading, time
@@ -70,7 +71,7 @@ def test_a_rank_says_where_it_stands(body: str, tmp_path: Path) -> None:
 def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
     with program(MANY_THREADS, tmp_path / "stacks") as pid:
         os.kill(pid, signal.SIGSTOP)
-        while stacks._state(pid) != "T":
+        while state_of(pid) != "T":
             time.sleep(0.001)
         assert summary([taken(pid, tmp_path / "stacks")]) == "rank 3: its process is stopped (SIGSTOP or a debugger)"
 

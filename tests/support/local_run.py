@@ -24,18 +24,18 @@ from surefoot.holder import keys
 from surefoot.holder.client import HolderClient, HolderIndex
 from surefoot.holder.connection import Credentials, Wire
 from surefoot.holder.provisioning import HolderAdmin
-from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
-from surefoot_operator.api.status import JobStatus
-from surefoot_operator.cli.run_progress import Happened, RunProgress
-from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.machine import is_trainer
-from surefoot_operator.fabric.processes.process_identity import (
+from surefoot.linux_process import (
     ProcessIdentity,
     identity_of,
     is_alive,
     send,
     with_environment,
 )
+from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.cli.run_progress import Happened, RunProgress
+from surefoot_operator.fabric.processes.job_store import Store
+from surefoot_operator.fabric.processes.machine import is_trainer
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 

@@ -28,7 +28,7 @@ from surefoot.agent.state_machine import AgentState, transition
 from surefoot.agent.step_ledger import StepLedger
 from surefoot.agent.trainer_handler import TrainerSessionHandler
 from surefoot.agent.trainers.log_forwarder import LogForwarder
-from surefoot.agent.trainers.orphans import Orphans, adopt_orphans
+from surefoot.agent.trainers.orphans import Orphans
 from surefoot.agent.trainers.supervisor import TrainerSupervisor
 from surefoot.agent.unexpected_errors import UnexpectedErrors
 from surefoot.errors import SurefootError
@@ -37,6 +37,7 @@ from surefoot.ipc.metric_deltas import MetricSums
 from surefoot.ipc.trainer_server import TrainerServer
 from surefoot.launcher.command import with_own_interpreter
 from surefoot.launcher.start import Hosted, Starter
+from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
 from surefoot.settings import AgentSettings
 
@@ -96,7 +97,7 @@ class AgentProcess:
     async def run(self) -> int:
         """The agent's life; returns its exit code."""
         loop = asyncio.get_running_loop()
-        adopt_orphans()
+        become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         await self._exporter.start()

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot.linux_process import state_of
+
 SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal: programs and libraries take SIGUSR1 and SIGUSR2 for themselves, and theirs stay theirs."""
 
@@ -55,7 +57,7 @@ _open: list[int] = []
 
 async def take(rank: int, pid: int, path: Path) -> Taken:
     """The stacks of one trainer; a rank that gives none is told apart by its state, which is evidence too."""
-    state = _state(pid)
+    state = state_of(pid)
     if state in ("T", "t"):
         return Taken(rank, "", "its process is stopped (SIGSTOP or a debugger)")
     if state in ("", "Z", "X"):
@@ -74,7 +76,7 @@ async def take(rank: int, pid: int, path: Path) -> Taken:
         text = _read(path, before)
     if text:
         return Taken(rank, text)
-    waits = "waits inside the kernel and cannot be interrupted" if _state(pid) == "D" else "blocks all signals"
+    waits = "waits inside the kernel and cannot be interrupted" if state_of(pid) == "D" else "blocks all signals"
     return Taken(rank, "", f"it gave no stack within {TAKE_SECONDS:g} s: it {waits}")
 
 
@@ -91,14 +93,6 @@ def _is_caught(pid: int) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for what the process does; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 def _size(path: Path) -> int:

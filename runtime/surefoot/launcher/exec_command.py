@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from surefoot.launcher.parent_death import die_with_parent
 from surefoot.launcher.run_script import write_report
+from surefoot.linux_process import die_with_parent
 
 
 def main() -> None:

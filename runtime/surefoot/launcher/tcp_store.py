@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from surefoot.launcher.parent_death import die_with_parent
+from surefoot.linux_process import die_with_parent
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

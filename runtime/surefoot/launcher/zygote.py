@@ -20,10 +20,10 @@ from typing import Any
 
 from surefoot.ipc import stacks
 from surefoot.launcher.command import LaunchProgram
-from surefoot.launcher.parent_death import die_with_parent
 from surefoot.launcher.preload import preload, program_source
 from surefoot.launcher.run_script import run_program
 from surefoot.launcher.tcp_store import serve_store
+from surefoot.linux_process import die_with_parent
 
 PACKET_BYTES = 1 << 20
 """Largest request: mostly the environment of a trainer."""

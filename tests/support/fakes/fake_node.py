@@ -24,6 +24,7 @@ from support.servers.redis_server import ADMIN_PASSWORD, start_somewhere
 from surefoot.errors import SurefootError
 from surefoot.holder import Credentials, HolderClient, server_process
 from surefoot.holder.server_process import HolderServer, ServerSettings
+from surefoot.linux_process import ProcessIdentity, identity_of
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.messages import (
     Assign,
@@ -46,7 +47,6 @@ from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.process_identity import ProcessIdentity, identity_of
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
 from surefoot_operator.fabric.processes.run_records import (
     HolderRecord,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from surefoot_operator.fabric.processes.process_identity import die_with_parent
+from surefoot.linux_process import die_with_parent
 
 
 def main() -> None:

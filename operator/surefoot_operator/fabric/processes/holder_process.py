@@ -14,7 +14,7 @@ from pathlib import Path
 
 from surefoot.errors import ConfigurationError, TierError
 from surefoot.holder.server_process import HolderServer, ServerSettings, find_program, start
-from surefoot_operator.fabric.processes.process_identity import die_with_parent, identity_of
+from surefoot.linux_process import die_with_parent, identity_of
 from surefoot_operator.fabric.processes.run_records import HolderRecord
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3

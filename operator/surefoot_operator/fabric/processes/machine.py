@@ -17,8 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.processes.process_identity import (
+from surefoot.linux_process import (
     ProcessIdentity,
     become_subreaper,
     is_alive,
@@ -28,6 +27,7 @@ from surefoot_operator.fabric.processes.process_identity import (
     send_group,
     with_environment,
 )
+from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
 from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord, from_json, to_json
 

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from surefoot_operator.fabric.processes.folder_watch import FolderWatch
-from surefoot_operator.fabric.processes.holder_process import HolderProcess, HolderStartError
-from surefoot_operator.fabric.processes.process_identity import (
+from surefoot.linux_process import (
     become_subreaper,
     die_with_parent,
     identity_of,
     own_identity,
     reap_orphans,
 )
+from surefoot_operator.fabric.processes.folder_watch import FolderWatch
+from surefoot_operator.fabric.processes.holder_process import HolderProcess, HolderStartError
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
 from surefoot_operator.fabric.processes.run_records import (
     Deletion,

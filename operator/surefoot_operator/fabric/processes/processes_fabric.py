@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from surefoot.linux_process import ProcessIdentity, is_alive
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.errors import FabricError
@@ -23,7 +24,6 @@ from surefoot_operator.fabric.processes import scheduling
 from surefoot_operator.fabric.processes.folder_watch import FolderWatch
 from surefoot_operator.fabric.processes.ignored_template import grace_seconds
 from surefoot_operator.fabric.processes.job_store import Store
-from surefoot_operator.fabric.processes.process_identity import ProcessIdentity, is_alive
 from surefoot_operator.fabric.processes.run_folder import LockBusy, RunFolder, create_json, read_json, write_json
 from surefoot_operator.fabric.processes.run_records import (
     Deletion,

@@ -9,37 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from surefoot import metrics
+from surefoot.linux_process import children
 
-_PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
 _log = logging.getLogger(__name__)
-
-
-def adopt_orphans() -> None:
-    """From now on every orphan below this process becomes its child."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: a trainer's children could escape")
-
-
-def children(pid: int) -> set[int]:
-    """Direct children, zombies included."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):  # it has just ended
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                found |= {int(word) for word in (thread / "children").read_text().split()}
-    return found
 
 
 class Orphans:

@@ -1,7 +1,8 @@
-"""Identifies a process by pid and start time.
+"""Identifies, signals, binds and collects processes.
 
-Reads /proc, sends signals; standard library only (Linux). Called by `node`, `processes_fabric` and `machine`. Whether
-a process is *stopped* is never asked: on a cluster nobody could see it either, silence alone has to tell.
+Reads /proc and asks the kernel (Linux); standard library only, as a zygote and a node's leader must begin in a moment.
+A pid alone names nobody: the kernel gives it out again. Whether a process is *stopped* is never asked here: on a
+cluster nobody could see it either, silence alone has to tell.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ def own_identity() -> ProcessIdentity:
 def is_alive(life: ProcessIdentity) -> bool:
     """Whether exactly this process still is."""
     return identity_of(life.pid) == life
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for what the process does; empty if there is none."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
 
 
 def group_of(pid: int) -> int | None:
@@ -120,7 +127,7 @@ def die_with_parent(parent: int) -> None:
     Survives exec, not fork.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed: this process could outlive its parent")
     if os.getppid() != parent:  # it ended before the kernel was asked: then no signal will ever come
         os._exit(1)
 
@@ -128,7 +135,17 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Orphans among the descendants become children of this process: somebody has to collect them."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: descendants could escape")
+
+
+def children(pid: int) -> set[int]:
+    """Direct children, zombies included."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found |= {int(word) for word in (thread / "children").read_text().split()}
+    return found
 
 
 def reap_orphans(known: set[int]) -> None:
