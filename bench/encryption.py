@@ -30,7 +30,6 @@ from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
-from surefoot.tiers.redis import open_holder
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, made
 
 JOB, PASSWORD, ACCOUNT = "bench", "of the benchmark", ("bench-user", "of its job")
@@ -134,7 +133,7 @@ class _Saver:
         self._drain.close()
 
     def _open(self, holder: HolderId) -> Tier:
-        return open_holder(self._endpoints[holder], JOB, self._account, CALL_SECONDS)
+        return HolderClient(self._endpoints[holder], JOB, self._account, CALL_SECONDS)
 
 
 def certificate(folder: Path) -> TlsFiles:

@@ -35,10 +35,11 @@ from bench.program import Program
 from bench.systems.dcp import join_world_of_one
 from bench.systems.surefoot import Surefoot
 from surefoot.drain.promoter import Promoted, Promoter
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import RankSave
 from surefoot.settings import PersistentSettings, job_settings
-from surefoot.tiers import open_holder, open_persistent
+from surefoot.tiers import open_persistent
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.servers import s3_server
@@ -114,7 +115,7 @@ class Ours:
         self._answers: list[Promoted] = []
         endpoints = self._surefoot._mine._link.attached.holders
         self._promoter = Promoter(
-            lambda _: [open_holder(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
+            lambda _: [HolderClient(endpoint, JOB, account_of(job_settings()), 10.0) for endpoint in endpoints],
             lambda: open_persistent(settings, JOB),
             self._answered,
         )

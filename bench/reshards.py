@@ -39,12 +39,12 @@ from surefoot.checkpointer import restoring
 from surefoot.checkpointer.backends import connect_agent
 from surefoot.checkpointer.in_process import InProcessBackend, InProcessTargets
 from surefoot.geometry.shares import shard_box
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire, account_of
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId
 from surefoot.settings import job_settings
 from surefoot.state import Program
-from surefoot.tiers.redis import open_holder
 
 SAVED = {1: 1, 2: 2, 4: 3, 8: 4}
 """Epoch of each saved world, by its ranks."""
@@ -189,7 +189,7 @@ class World:
         )  # fmt: skip
 
         def opened(holder: HolderId) -> Any:
-            return open_holder(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
+            return HolderClient(by_holder[holder], JOB, account_of(job_settings()), CALL_SECONDS)
 
         return InProcessBackend(about, InProcessTargets(holders, opened))
 

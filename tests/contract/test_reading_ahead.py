@@ -11,10 +11,11 @@ import pytest
 
 from support.servers import redis_server
 from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+from surefoot.holder.client import HolderClient
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES
-from surefoot.tiers import ReadsAhead, RedisTier, WritesAhead, open_holder
+from surefoot.tiers import ReadsAhead, WritesAhead
 
 SAVE = RankSave(1, 10, 0)
 JOB = "reading-ahead"
@@ -30,25 +31,25 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HolderSer
 
 
 @pytest.fixture
-def tier(server: HolderServer) -> Iterator[RedisTier]:
+def tier(server: HolderServer) -> Iterator[HolderClient]:
     account = redis_server.account(f"user-{JOB}", "a password")
     admin = redis_server.admin_of(server)
     admin.provision(JOB, account, 1)
     admin.close()
-    opened = open_holder(redis_server.endpoint(server), JOB, redis_server.with_socket(account, server), 1.0)
+    opened = HolderClient(redis_server.endpoint(server), JOB, redis_server.with_socket(account, server), 1.0)
     for number, data in enumerate(CHUNKS):
         opened.put_chunk(SAVE, number, memoryview(data))
     yield opened
     opened.close()
 
 
-def taken(tier: RedisTier, number: int, length: int) -> bytes:
+def taken(tier: HolderClient, number: int, length: int) -> bytes:
     into = memoryview(bytearray(length))
     tier.take_chunk(SAVE, number, into)
     return bytes(into)
 
 
-def test_what_was_asked_for_comes_in_that_order(tier: RedisTier) -> None:
+def test_what_was_asked_for_comes_in_that_order(tier: HolderClient) -> None:
     assert isinstance(tier, ReadsAhead)
     tier.ask_chunk(SAVE, 0, 0, CHUNK_BYTES)
     tier.ask_chunk(SAVE, 2, 10, 20)
@@ -58,7 +59,7 @@ def test_what_was_asked_for_comes_in_that_order(tier: RedisTier) -> None:
     assert taken(tier, 1, 7) == CHUNKS[1][5:12]
 
 
-def test_any_other_call_forgets_it(tier: RedisTier) -> None:
+def test_any_other_call_forgets_it(tier: HolderClient) -> None:
     tier.ask_chunk(SAVE, 0, 0, 100)
     assert bytes(tier.read_chunk(SAVE, 3, 0, 50)) == CHUNKS[3][:50]
     with pytest.raises(TierUnavailable):
@@ -69,7 +70,7 @@ def test_any_other_call_forgets_it(tier: RedisTier) -> None:
         taken(tier, 0, 100)
 
 
-def test_what_is_not_there_is_missing_and_what_was_asked_behind_it_is_not_taken_for_it(tier: RedisTier) -> None:
+def test_what_is_not_there_is_missing_and_what_was_asked_behind_it_is_not_taken_for_it(tier: HolderClient) -> None:
     for absent in ((9, 0), (2, 990)):
         tier.ask_chunk(SAVE, *absent, 20)
         tier.ask_chunk(SAVE, 3, 0, 20)
@@ -80,7 +81,7 @@ def test_what_is_not_there_is_missing_and_what_was_asked_behind_it_is_not_taken_
     assert bytes(tier.read_chunk(SAVE, 3, 0, 20)) == CHUNKS[3][:20]
 
 
-def test_chunks_sent_ahead_are_all_there_when_they_are_settled(tier: RedisTier) -> None:
+def test_chunks_sent_ahead_are_all_there_when_they_are_settled(tier: HolderClient) -> None:
     assert isinstance(tier, WritesAhead)
     for number, data in enumerate(CHUNKS):
         tier.send_chunk(SAVE, 10 + number, memoryview(data))
@@ -89,7 +90,7 @@ def test_chunks_sent_ahead_are_all_there_when_they_are_settled(tier: RedisTier) 
         assert bytes(tier.read_chunk(SAVE, 10 + number, 0, len(data))) == data
 
 
-def test_a_full_holder_says_so_of_the_chunk_before_or_when_it_is_settled(tier: RedisTier) -> None:
+def test_a_full_holder_says_so_of_the_chunk_before_or_when_it_is_settled(tier: HolderClient) -> None:
     def send() -> None:
         for number in range(20):  # 80 MiB into 64
             tier.send_chunk(SAVE, 10 + number, memoryview(CHUNKS[0]))
@@ -99,7 +100,7 @@ def test_a_full_holder_says_so_of_the_chunk_before_or_when_it_is_settled(tier: R
         send()
 
 
-def test_an_account_that_is_gone_is_said_so(tier: RedisTier, server: HolderServer) -> None:
+def test_an_account_that_is_gone_is_said_so(tier: HolderClient, server: HolderServer) -> None:
     tier.ask_chunk(SAVE, 3, 0, 20)
     assert taken(tier, 3, 20) == CHUNKS[3][:20]
     admin = redis_server.admin_of(server)
@@ -109,7 +110,9 @@ def test_an_account_that_is_gone_is_said_so(tier: RedisTier, server: HolderServe
         tier.read_chunk(SAVE, 3, 0, 20)
 
 
-def test_a_frozen_holder_costs_the_limit_and_answers_again_when_it_thaws(tier: RedisTier, server: HolderServer) -> None:
+def test_a_frozen_holder_costs_the_limit_and_answers_again_when_it_thaws(
+    tier: HolderClient, server: HolderServer
+) -> None:
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
         tier.ask_chunk(SAVE, 0, 0, CHUNK_BYTES)

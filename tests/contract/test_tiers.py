@@ -17,12 +17,13 @@ from surefoot.format.digests import block_digests
 from surefoot.format.layouts import Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry.box import Box
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import Tier, open_holder, open_persistent
+from surefoot.tiers import Tier, open_persistent
 
 OpenTier = Callable[[], Tier]
 USUAL = RankSave(2, 40, 0)
@@ -66,7 +67,7 @@ def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenTi
     def make() -> Tier:
         if holder is not None:
             known = redis_server.with_socket(account, holder)
-            opened.append(open_holder(redis_server.endpoint(holder), job, known))
+            opened.append(HolderClient(redis_server.endpoint(holder), job, known))
         elif request.param == "directory":
             opened.append(open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), job))
         else:
@@ -268,7 +269,7 @@ def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.Fixture
     if kind == "redis":
         server = request.getfixturevalue("redis")
         provision(server, other, Credentials("other", "p"))
-        theirs: Tier = open_holder(redis_server.endpoint(server), other, Credentials("other", "p"))
+        theirs: Tier = HolderClient(redis_server.endpoint(server), other, Credentials("other", "p"))
     elif kind == "directory":
         theirs = open_persistent(PersistentSettings(uri=(tmp_path / "a folder").as_uri()), other)
     else:

@@ -19,6 +19,7 @@ from surefoot.errors import TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
 from surefoot.geometry import Box
 from surefoot.holder import keys
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
@@ -33,7 +34,7 @@ from surefoot.restore import (
     read_catalogue,
 )
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import open_holder, open_persistent
+from surefoot.tiers import open_persistent
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (1200, 1100), "bias": (70,), "count": ()}
 SAVE = RankSave(1, 10, 0)
@@ -65,12 +66,12 @@ class Stored:
             self.endpoints[endpoint.holder] = endpoint
         self.tensors = arrays(10, SHAPES)
         saver = Saver(
-            lambda h: open_holder(self.endpoints[h], self.job, self.account), tuple(self.endpoints), slot_bytes=8 << 20
+            lambda h: HolderClient(self.endpoints[h], self.job, self.account), tuple(self.endpoints), slot_bytes=8 << 20
         )
         self.stream: Stream = saver.save(SAVE, self.tensors, values=VALUES)
         saver.close()
         assert len(self.stream.layout.chunk_starts) == 2
-        source = open_holder(next(iter(self.endpoints.values())), self.job, self.account)
+        source = HolderClient(next(iter(self.endpoints.values())), self.job, self.account)
         copy_save(SAVE, [source], open_persistent(self.settings, self.job), 1, TokenBucket())
         source.close()
 

@@ -30,7 +30,7 @@ from surefoot.ipc.trainer_messages import Attached, Staged
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import open_holder, open_persistent
+from surefoot.tiers import open_persistent
 from surefoot.tiers.persistent import ObjectStoreTier
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
@@ -51,7 +51,7 @@ class Memory:
         return tuple(self.endpoints)
 
     def open(self, holder: HolderId):
-        return open_holder(self.endpoints[holder], self.job, self.account)
+        return HolderClient(self.endpoints[holder], self.job, self.account)
 
     def client(self, holder: HolderId) -> HolderClient:
         return HolderClient(self.endpoints[holder], self.job, self.account)
@@ -192,7 +192,7 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
     with redis_server.running(tmp_path, memory_bytes=16 << 20) as server:
         endpoint = redis_server.endpoint(server)
         HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
-        saver = Saver(lambda _: open_holder(endpoint, "job", account), (endpoint.holder,), 1, FAST, 8 << 20)
+        saver = Saver(lambda _: HolderClient(endpoint, "job", account), (endpoint.holder,), 1, FAST, 8 << 20)
         tensors = arrays(1, {"weight": (1200, 1000)})
         step = 0
         while not saver.watched.freed or saver.watched.freed[-1][2]:

@@ -14,10 +14,10 @@ from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.slots import RetryLimits
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderId, RankSave
-from surefoot.tiers import open_holder
 
 ROUNDS = 20
 """Times each stage is tried: 20 × 11 stages."""
@@ -75,7 +75,7 @@ def test_a_holder_killed_during_a_drain_costs_a_copy_and_its_successor_takes_the
                 two.kill()
 
         options = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01), probe)
-        saver = Saver(lambda h: open_holder(endpoints[h], "job", account), (first, second), 2, options, chunk_blocks=1)
+        saver = Saver(lambda h: HolderClient(endpoints[h], "job", account), (first, second), 2, options, chunk_blocks=1)
         tensors = arrays(10, {"weight": (300, 70)})
         saver.save(RankSave(1, 10, 0), tensors)
         assert saver.watched.freed == [(0, 10, True)]

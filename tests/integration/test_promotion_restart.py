@@ -22,11 +22,12 @@ from support.saves import Saver, arrays
 from support.servers import redis_server, s3_server
 from support.servers.s3_server import S3Server
 from surefoot.drain.engine import DrainOptions
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
-from surefoot.tiers import ObjectStoreTier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_persistent
 from surefoot.tiers.verified import chunk_from, stream_from, table_from
 
 DIES_AT = 6
@@ -60,7 +61,7 @@ class Job:
         HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(self.uid, account, 1)
         options = DrainOptions()
         saver = Saver(
-            lambda _: open_holder(endpoint, self.uid, account), (endpoint.holder,), 1, options, chunk_blocks=1
+            lambda _: HolderClient(endpoint, self.uid, account), (endpoint.holder,), 1, options, chunk_blocks=1
         )
         self.stream = saver.save(SAVE, arrays(10, {f"w{i}": (300, 70) for i in range(8)}))
         saver.close()

@@ -1,8 +1,8 @@
-"""Writes, commits, reads, drops and seals rank saves on one holder.
+"""Writes, commits, reads and seals rank saves on one holder.
 
-Used by the redis tier (under the job's account) and by the operator (under the administrator's). One thread at a time
-per client; one is cheap (a connection, opened at the first call), so each stream or operator task takes its own.
-Every call means the one instance that the endpoint names: a Redis that restarted since is another holder.
+A `Tier`, used by drain and restore (under the job's account) and by the operator (under the administrator's). One
+thread at a time per client; one is cheap (a connection, opened at the first call), so each stream or operator task
+takes its own. Every call means the one instance that the endpoint names: a Redis that restarted since is another holder.
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ class HolderIndex:
 
 
 class HolderClient:
-    """One job's view of one holder."""
+    """One job's view of one holder. The connection opens at the first call."""
 
     def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
         self.endpoint = endpoint
         self._job = job
         local = credentials.local
         near = local.socket if local is not None and local.node == endpoint.holder.node else ""
+        self._damaged: tuple[str, ...] = ()
         self._wire = Wire(endpoint.host, endpoint.port, credentials, call_seconds, endpoint.tls, near)
 
     def __str__(self) -> str:
         return str(self.endpoint.holder)
+
+    @property
+    def name(self) -> str:
+        return f"memory:{self.endpoint.holder.node}"
 
     # ---- decisions of the holder ------------------------------------------------------------------------------------
 
@@ -114,19 +119,28 @@ class HolderClient:
                 damaged=tuple(damaged),
             )
 
+    def manifests(self) -> tuple[RankManifest, ...]:
+        """Of every visible rank save; the names of entries that cannot be read are `damaged` then."""
+        index = self.index()
+        self._damaged = index.damaged
+        return index.manifests
+
+    def damaged(self) -> tuple[str, ...]:
+        return self._damaged
+
     # ---- bytes ------------------------------------------------------------------------------------------------------
 
     def put_layout(self, digest: str, text: str) -> None:
         self._put(keys.layout(self._job, digest), text.encode(), "writing a layout")
 
-    def put_chunk(self, save: RankSave, number: int, data: bytes | memoryview) -> None:
-        self._put(keys.chunk(self._job, save, number), data, f"writing chunk {number} of {save}")
+    def put_chunk(self, save: RankSave, index: int, data: bytes | memoryview) -> None:
+        self._put(keys.chunk(self._job, save, index), data, f"writing chunk {index} of {save}")
 
-    def send_chunk(self, save: RankSave, number: int, data: bytes | memoryview) -> None:
+    def send_chunk(self, save: RankSave, index: int, data: bytes | memoryview) -> None:
         """As `put_chunk`, but returns with the answer to the one before: the holder stores it while this travels."""
         flat = data.cast("B") if isinstance(data, memoryview) else data
-        with explained(str(self), f"writing chunk {number} of {save}"):
-            self._wire.ask("SET", keys.chunk(self._job, save, number), flat)
+        with explained(str(self), f"writing chunk {index} of {save}"):
+            self._wire.ask("SET", keys.chunk(self._job, save, index), flat)
             if self._wire.due > 1:
                 self._wire.answer()
 
@@ -151,26 +165,26 @@ class HolderClient:
     def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
         return self._range(keys.digests(self._job, save), offset, length, f"digests of {save}")
 
-    def read_chunk(self, save: RankSave, number: int, offset: int, length: int) -> memoryview:
+    def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> memoryview:
         found = memoryview(bytearray(length))
         if length:
             self._wire.forget()
-            self.ask_chunk(save, number, offset, length)
-            self.take_chunk(save, number, found)
+            self.ask_chunk(save, index, offset, length)
+            self.take_chunk(save, index, found)
         return found
 
-    def ask_chunk(self, save: RankSave, number: int, offset: int, length: int) -> None:
+    def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
         """Asks for bytes that `take_chunk` will read; what is asked for is taken in that order."""
-        with explained(str(self), f"asking for chunk {number} of {save}"):
-            key = keys.chunk(self._job, save, number)
+        with explained(str(self), f"asking for chunk {index} of {save}"):
+            key = keys.chunk(self._job, save, index)
             self._wire.ask("GETRANGE", key, offset, offset + length - 1)
 
-    def take_chunk(self, save: RankSave, number: int, into: memoryview) -> None:
+    def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
         """Fills `into` with what was asked for longest ago."""
-        with explained(str(self), f"reading chunk {number} of {save}"):
+        with explained(str(self), f"reading chunk {index} of {save}"):
             length = self._wire.take(into)
         if length != len(into):
-            raise ChunkMissing(f"{self} has {length} of {len(into)} bytes of chunk {number} of {save}")
+            raise ChunkMissing(f"{self} has {length} of {len(into)} bytes of chunk {index} of {save}")
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""

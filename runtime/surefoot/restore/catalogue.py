@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefoot.errors import SurefootError, TierError
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.protocol.completeness import Covers, TierReading, is_complete, layouts_to_check
 from surefoot.protocol.coverage import uncovered
@@ -21,7 +22,6 @@ from surefoot.protocol.records import Layout, RankManifest
 from surefoot.settings import PersistentSettings
 from surefoot.tiers import ByCheckpoint, Tier
 from surefoot.tiers.open import open_persistent
-from surefoot.tiers.redis import open_holder
 from surefoot.tiers.verified import stream_from
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def holder_sources(
         SaveSource(
             f"memory:{e.holder.node}",
             "memory",
-            lambda e=e: open_holder(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
+            lambda e=e: HolderClient(e, job, account, call_seconds),  # type: ignore[misc]  # e is bound on purpose
             local=e.holder.node == node,
         )
         for e in endpoints

@@ -13,11 +13,12 @@ from typing import Any
 from support.programs.dying_saver import Fuse, ProbedTier
 from surefoot import metrics
 from surefoot.agent.coordinator import requests as chores
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.messages import FromAgent, Persisted, PromoteSave
 from surefoot.settings import JobSettings, PersistentSettings
-from surefoot.tiers import ObjectStoreTier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, open_persistent
 
 SECONDS = 60.0
 
@@ -39,7 +40,7 @@ async def promoted(given: dict[str, Any]) -> list[str | None]:
     endpoint = HolderEndpoint(HolderId(given["node"], given["instance"]), given["host"], given["port"], given["node"])
     account = Credentials(given["user"], given["password"])
     answers: asyncio.Queue[FromAgent] = asyncio.Queue()
-    places = chores.SaveLocations(lambda _: open_holder(endpoint, given["job"], account), lambda: [endpoint.holder])
+    places = chores.SaveLocations(lambda _: HolderClient(endpoint, given["job"], account), lambda: [endpoint.holder])
     work = chores.CoordinatorRequests(settings, places, answers.put_nowait)
     saves = tuple(RankSave(1, 10, rank) for rank in range(given["ranks"]))
     work.promote(PromoteSave(1, saves))

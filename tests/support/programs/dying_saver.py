@@ -23,6 +23,7 @@ from support.saves import Saver, arrays
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.promoter import Promoted, Promoter
 from surefoot.geometry import Box
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
@@ -36,7 +37,7 @@ from surefoot.restore import (
     read_catalogue,
 )
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import ObjectStoreTier, Tier, open_holder, open_persistent
+from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (300, 70), "bias": (70,), "count": ()}
 FIRST, SECOND = 10, 20
@@ -120,7 +121,7 @@ class Place:
         return PersistentSettings(uri=self.folder.as_uri())
 
     def open(self, holder: HolderId) -> Tier:
-        return open_holder(next(e for e in self.endpoints if e.holder == holder), self.job, self.account)
+        return HolderClient(next(e for e in self.endpoints if e.holder == holder), self.job, self.account)
 
 
 def save_and_die(place: Place, stage: str) -> None:

@@ -28,12 +28,12 @@ from support.servers import redis_server
 from surefoot import Checkpointer, metrics
 from surefoot.checkpointer import gloo_peers
 from surefoot.format.layouts import Stream
+from surefoot.holder.client import HolderClient
 from surefoot.ipc.trainer_messages import Attached
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.restore import exchange
 from surefoot.settings import JobSettings, job_environment
 from surefoot.state import Program
-from surefoot.tiers.redis import open_holder
 
 JOB = "sharing"
 STEP = int(os.environ.get("STEP", "3"))
@@ -71,7 +71,7 @@ def save(folder: Path) -> None:
     stream = saved(Program(objects(), (rank, world)), rank, STEP)
     (folder / f"stream.{rank}").write_bytes(pickle.dumps(stream))
     for endpoint in endpoints():
-        tier = open_holder(endpoint, JOB, ACCOUNT, 5.0)
+        tier = HolderClient(endpoint, JOB, ACCOUNT, 5.0)
         put_save(tier, RankSave(1, STEP, rank), world, Stream(stream.layout), stream.data, stream.values)
         tier.close()
 

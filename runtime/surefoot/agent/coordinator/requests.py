@@ -18,6 +18,7 @@ from surefoot.drain.promoter import Promoted, Promoter, drop_persistent
 from surefoot.drain.repair import repair
 from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.protocol.identities import HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.messages import (
@@ -36,7 +37,6 @@ from surefoot.protocol.messages import (
 from surefoot.protocol.records import RankManifest
 from surefoot.settings import JobSettings, settings_elsewhere
 from surefoot.tiers import ObjectStoreTier, Tier, open_persistent
-from surefoot.tiers.redis import open_holder
 
 Request = ListPersistent | RepairSave | DropPersistent
 _QUEUE = 256
@@ -141,7 +141,7 @@ class CoordinatorRequests:
     def _trouble_with(self, endpoint: HolderEndpoint) -> str:
         """Why this very instance does not give its index to this worker; empty: it does."""
         job = self._job
-        tier = open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
+        tier = HolderClient(endpoint, job.job, account_of(job), job.holder_call_seconds)
         try:
             tier.manifests()
         except Exception as error:  # noqa: BLE001  an answer in any case: who asked decides from it

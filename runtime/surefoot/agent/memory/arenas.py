@@ -21,6 +21,7 @@ from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
+from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.ipc.memfd import SLOTS, MemoryFile
 from surefoot.ipc.trainer_messages import Staged, StagedSaves
@@ -28,7 +29,6 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Holders
 from surefoot.settings import JobSettings
 from surefoot.tiers import Tier
-from surefoot.tiers.redis import open_holder
 
 _REPLACE_SECONDS = 5.0
 """How long a save in memory that has become too small may still drain before it is given up."""
@@ -94,7 +94,7 @@ class StagingMemory:
         for endpoint in endpoints:
             if endpoint.holder == holder:
                 job = self._job
-                return open_holder(endpoint, job.job, account_of(job), job.holder_call_seconds)
+                return HolderClient(endpoint, job.job, account_of(job), job.holder_call_seconds)
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
     async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
