@@ -176,7 +176,7 @@ class World:
             wire.close()
         return total
 
-    def _link(self, epoch: int, parent: Checkpoint | None) -> InProcessBackend[Attached]:
+    def _link(self, epoch: int, parent: Checkpoint | None) -> InProcessBackend:
         holders = tuple(e.holder for e in self.endpoints)
         by_holder = {e.holder: e for e in self.endpoints}
         lineage = (

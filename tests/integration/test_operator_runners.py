@@ -67,7 +67,7 @@ class Stand:
         return sorted(f"{key.name} {key.uid}" for key in self.runners.running)
 
     async def ended(self) -> None:
-        await asyncio.gather(*self.runners._ending)
+        await self.runners._ending.join()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from surefoot.holder.connection import TLS_NAME
 from surefoot.protocol.backoff import Backoff
+from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
@@ -72,7 +73,7 @@ class ClusterOperator:
         self._probes = Probes(settings.metrics_port, self._unwell, self._unready)
         self._server: AgentServer | None = None
         self._runners: JobRunners | None = None
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside = TaskSet(self._beside_failed)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "nothing has begun yet"
 
@@ -96,7 +97,7 @@ class ClusterOperator:
     async def _live(self) -> None:
         await self._probes.start()
         log.info("/metrics, /healthz and /readyz on port %d", self._probes.port)
-        self._start(self._lag.run())
+        self._beside.start(self._lag.run())
         self._begun = "the operator's secrets are not there yet"
         shared = await self._patiently(self._shared)
         self._begun = "the cluster is not listed yet"
@@ -104,15 +105,15 @@ class ClusterOperator:
         self._wakening.start()
         self._runners = JobRunners(shared, self._settings.only_namespace)
         self._begun = ""
-        self._start(self._elector.run())
+        self._beside.start(self._elector.run())
         await self._elector.leading.wait()
         self._clock.begin()
         self._runners.start()
         shared.server.lead(True)
         metrics.leader.set(1)
-        self._start(self._label.hold())
-        self._start(self._runners.resync())
-        self._start(self._tier(shared, self._runners).run())
+        self._beside.start(self._label.hold())
+        self._beside.start(self._runners.resync())
+        self._beside.start(self._tier(shared, self._runners).run())
         log.info(
             "leading, with %d jobs; agents connect to %s", len(self._runners.running), self._settings.coordinator_url
         )
@@ -142,7 +143,7 @@ class ClusterOperator:
         await server.start()
         self._server = server
         if tls is not None:
-            self._start(tls.follow())
+            self._beside.start(tls.follow())
         telling = WorkerEnvironmentFactory(
             given.coordinator_url,
             settings.memory.call_seconds,
@@ -166,8 +167,8 @@ class ClusterOperator:
             tls = CoordinatorTls(self._api, self._at(given.memory_tls_secret), (TLS_NAME,))
             await tls.begin()
             access.authority = tls.authority
-            self._start(tls.follow())
-        self._start(self._follow_access(access, tls))
+            self._beside.start(tls.follow())
+        self._beside.start(self._follow_access(access, tls))
         return access
 
     async def _follow_access(self, access: TierAccess, tls: CoordinatorTls | None) -> None:
@@ -201,16 +202,8 @@ class ClusterOperator:
 
     # ---- beside -----------------------------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that never ends by itself: if it does, the process does."""
-        task = asyncio.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._beside.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+    def _beside_failed(self, name: str, error: BaseException) -> None:
+        """Ends the process: nothing of this may end by itself."""
         if isinstance(error, LeaseLost) and self._server is not None:
             self._server.lead(False)  # before anything else: agents may believe us no more
             metrics.leader.set(0)
@@ -246,9 +239,7 @@ class ClusterOperator:
     async def _let_go(self) -> None:
         if self._runners is not None:
             await self._runners.close()
-        for task in tuple(self._beside):
-            task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
+        await self._beside.close()
         if self._elector.leading.is_set():
             try:
                 await self._label.drop()

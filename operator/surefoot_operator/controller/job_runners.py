@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller.health import process_metrics
@@ -42,7 +43,7 @@ class JobRunners:
     def __init__(self, shared: Shared, only_namespace: str = "") -> None:
         self._shared, self._only_namespace = shared, only_namespace
         self._runners: dict[JobKey, JobRunner] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskSet(lambda name, error: log.error("%s failed: %s", name, error, exc_info=error))
         self._leading = False
         self._soon: asyncio.TimerHandle | None = None
 
@@ -99,7 +100,7 @@ class JobRunners:
             self._soon.cancel()
         await asyncio.gather(*(runner.stop(gone=False) for runner in self._runners.values()), return_exceptions=True)
         self._runners.clear()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._ending.join()
 
     def _heard(self, old: Object | None, new: Object | None) -> None:
         if old is None or new is None or old["metadata"]["uid"] != new["metadata"]["uid"]:
@@ -117,11 +118,4 @@ class JobRunners:
         runner.start()
 
     def _end(self, runner: JobRunner) -> None:
-        task = asyncio.create_task(runner.stop(gone=True), name=f"end {runner.key}")
-        self._ending.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+        self._ending.start(runner.stop(gone=True), f"end {runner.key}")

@@ -22,6 +22,7 @@ from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot.protocol.settled import Settled
+from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor, start_monitor
@@ -50,7 +51,7 @@ class JobHolders:
         self._clock, self._changed = clock, changed
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="holder")
         self._monitors: dict[str, HolderMonitor] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = TaskSet(lambda name, error: log.error("%s failed: %s", name, error, exc_info=error))
         self._gone: dict[HolderId, HolderSeen] = {}
         self._status = JobStatus()
         self._covers: dict[frozenset[str], bool] = {}
@@ -214,7 +215,7 @@ class JobHolders:
         """Ends every task and thread; holders stay as they are. A call under way is waited for (≤ its time limit)."""
         for kept in self._monitors.values():
             await kept.stop()
-        await asyncio.gather(*self._leaving)
+        await self._leaving.join()
         await asyncio.to_thread(self._pool.shutdown, True)
         for kept in self._monitors.values():
             await kept.close()
@@ -251,9 +252,7 @@ class JobHolders:
         self._begin_letting_go(kept)
 
     def _begin_letting_go(self, kept: HolderMonitor) -> None:
-        task = asyncio.create_task(self._let_go(kept))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving.start(self._let_go(kept), f"leaving the holder on {kept.place.node}")
 
     @staticmethod
     async def _let_go(kept: HolderMonitor) -> None:

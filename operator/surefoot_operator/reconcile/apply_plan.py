@@ -13,6 +13,7 @@ from typing import Any
 
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
+from surefoot.task_set import TaskSet
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.coordinator.sessions import Sessions
@@ -37,7 +38,6 @@ from surefoot_operator.policy.actions import (
     SealHolder,
     SetFinalizer,
 )
-from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
@@ -88,7 +88,7 @@ def _delete(dependencies: Dependencies, action: DeleteWorker) -> Callable[[], Co
 
 
 def carry_out_maintenance(
-    dependencies: Dependencies, actions: Iterable[MaintenanceAction], seen: Observed, background: Background
+    dependencies: Dependencies, actions: Iterable[MaintenanceAction], seen: Observed, background: TaskSet
 ) -> None:
     """An upkeep's actions: agents are asked, holders are called in the background."""
     drops: dict[HolderId, tuple[RankSave, ...]] = {}
@@ -108,7 +108,7 @@ def carry_out_maintenance(
     world = seen.status.world
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch
-        background.start("drops", lambda: dependencies.memory.drop(drops, epoch, left))
+        background.start_once("drops", lambda: dependencies.memory.drop(drops, epoch, left))
 
 
 def repairing(sessions: Sessions) -> frozenset[RankSave]:

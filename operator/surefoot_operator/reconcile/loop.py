@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import shorten
+from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.desired_messages import desired_state
@@ -29,7 +30,6 @@ from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
-from surefoot_operator.reconcile.background import Background
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
@@ -52,7 +52,7 @@ class Reconciler:
         self._term_seconds = dependencies.clock()
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
-        self._background = Background()
+        self._background = TaskSet(_background_failed)
         self.calls = WorkerCalls(dependencies.clock, self.wake)
         self._tier_failures = TierFailureEvents()
         self._ages = WorkerAges()
@@ -238,12 +238,14 @@ class Reconciler:
         mark = (world.epoch, kept.watermark) if kept.watermark is not None else None
         if mark is not None and mark != self._marked:
             epoch, checkpoint = mark
-            if self._background.start("watermark", lambda: dependencies.memory.mark(checkpoint, epoch)):
+            if self._background.start_once("watermark", lambda: dependencies.memory.mark(checkpoint, epoch)):
                 self._marked = mark
         if time.monotonic() - self._swept >= dependencies.settings.memory.janitor_seconds:
             self._swept = time.monotonic()
             busy = repairing(dependencies.channel.sessions)
-            self._background.start("janitor", lambda: dependencies.memory.sweep(self._watermark, busy, kept.settled))
+            self._background.start_once(
+                "janitor", lambda: dependencies.memory.sweep(self._watermark, busy, kept.settled)
+            )
 
     def _notices(self) -> tuple[Event, ...]:
         """What agents want people to hear, and what they could not do."""
@@ -309,6 +311,12 @@ class Reconciler:
             log.error("a plan breaks an invariant and is not applied (%d in a row): %s", failures, error)
         else:
             log.exception("reconciling failed (%d in a row)", failures)
+
+
+def _background_failed(name: str, error: BaseException) -> None:
+    """The next plan asks for it again, if it still matters."""
+    metrics.reconcile_failures.labels(type(error).__name__).inc()
+    log.error("%s failed: %s", name, error, exc_info=error)
 
 
 def _calm(old: JobStatus, new: JobStatus) -> JobStatus:

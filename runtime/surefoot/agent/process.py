@@ -40,6 +40,7 @@ from surefoot.launcher.start import Hosted, Starter
 from surefoot.linux_process import become_subreaper
 from surefoot.protocol import messages
 from surefoot.settings import AgentSettings
+from surefoot.task_set import TaskSet
 
 _TICK_SECONDS = 0.5
 _TURNED_AWAY = 1
@@ -63,7 +64,7 @@ class AgentProcess:
         self.incarnation = secrets.token_hex(8)
         self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(self._task_failed)
         self._store: tuple[int, Hosted] | None = None
         environment = with_own_interpreter(environment)
         folder, scratch = Path(settings.run_folder).absolute(), Path(settings.scratch_folder).absolute()
@@ -313,25 +314,19 @@ class AgentProcess:
                     _log.warning("no coordinator, and a holder failed during garbage collection: %s", problem)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        self._tasks.start(work)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None or self._ended.done():
-            return
+    def _task_failed(self, name: str, error: BaseException) -> None:
         # nothing here is allowed to fail unheard: an agent that only half works is worse than one that is gone
-        self._ended.set_exception(task.exception() or SurefootError("a task of the agent failed"))
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     async def _close(self) -> None:
         await self._trainers.close()
         if self._store is not None:
             self._store[1].child.kill()
             self._store = None
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._starter.close()
         await self._exporter.close()
         await self.trainer_server.close()

@@ -2,8 +2,6 @@
 
 Made by `checkpointer` under plain `python` or `torchrun`, with whatever tiers there are as targets; for most that is
 the persistent tier alone. No leader exists, so retention of the persistent tier happens here, and nobody holds.
-The epoch's description and the messages are the agent room's, which stands above this one: they are known here by
-what they offer, not by their names.
 """
 
 from __future__ import annotations
@@ -13,12 +11,13 @@ import mmap
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Never, Protocol, TypeVar
+from typing import Never
 
 from surefoot import metrics
 from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
+from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 
@@ -27,41 +26,6 @@ log = logging.getLogger(__name__)
 SLOTS = 2
 PERSISTENT = HolderId("persistent", "")
 """The persistent tier as a target of a drain."""
-
-
-class EpochDescription(Protocol):
-    """What is needed of agent.line.Attached."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def incarnation(self) -> str: ...
-    @property
-    def replicas(self) -> int: ...
-
-
-class StagedSlot(Protocol):
-    """What is needed of agent.line.Staged."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def stream_bytes(self) -> int: ...
-    @property
-    def values_bytes(self) -> int: ...
-    @property
-    def layout(self) -> str: ...
-    @property
-    def layout_json(self) -> str | None: ...
-
-
-AttachedT = TypeVar("AttachedT", bound=EpochDescription)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +41,10 @@ class InProcessTargets:
     options: DrainOptions | None = None
 
 
-class InProcessBackend(Generic[AttachedT]):
-    """`ipc.backend.Link`, in this process."""
+class InProcessBackend:
+    """`ipc.backend.SaveBackend`, in this process."""
 
-    def __init__(self, attached: AttachedT, targets: InProcessTargets) -> None:
+    def __init__(self, attached: Attached, targets: InProcessTargets) -> None:
         self.attached = attached
         """May be replaced as long as nothing was saved: its restore point, where that cannot be read."""
         self._targets = targets
@@ -112,7 +76,7 @@ class InProcessBackend(Generic[AttachedT]):
             self._changed.wait_for(lambda: len(self._busy) < SLOTS, wait_seconds)
             return next((slot for slot in range(SLOTS) if slot not in self._busy), None)
 
-    def staged(self, message: StagedSlot) -> None:
+    def staged(self, message: Staged) -> None:
         if self._drain is None:
             raise RuntimeError("a slot was staged before arena() gave one")
         with self._changed:
@@ -122,7 +86,7 @@ class InProcessBackend(Generic[AttachedT]):
         sealed = SealedSave(save, me.world, me.incarnation, message.layout, message.stream_bytes, message.values_bytes)
         self._drain.stage(message.slot, sealed, message.layout_json)
 
-    def stepped(self, message: object) -> None:
+    def stepped(self, message: Stepped) -> None:
         """Nobody asks here."""
 
     def held_at(self, step: int) -> bool:

@@ -21,6 +21,7 @@ from surefoot.holder.sockets import reachable
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import Unframer, framed
 from surefoot.protocol.backoff import Backoff
+from surefoot.task_set import TaskSet
 
 _READ_BYTES = 1 << 18
 _QUEUE = 1024
@@ -88,7 +89,7 @@ class TrainerServer:
         self._path = path
         self._admit, self._hear = admit, hear
         self._trainers: set[TrainerConnection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(lambda name, error: _log.error("%s failed: %s", name, error, exc_info=error))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
@@ -101,7 +102,7 @@ class TrainerServer:
             os.umask(before)
         self._listener.listen(128)
         self._listener.setblocking(False)
-        self._own(self._accept())
+        self._tasks.start(self._accept(), "accepting trainers")
 
     def tell(self, epoch: int, rank: int | None, message: line.ToTrainer) -> None:
         """To one attached rank of this epoch, or to all of them (None)."""
@@ -110,9 +111,7 @@ class TrainerServer:
                 trainer.tell(message)
 
     async def close(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
@@ -131,7 +130,7 @@ class TrainerServer:
                 await asyncio.sleep(_ACCEPT_WAITS.seconds(failures, random.random()))
                 continue
             failures = 0
-            self._own(self._serve(connection))
+            self._tasks.start(self._serve(connection), "serving a trainer")
 
     async def _serve(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -171,11 +170,6 @@ class TrainerServer:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             trainer.forget()
-
-    def _own(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]  # a coroutine of this class
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _close(fd: int | None) -> None:

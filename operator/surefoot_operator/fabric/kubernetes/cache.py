@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
@@ -62,14 +63,13 @@ class ClusterCache:
         self.listen("holders", self._holder)
         self._by_job: dict[str, dict[str, Object]] = {}
         self.listen("pods", self._pod)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet(_report)
 
     async def start(self) -> None:
         """Returns once everything was listed. Raises FabricError if that takes too long."""
-        self._tasks = [asyncio.create_task(feed.run(), name=f"watch {feed.path}") for feed in self._feeds]
-        self._tasks.append(asyncio.create_task(self._judge(), name="judge leases"))
-        for task in self._tasks:
-            task.add_done_callback(_report)
+        for feed in self._feeds:
+            self._tasks.start(feed.run(), f"watch {feed.path}")
+        self._tasks.start(self._judge(), "judge leases")
         try:
             async with asyncio.timeout(SYNC_SECONDS):
                 for feed in self._feeds:
@@ -85,10 +85,7 @@ class ClusterCache:
         """Ends the watches; the connections are the API's."""
         for kind in self._named:
             metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.close()
 
     def listen(self, kind: str, listener: Listener) -> None:
         """`listener` hears old and new state of each `trainingjobs`, `pods`, `holders` or `nodes` from now on."""
@@ -176,7 +173,6 @@ class ClusterCache:
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _report(name: str, error: BaseException) -> None:
     """A watch that ended by an error of ours: its feed goes stale, and the log says why."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("%s ended and is not watched any more", task.get_name(), exc_info=task.exception())
+    log.error("%s ended and is not watched any more", name, exc_info=error)

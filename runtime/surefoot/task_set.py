@@ -1,0 +1,54 @@
+"""Owns asyncio tasks until their ends, reports errors, joins all.
+
+A task that nobody keeps may be collected while it runs, and one whose error nobody reads fails unheard: what only half
+works is worse than what is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class TaskSet:
+    """Tasks of one owner, which closes or joins them before it ends itself."""
+
+    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
+        """Takes what hears of errors.
+
+        Args:
+            failed: Called once with a task's name and its error; never for one that was cancelled.
+        """
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
+        """Runs the coroutine beside its caller."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def start_once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Runs the work unless one of its name does; returns whether it did."""
+        if any(task.get_name() == name for task in self._tasks):
+            return False
+        self.start(work(), name)
+        return True
+
+    async def join(self) -> None:
+        """Returns when no task runs, of those that began meanwhile none either."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    async def close(self) -> None:
+        """Cancels every task and waits for its end."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(tuple(self._tasks))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(task.get_name(), error)
