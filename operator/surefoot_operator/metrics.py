@@ -47,6 +47,10 @@ phase = Gauge("surefoot_job_phase", "1 for the phase that the job is in, 0 for t
 world_size = Gauge("surefoot_world_size", "Ranks in the committed world.", _JOB)
 job_epoch = Gauge("surefoot_job_epoch", "Epoch of the world, claimed or committed.", _JOB)
 job_step = Gauge("surefoot_job_step", "Highest step that any rank of the world has finished.", _JOB)
+data_passes = Gauge("surefoot_job_data_passes", "Passes over the data, the share of the present one included.", _JOB)
+samples_per_second = Gauge(
+    "surefoot_job_samples_per_second", "Samples a second at the pace of the last steps; NaN where nobody tells.", _JOB
+)
 agents_connected = Gauge("surefoot_agents_connected", "Agents of the job whose line is open.", _JOB)
 holders = Gauge("surefoot_holders", "Memory-tier instances as the job finds them.", [*_JOB, "state"])
 protected = Gauge("surefoot_checkpoint_protected", "1 while a failure now would find a checkpoint in safety.", _JOB)
@@ -98,6 +102,8 @@ restarts = Counter("surefoot_restarts_total", "Changes of the world after a fail
 lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", _JOB)
 
 RUNNING = (
+    data_passes,
+    samples_per_second,
     agents_connected,
     holders,
     protected,

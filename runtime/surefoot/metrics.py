@@ -45,6 +45,10 @@ step_seconds = Histogram(
 )
 step = Gauge("surefoot_step", "Last step that every local rank has finished.")
 loss = Gauge("surefoot_loss", "Loss of that step; NaN also where the program does not tell it.")
+passes = Gauge(
+    "surefoot_data_passes", "Passes over the data that this worker's ranks consumed; NaN where nobody tells."
+)
+samples = Counter("surefoot_samples_total", "Samples that finished steps of this worker's ranks consumed.")
 losses_not_finite = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
 epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
@@ -65,6 +69,8 @@ FAMILIES = (
     step_seconds,
     step,
     loss,
+    passes,
+    samples,
     losses_not_finite,
     epoch,
     pending,

@@ -16,7 +16,7 @@ from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
 from surefoot_operator import metrics
-from surefoot_operator.api.status import Incident, Interval, JobStatus
+from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
@@ -114,14 +114,15 @@ def value(name: str, labels: str = "") -> float:
 def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))
-    figures.show(seen, seen.status, maintain(seen))
+    figures.show(seen, replace(seen.status, data=DataRead(1.25, 48.0)), maintain(seen))
+    assert (value("surefoot_job_data_passes"), value("surefoot_job_samples_per_second")) == (1.25, 48)
     assert value("surefoot_world_size") == 3
     assert value("surefoot_checkpoint_copies") == 2
     assert value("surefoot_checkpoint_complete_timestamp_seconds") == seen.now
     assert value("surefoot_job_phase", "('phase', 'Running')") == 1
     over = replace(seen, status=replace(seen.status, phase="Complete"))
     figures.show(over, over.status, None)
-    assert not any(name.startswith("surefoot_checkpoint") for name in of_job())
+    assert not any(name.startswith(("surefoot_checkpoint", "surefoot_job_data")) for name in of_job())
     assert value("surefoot_job_phase", "('phase', 'Complete')") == 1
     assert value("surefoot_job_step") == 42
     figures.forget()

@@ -139,6 +139,16 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
+class DataRead:
+    """How far the training has come in its data, where its loader tells."""
+
+    passes: float
+    """Over the data, the share of the present one included: 1.25 is a quarter of the second."""
+    samples_per_second: float | None = None
+    """At the pace of the last steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     phase: Phase = "Pending"
     observed_generation: int = 0
@@ -187,6 +197,8 @@ class JobStatus:
     tidied: bool = False
     """After the end: workers have left, and nothing of the job is in memory any more."""
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
+    data: DataRead | None = None
+    """As of `step`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from surefoot.protocol.completeness import TierReading
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
+from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
-from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status import DataRead, JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
 
 UNHEARD_SECONDS = 30.0
@@ -206,6 +207,16 @@ def seconds_per_step(facts: Facts) -> float | None:
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
+
+
+def data_read(facts: Facts, epoch: int) -> DataRead | None:
+    """How far the workers of `epoch` have come in their data; None where no loader tells."""
+    told = [s.progress for s in in_epoch(facts, epoch)]
+    passes, pace = mean_passes(told), seconds_per_step(facts)
+    if passes is None:
+        return None
+    samples = sum(one.step_samples or 0 for one in told)
+    return DataRead(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
 
 
 def saving_steps(facts: Facts) -> int:

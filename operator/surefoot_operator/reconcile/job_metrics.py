@@ -5,6 +5,7 @@ Called by `reconcile.
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 from surefoot.protocol.identities import Checkpoint
@@ -56,6 +57,9 @@ class JobMetrics:
         if status.phase in ("Complete", "Failed"):
             metrics.ended(*where)
             return
+        if status.data is not None:
+            metrics.of(metrics.data_passes, where).set(status.data.passes)
+            metrics.of(metrics.samples_per_second, where).set(status.data.samples_per_second or math.nan)
         metrics.of(metrics.agents_connected, where).set(sum(s.connected for s in seen.sessions))
         for state in _HOLDER_STATES:
             metrics.of(metrics.holders, where, state).set(sum(h.state == state for h in seen.holders))

@@ -57,6 +57,7 @@ class PodMetrics(Collector):
         told = state.progress
         metrics.step.set(told.step)
         metrics.loss.set(math.nan if told.loss is None else told.loss)
+        metrics.passes.set(math.nan if told.passes is None else told.passes)
         metrics.pending.set(len(self._shown.tracker.pending()))
         metrics.level.set(told.level)
 

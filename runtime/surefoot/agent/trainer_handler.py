@@ -98,6 +98,7 @@ class TrainerSessionHandler:
         match message:
             case line.Stepped():
                 self._ledger.write(epoch, trainer.rank, message)
+                metrics.samples.inc(message.progress.step_samples or 0)
                 if local == 0:  # ranks of one worker step together
                     metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
                 dispatch(on.StepDone(epoch, local, message.progress, time.monotonic()))

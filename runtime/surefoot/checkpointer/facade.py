@@ -41,6 +41,8 @@ HOLD_SLOT_SECONDS = 30.0
 """How long a save that must happen (a held step, `save_now`, the last one) waits for a slot to become free."""
 
 CLOSE_SECONDS = 120.0
+PASSES_SECONDS = 1.0
+"""So often passes over the data are reckoned: a stream of many lanes takes a while."""
 """How long `close` waits for what is staged to reach its tiers."""
 
 
@@ -104,7 +106,8 @@ class Checkpointer:
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named)
         self._step = 0
-        self._since = time.perf_counter()
+        self._since = self._reckon_at = time.perf_counter()
+        self._passes: float | None = None
         self._saved_before = False
         self._losses = LossCheck(self._link)
         self._stepped = False
@@ -350,6 +353,8 @@ class Checkpointer:
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
+        if now >= self._reckon_at:
+            self._passes, self._reckon_at = self._guard.passes(), now + PASSES_SECONDS
         progress = Progress(
             step=self._step,
             loss=loss,
@@ -358,6 +363,8 @@ class Checkpointer:
             stall_seconds=stall,
             settled=Settled(self._saver.settled(self._step)),
             loss_is_finite=None if loss is None else math.isfinite(loss),
+            passes=self._passes,
+            step_samples=self._guard.step_samples,
         )
         self._link.stepped(Stepped(progress, self._guard.consumed, skipped))
         self._since = now

@@ -29,6 +29,8 @@ class StateGuard:
             loader.count_by_step()
         self.consumed: Samples | None = None
         """What this rank's share of the last step was; None if the program has no `loader` that tells."""
+        self.step_samples: int | None = None
+        """How many samples that share had; None likewise."""
 
     def restored(self, step: int) -> None:
         """The state is that of a step that ended in another process; 0: of none."""
@@ -43,7 +45,13 @@ class StateGuard:
             self._foreign = None
         told = {name: loader.step_ends() for name, loader in self._loaders.items()}
         self.consumed = told.get("loader")
+        self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
         self._optimizing, self._at_step = False, self._handed_out()
+
+    def passes(self) -> float | None:
+        """Passes over the data, of the source furthest behind; None if the program has no `loader` that tells."""
+        told = getattr(self._loaders.get("loader"), "passes", None)
+        return min(told(), default=None) if callable(told) else None
 
     def optimizer_begins(self) -> None:
         """Tensors change from here on."""

@@ -98,6 +98,16 @@ class Dealing:
             current = current._replace(start=cursor.start, emitted=cursor.emitted, used=cursor.used)
         return behind if current.stop is not None and current.start >= current.stop else [current, *behind]
 
+    def passes(self, lane: int, cursor: Cursor) -> float:
+        """Passes that the lane has behind it at `cursor`, the share of the present one included, by parts of shards."""
+        mine = self.extents(cursor.turn, lane)
+        if cursor.number >= len(mine):
+            return cursor.turn + bool(mine)
+        part, current = 0.0, mine[cursor.number]
+        if cursor.start >= 0 and current.stop is not None and current.stop > current.start:
+            part = (cursor.start - current.start + cursor.emitted) / (current.stop - current.start)
+        return cursor.turn + (cursor.number + min(1.0, part)) / len(mine)
+
     def _of_whole(self, turn: int, lane: int) -> list[Extent]:
         order = _turn_order(self.seed, len(self.lengths), turn, self.shuffled)
         if not self.known:

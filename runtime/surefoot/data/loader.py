@@ -128,6 +128,15 @@ class ElasticLoader:
         """How many batches were handed out."""
         return self.sampler.handed_out
 
+    @property
+    def step_samples(self) -> int:
+        """Samples of this rank that the last step consumed."""
+        return self.sampler.step_samples
+
+    def passes(self) -> list[float]:
+        """Passes over the samples that are consumed, the share of the present one included: one number."""
+        return self.sampler.passes()
+
     def commit(self, batches: int = 1) -> None:
         """Says that the next `batches` of those handed out have been trained on; from then on nothing else counts.
 

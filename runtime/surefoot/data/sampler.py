@@ -87,6 +87,8 @@ class ElasticSampler:
         """First position, and the samples from there on: positions are asked for in their order."""
         self._loaded_position = 0
         self._consumption = Consumption(batches_per_step)
+        self.step_samples = 0
+        """Samples of this rank that the last step consumed."""
         self._iterator = 0
         """Which one is the newest: one that was made before a restore, or before another, must not go on."""
 
@@ -125,6 +127,10 @@ class ElasticSampler:
     def handed_out(self) -> int:
         """How many batches were handed out."""
         return self._consumption.handed_out
+
+    def passes(self) -> list[float]:
+        """Passes over the samples that are consumed, the share of the present one included: one number."""
+        return [self.position / self.size]
 
     def share(self, position: int) -> Share:
         """This rank's share of the global batch that begins at `position`."""
@@ -172,6 +178,7 @@ class ElasticSampler:
         """Called by Checkpointer at each step. Returns positions [start, stop) of this rank's shares of its batches."""
         first, last = self._consumption.step_ends()
         begin, end = share(self.global_batch, self.world, self.rank)
+        self.step_samples = (last - first) * (end - begin)
         starts = (self._position_of(number) for number in range(first, last))
         return tuple((start + begin, start + end) for start in starts)
 

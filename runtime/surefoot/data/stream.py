@@ -104,6 +104,10 @@ class ElasticStream:
         """Of each batch from the first that is not consumed on: its number, and where its lanes stand behind it."""
         self._unreported: list[list[int]] = []
         """Of batches that were consumed since the last step: where their lanes stood behind them."""
+        self.step_samples = 0
+        """Samples (of packed data: rows) of this rank that the last step consumed."""
+        self._dealt: list[Dealing] | None = None
+        """What `passes` reckons with."""
         self._bad: dict[int, int] = {}
         self._iterator = 0
         self._check_shards()
@@ -142,9 +146,14 @@ class ElasticStream:
         return sum(cursor.bad for lane, cursor in self._settled().items() if lane % self.shape.slots in self._slots)
 
     def passes(self) -> list[float]:
-        """Of each source: how many passes this rank's lanes have behind them, the share of the present one included."""
+        """Of each source: how many passes this rank's lanes have behind them, the share of the present one included.
+
+        Empty on a rank that has no lane.
+        """
         cursors = self._settled()
         mine = self.shape.lanes_of(self._slots)
+        if not mine:
+            return []
         return [self._passes_of(number, cursors, mine) for number in range(len(self._sources))]
 
     def commit(self, batches: int = 1) -> None:
@@ -170,6 +179,7 @@ class ElasticStream:
         self._consumption.step_ends()
         self._settled()
         told, self._unreported = self._unreported, []
+        self.step_samples = len(told) * self.shape.per_lane if self._slots else 0
         if not self.deterministic:
             return None
         return joined_spans(self.shape.span(lane[0], lane[1]) for lane in told) if self._slots else ()
@@ -225,7 +235,7 @@ class ElasticStream:
     def _go_on(self, cursors: Mapping[int, LaneCursor], batches: int, left: Sequence[Left]) -> None:
         own = set(self.shape.lanes_of(self._slots or (0,)))
         self._cursors = {lane: cursor for lane, cursor in cursors.items() if lane in own}
-        self._batches, self._left = batches, list(left)
+        self._batches, self._left, self._dealt = batches, list(left), None
         self._waiting.clear()
         self._unreported.clear()
         self._consumption.forget()
@@ -301,14 +311,11 @@ class ElasticStream:
         }
 
     def _passes_of(self, number: int, cursors: Mapping[int, LaneCursor], lanes: Sequence[int]) -> float:
-        dealing = self._dealings(self.shape.lanes, self._left)[number]
-        done = 0.0
-        for lane in lanes:
-            if lane in cursors:
-                cursor = cursors[lane].sources[number]
-                extents = dealing.extents(cursor.turn, lane)
-                done += cursor.turn + min(1.0, cursor.number / len(extents) if extents else 0.0)
-        return done / len(lanes) if lanes else 0.0
+        if self._dealt is None:
+            self._dealt = self._dealings(self.shape.lanes, self._left)
+        dealing = self._dealt[number]
+        done = sum(dealing.passes(lane, cursors[lane].sources[number]) for lane in lanes if lane in cursors)
+        return done / len(lanes)
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 

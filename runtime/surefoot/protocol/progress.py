@@ -40,6 +40,10 @@ class Progress:
     """Ranks that ended with code 0, said before anybody can be hurt by it."""
     loss_is_finite: bool | None = since(3, None)
     """Whether the losses of the last step that told any are numbers, on every rank."""
+    passes: float | None = since(3, None)
+    """Passes over the data that are consumed, the share of the present one included; of a worker, the mean of its ranks."""
+    step_samples: int | None = since(3, None)
+    """Samples that the last step consumed; of a worker, of all its ranks."""
 
     def after(self, before: Progress) -> Progress:
         """This, told later than `before` in the same epoch: steps and restores are not taken back, a loss is not forgotten."""
@@ -53,6 +57,8 @@ class Progress:
             "step_seconds": before.step_seconds if self.step_seconds is None else self.step_seconds,
             "loss": before.loss if self.loss is None else self.loss,
             "loss_is_finite": before.loss_is_finite if finite is None else finite,
+            "passes": before.passes if self.passes is None else self.passes,
+            "step_samples": before.step_samples if self.step_samples is None else self.step_samples,
         }
         if all(getattr(self, name) == value for name, value in kept.items()):
             return self  # nearly always
@@ -68,10 +74,19 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
     if not ranks:
         return NOTHING_TOLD
     told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
+    samples = [rank.step_samples for rank in ranks if rank.step_samples is not None]
     return replace(
         ranks[0],
         step=min(rank.step for rank in ranks),
         level=max(rank.level for rank in ranks),
         settled=min((rank.settled for rank in ranks), key=lambda settled: settled.upto),
         loss_is_finite=all(told) if told else None,
+        passes=mean_passes(ranks),
+        step_samples=sum(samples) if samples else None,
     )
+
+
+def mean_passes(told: Sequence[Progress]) -> float | None:
+    """Of ranks, or of workers; None where none of them tells."""
+    passes = [one.passes for one in told if one.passes is not None]
+    return sum(passes) / len(passes) if passes else None

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from surefoot.data import ElasticLoader, ElasticSampler, sample_at
+from support.shards import Numbers
+from surefoot.data import ElasticLoader, ElasticSampler, ElasticStream, sample_at
 from surefoot.errors import ConfigurationError, StateMismatch
 
 
@@ -85,6 +86,28 @@ def test_without_epochs_there_is_no_length_and_a_batch_beyond_an_epoch_is_refuse
         len(ElasticLoader(range(8), 2))
     with pytest.raises(ConfigurationError, match="a global batch of 9 and 8 samples: an epoch has no whole batch"):
         ElasticLoader(range(8), 9, by_epoch=True)
+
+
+def test_what_a_step_read_and_how_far_that_is_are_told() -> None:
+    loader = ElasticLoader(range(20), 5, rank=0, world=2, batches_per_step=2, collate=list)
+    loader.count_by_step()
+    for _ in islice(loader, 2):
+        pass
+    loader.step_ends()
+    assert (loader.step_samples, loader.passes()) == (6, [0.5])
+
+
+def test_a_stream_tells_how_far_into_its_shards_it_is() -> None:
+    stream = ElasticStream([Numbers((12,)), Numbers((6, 6))], 2, weights=[1, 1], lanes=1, collate=list)
+    stream.count_by_step()
+    found = iter(stream)
+    for step in range(1, 13):
+        next(found)
+        stream.step_ends()
+        assert stream.step_samples == 2
+        assert sum(stream.passes()) == pytest.approx(2 * step / 12)
+    idle = ElasticStream(Numbers((12,)), 2, rank=2, world=3)
+    assert idle.passes() == []
 
 
 def worker_of(sample: int) -> tuple[int, int]:

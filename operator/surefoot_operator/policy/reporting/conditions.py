@@ -15,6 +15,7 @@ from surefoot_operator.api.status import Condition, JobStatus, Phase, World
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
+    data_read,
     domains_of,
     has_stepped,
     in_epoch,
@@ -156,7 +157,7 @@ def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
         return status
     moved = status.world != facts.status.world or status.phase in ("Complete", "Failed")
     if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
-        return replace(status, step=step, progress_seconds=at)
+        return replace(status, step=step, progress_seconds=at, data=data_read(facts, epoch) or status.data)
     return status
 
 
