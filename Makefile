@@ -80,7 +80,13 @@ test-contract: $(VENV)/.ready ## every tier, every fabric against one suite each
 
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
-	$(PYTEST_WAITING) loadscope tests/integration tests/gpu
+	$(PYTEST_WAITING) loadscope -m "not long" tests/integration tests/gpu
+
+# by hand: what forty minutes do not hold, each beside a shorter test of its class that they do
+.PHONY: test-long
+test-long: $(VENV)/.ready ## the longer rows of the integration and cluster tiers; 20 minutes
+	$(PYTEST_WAITING) loadscope -m long tests/integration
+	$(CLUSTER) run -- $(BIN)/pytest -m long tests/cluster
 
 .PHONY: test-chart manifests
 test-chart: $(VENV)/.ready ## the chart's rendering, schema and documents, and the images' install lines (helm from PATH, else built once)
@@ -120,7 +126,7 @@ cluster-status: $(VENV)/.ready ## what of it is there, and how it is
 .PHONY: test-cluster
 test-cluster: $(VENV)/.ready ## the cluster itself, then CRD, operator, chart and every fault on one of its own (build/cluster.json)
 	$(CLUSTER) run --nodes 0 -- $(BIN)/pytest tests/cluster/test_tool.py
-	$(CLUSTER) run -- $(BIN)/pytest tests/cluster --ignore=tests/cluster/test_tool.py
+	$(CLUSTER) run -- $(BIN)/pytest -m "not long" tests/cluster --ignore=tests/cluster/test_tool.py
 
 .PHONY: bench-cluster
 bench-cluster: $(VENV)/.ready ## medians of five of the main faults, and stock Kubernetes beside them; 25 minutes (build/cluster.json)

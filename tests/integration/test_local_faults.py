@@ -36,6 +36,7 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
     assert "samples lost 0, repeated 0" in done.said.splitlines()[-4]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_training_survives_a_coordinator_a_holder_an_agent_and_a_freeze(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_step_that_an_exception_interrupted_is_no_checkpoint(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("elastic", [None, (2, 3)], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("elastic", [None, pytest.param((2, 3), marks=pytest.mark.long)], ids=["fixed", "elastic"])
 def test_a_drained_node_costs_no_step(tmp_path: Path, elastic: tuple[int, int] | None) -> None:
     """What was not saved at a due step is saved at the halt: intervals are so long that each loss would be seen."""
     job = Job(steps=120, workers=3, elastic=elastic, interval_steps=100, trainer=PACE)

@@ -28,6 +28,7 @@ class Locks:
             wire.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_a_job_whose_holders_refuse_the_operator_fails_of_nothing_and_goes_on_when_they_do_not(tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ def total(results: list[dict[str, Any]], source: str) -> float:
     return sum(r["bytes"][source] for r in results)
 
 
-@pytest.mark.parametrize(("kind", "ranks", "copies"), [("replicated", 2, 2), ("replicated", 4, 4), ("hybrid", 4, 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "copies"),
+    [("replicated", 2, 2), pytest.param("replicated", 4, 4, marks=pytest.mark.long), ("hybrid", 4, 2)],
+)
 def test_each_stored_byte_is_read_once_for_all_replicas(
     kind: str, ranks: int, copies: int, request: pytest.FixtureRequest
 ) -> None:

@@ -48,6 +48,7 @@ def trained(folder: Path, ranks: int, steps: int) -> dict[int, float]:
     return {int(line[1]): float(line[5]) for line in lines}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_the_example_has_the_undisturbed_losses_through_two_resizes(tmp_path: Path) -> None:
