@@ -26,6 +26,7 @@ from surefoot.protocol.messages import (
     Retire,
     Sighting,
 )
+from surefoot.protocol.plain import listed
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
@@ -355,7 +356,7 @@ def _words(order: Request) -> str:
     if isinstance(message, ListPersistent):
         return f"list {message.older_job or 'the persistent tier'}"
     if isinstance(message, LookAtHolders):
-        return f"look at {', '.join(str(e.holder) for e in message.holders)}"
+        return f"look at {listed([str(e.holder) for e in message.holders])}"
     return "delete from the persistent tier"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave, WorkerId
+from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import JobStatus
 
 
@@ -49,7 +50,7 @@ class RetireWorkers:
     reason: str
 
     def __str__(self) -> str:
-        return f"retire workers {', '.join(map(str, self.indexes))}: {self.reason}"
+        return f"retire workers {listed([str(index) for index in self.indexes])}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class LookAround:
     holders: tuple[HolderEndpoint, ...]
 
     def __str__(self) -> str:
-        return f"ask {self.worker} what it sees of {', '.join(str(e.holder) for e in self.holders)}"
+        return f"ask {self.worker} what it sees of {listed([str(e.holder) for e in self.holders])}"
 
 
 @dataclass(frozen=True, slots=True)

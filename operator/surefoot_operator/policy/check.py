@@ -76,8 +76,9 @@ def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
         _break(f"{count} workers of {spec.nproc_per_node} ranks are not a world of {world.size}")
     if len({m.index for m in world.members}) != count or len({m.incarnation for m in world.members}) != count:
         _break("a worker or an agent would be a member twice")
+    speaking = {s.incarnation: s for s in seen.sessions}
     for member in world.members:
-        session = next((s for s in seen.sessions if s.incarnation == member.incarnation), None)
+        session = speaking.get(member.incarnation)
         if session is None or not session.connected or not session.warm or session.stopped < world.epoch:
             _break(f"worker {member.index} would be a member without being connected, warm and stopped")
     parents = [entry for entry in new.lineage if entry.epoch == world.epoch]

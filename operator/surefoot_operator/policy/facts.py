@@ -5,8 +5,10 @@ Pure; read by every decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from surefoot.protocol.completeness import TierReading
 from surefoot.protocol.identities import Checkpoint, HolderId, WorkerId
@@ -14,6 +16,9 @@ from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
@@ -30,6 +35,10 @@ class Facts:
     holders: Mapping[HolderId, HolderSeen]
     heard_on: Mapping[str, bool]
     """Of each node that an agent said hello from in this term: whether one there is heard now."""
+    members: Mapping[WorkerId, Member]
+    """Those of the present world, claimed or committed; none before the first."""
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was derived from this snapshot before; see `derived_once`."""
 
     @property
     def now(self) -> float:
@@ -57,6 +66,24 @@ class Facts:
         return self.seen.status.lineage[-1].epoch if self.seen.status.lineage else 0
 
 
+def derived_once(function: Callable[Concatenate[Facts, P], T]) -> Callable[Concatenate[Facts, P], T]:
+    """Derives a fact once for each snapshot; later callers get the same value, and must not change it.
+
+    What looks at every worker, asked for by the decision about each of them, would cost the square of their number.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def once(facts: Facts, /, *arguments: P.args, **named: P.kwargs) -> T:
+        assert not named, "arguments are given by position, so that they can be looked up"
+        key = (name, *arguments)
+        if key not in facts._derived:
+            facts._derived[key] = function(facts, *arguments, **named)
+        return cast(T, facts._derived[key])
+
+    return once
+
+
 def gather(seen: Observed) -> Facts:
     """Indexes the snapshot once for all decisions."""
     sessions: dict[WorkerId, SessionSeen] = {}
@@ -67,6 +94,7 @@ def gather(seen: Observed) -> Facts:
     for session in sessions.values():
         heard = session.connected and seen.now - session.heard_seconds <= silence
         heard_on[session.node] = heard_on.get(session.node, False) or heard
+    world = seen.status.world
     return Facts(
         seen,
         {WorkerId(w.index, w.attempt): w for w in seen.workers},
@@ -74,6 +102,7 @@ def gather(seen: Observed) -> Facts:
         {node.name: node for node in seen.nodes},
         {h.endpoint.holder: h for h in seen.holders},
         heard_on,
+        {} if world is None else {worker_id(m): m for m in world.members},
     )
 
 
@@ -97,7 +126,13 @@ def node_lost(facts: Facts, name: str | None) -> bool:
         return True
     # two witnesses that know nothing of each other: the cluster's, and our own line, which reaches others
     unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
-    return unheard and (any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes))
+    return unheard and _observers_agree(facts)
+
+
+@derived_once
+def _observers_agree(facts: Facts) -> bool:
+    """Whether some node is known to live: then another one that is doubted is not the observer's own trouble."""
+    return any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes)
 
 
 def vacate_reason(facts: Facts, name: str | None) -> str:
@@ -107,8 +142,14 @@ def vacate_reason(facts: Facts, name: str | None) -> str:
     node = facts.nodes.get(name)
     if node is not None and node.signal:
         return node.signal
-    offence = next((e for e in facts.status.excluded_nodes if e.name == name and e.until_seconds > facts.now), None)
-    return offence.reason if offence is not None else ""
+    return _excluded(facts).get(name, "")
+
+
+@derived_once
+def _excluded(facts: Facts) -> Mapping[str, str]:
+    """Why nodes are excluded from this job now, by name."""
+    lasting = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
+    return {e.name: e.reason for e in reversed(lasting)}
 
 
 def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
@@ -138,13 +179,18 @@ def usable(facts: Facts, session: SessionSeen) -> bool:
     return is_responsive(facts, session) and not node_lost(facts, session.node)
 
 
-def member_sessions(facts: Facts) -> Iterator[tuple[Member, SessionSeen | None]]:
+@derived_once
+def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ...]:
     """Each member of the world with its own agent's session: None if another incarnation, or nobody, speaks."""
-    for member in facts.world.members:
-        session = facts.sessions.get(worker_id(member))
-        yield member, session if session is not None and session.incarnation == member.incarnation else None
+    found: list[tuple[Member, SessionSeen | None]] = []
+    for worker, member in facts.members.items():
+        session = facts.sessions.get(worker)
+        own = session is not None and session.incarnation == member.incarnation
+        found.append((member, session if own else None))
+    return tuple(found)
 
 
+@derived_once
 def held_checkpoint(facts: Facts) -> Checkpoint | None:
     """The step at which every rank of the committed world waits for the leader; None: some go on, or nobody halted them."""
     world, hold = facts.status.world, facts.seen.hold
@@ -156,6 +202,7 @@ def held_checkpoint(facts: Facts) -> Checkpoint | None:
     return Checkpoint(hold.epoch, hold.step) if reached else None
 
 
+@derived_once
 def final_checkpoint(facts: Facts) -> Checkpoint | None:
     """What the program ended with, saved or not, once every member of the committed world has finished well.
 
@@ -170,38 +217,46 @@ def final_checkpoint(facts: Facts) -> Checkpoint | None:
     return Checkpoint(facts.world.epoch, max(steps)) if any(steps) else facts.world.parent
 
 
+@derived_once
 def is_broken(facts: Facts) -> bool:
     """Whether a trainer of the committed world has failed: it makes no further step."""
     epoch = facts.world.epoch
     return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
 
 
-def in_epoch(facts: Facts, epoch: int) -> list[SessionSeen]:
+@derived_once
+def in_epoch(facts: Facts, epoch: int) -> tuple[SessionSeen, ...]:
     """Sessions whose facts (step, exit, held…) are about this epoch."""
-    return [s for s in facts.sessions.values() if s.epoch == epoch]
+    return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
 
 
+@derived_once
 def step_of(facts: Facts, epoch: int) -> int:
     """The highest step that any rank of `epoch` is known to have finished, 0 if none is."""
     return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
 
 
+@derived_once
 def has_stepped(facts: Facts, epoch: int) -> bool:
     """Whether `epoch` made a step of its own: beyond the one that it was restored from."""
     parent = facts.world.parent.step if facts.world.parent else 0
     return any(s.step_at_seconds is not None or s.progress.step > parent for s in in_epoch(facts, epoch))
 
 
+@derived_once
 def last_step_seconds(facts: Facts, epoch: int) -> float | None:
     """When a step of `epoch` was last reported; an operator that just came counts from its first word."""
+    world = facts.status.world
+    parent = world.parent.step if world is not None and world.parent is not None else 0
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
         for s in in_epoch(facts, epoch)
-        if s.step_at_seconds is not None or s.progress.step > (facts.world.parent.step if facts.world.parent else 0)
+        if s.step_at_seconds is not None or s.progress.step > parent
     ]
     return max(times, default=None)
 
 
+@derived_once
 def seconds_per_step(facts: Facts) -> float | None:
     """The slowest rank's step time; None if nobody said one."""
     return max(
@@ -225,15 +280,17 @@ def saving_steps(facts: Facts) -> int:
     return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
 
 
-def sealed_holders(facts: Facts, epoch: int) -> list[HolderSeen]:
+@derived_once
+def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
     """Holders that answer, are sealed at `epoch` or newer, and whose index was read after that."""
-    return [
+    return tuple(
         h
         for h in facts.seen.holders
         if h.state == "Ready" and h.read_epoch == epoch and h.fence is not None and h.fence >= epoch
-    ]
+    )
 
 
+@derived_once
 def reading_at(facts: Facts, epoch: int) -> TierReading:
     """What was read for `epoch` of all tiers; holders that were not are left out, not taken as empty."""
     persistent = facts.seen.persistent
@@ -241,10 +298,12 @@ def reading_at(facts: Facts, epoch: int) -> TierReading:
     return TierReading({h.endpoint.holder: h.entries for h in sealed_holders(facts, epoch)}, listed)
 
 
+@derived_once
 def domains_of(facts: Facts) -> dict[HolderId, str]:
     return {h.endpoint.holder: h.endpoint.domain for h in facts.seen.holders}
 
 
+@derived_once
 def bad_of(facts: Facts) -> frozenset[Checkpoint]:
     return frozenset(facts.status.bad)
 

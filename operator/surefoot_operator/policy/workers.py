@@ -7,7 +7,7 @@ matter of the world, and that is decided first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from surefoot.protocol.backoff import Backoff
@@ -69,7 +69,8 @@ class _Place:
 
 def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
     """Plans one live worker for each index below `wanted`, and no other."""
-    members = _members(facts)
+    members = _training(facts)
+    avoided = _avoided(facts)
     by_index: dict[int, list[WorkerSeen]] = {index: [] for index in range(wanted)}
     for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
         by_index.setdefault(worker.index, []).append(worker)
@@ -80,9 +81,9 @@ def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
     taken = {member.index for member in members}
     vacant = {i: place for i, place in places.items() if place.vacant and (place.beside or i not in taken)}
     asked = _asked(facts)
-    new = [CreateWorker(index, attempt, _avoided(facts)) for index in vacant if index not in asked]
+    new = [CreateWorker(index, attempt, avoided) for index in vacant if index not in asked]
     again = [asked[index] for index in vacant if index in asked and not asked[index].under_way]
-    due = [CreateWorker(c.index, c.attempt, _avoided(facts)) for c in again if facts.now >= c.until_seconds]
+    due = [CreateWorker(c.index, c.attempt, avoided) for c in again if facts.now >= c.until_seconds]
     replaced = [vacant[create.index].goes[-1:] for create in new]
     failed = [w for goes in replaced for w in goes if ended_by_itself(facts, w)]
     return WorkerChanges(
@@ -127,9 +128,7 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
 
     It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too.
     """
-    world = facts.status.world
-    member = world is not None and worker_id(worker) in {worker_id(m) for m in world.members}
-    if member or announced_departure(facts, worker) or node_lost(facts, worker.node):
+    if worker_id(worker) in facts.members or announced_departure(facts, worker) or node_lost(facts, worker.node):
         return False
     ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
     return ended or _stuck(facts, worker)
@@ -167,9 +166,10 @@ def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
     return max(over, default=0.0)
 
 
-def _members(facts: Facts) -> set[WorkerId]:
+def _training(facts: Facts) -> Collection[WorkerId]:
+    """Members of a committed world."""
     world = facts.status.world
-    return {worker_id(m) for m in world.members} if world is not None and world.state == "Committed" else set()
+    return facts.members if world is not None and world.state == "Committed" else ()
 
 
 def _next_attempt(facts: Facts) -> int:
@@ -186,7 +186,7 @@ def _asked(facts: Facts) -> dict[int, CreateSeen]:
     return {c.index: c for c in waiting if c.attempt > there.get(c.index, 0)}
 
 
-def _place(facts: Facts, workers: list[WorkerSeen], members: set[WorkerId], blind: bool, wanted: bool) -> _Place:
+def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId], blind: bool, wanted: bool) -> _Place:
     member = next((w for w in workers if worker_id(w) in members), None)
     if member is not None and wanted and (vacate_reason(facts, member.node) or departure_reason(facts, member)):
         return _beside(facts, workers, member)

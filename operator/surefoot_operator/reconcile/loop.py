@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 GATHERING_SECONDS = 0.005
 """Several messages of one happening come within so long: they are answered by one plan."""
+_MOST_TOLD = 32
+"""Actions that a line of the log names."""
 _NOTICE_CHARACTERS = 900
 """Of what an agent wants people to hear; an event has 1024."""
 
@@ -258,12 +261,12 @@ class Reconciler:
 
     def _say(self, decided: Plan, kept: Maintenance | None, seen: Observed) -> None:
         """Logs a line for each plan and each maintenance that differs from the last."""
-        what = "; ".join(map(str, decided.actions))
+        what = _told(decided.actions)
         line = f"{decided.reason}{': ' if what else ''}{what}"
         if line != self._said:
             self._said = line
             log.info("[%s] %s", _world(seen.status), line)
-        actions = "; ".join(map(str, kept.actions if kept is not None else ()))
+        actions = _told(kept.actions if kept is not None else ())
         if actions != self._said_actions:
             self._said_actions = actions
             # drops come with every few saves; who looks for one asks for them
@@ -329,6 +332,12 @@ def _calm(old: JobStatus, new: JobStatus) -> JobStatus:
         message=old.message,
         conditions=old.conditions,
     )
+
+
+def _told(actions: Sequence[object]) -> str:
+    """The first few: a line that names two thousand is read by nobody, and takes longer than what it is about."""
+    more = len(actions) - _MOST_TOLD
+    return "; ".join((*map(str, actions[:_MOST_TOLD]), *((f"and {more} more",) if more > 0 else ())))
 
 
 def _world(status: JobStatus) -> str:

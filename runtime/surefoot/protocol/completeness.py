@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, entry_of, newest, on_lineage
@@ -41,15 +41,20 @@ class TierReading:
 
     holders: Mapping[HolderId, tuple[RankManifest, ...]]
     persistent: tuple[RankManifest, ...] | None
+    _found: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
-    def manifests(self) -> dict[Checkpoint, dict[int, list[RankManifest]]]:
-        """checkpoint → rank → every manifest seen for it, wherever."""
-        found: dict[Checkpoint, dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
-        sources: list[Iterable[RankManifest]] = [*self.holders.values(), self.persistent or ()]
-        for source in sources:
-            for manifest in source:
-                found[manifest.save.checkpoint][manifest.save.rank].append(manifest)
-        return {checkpoint: dict(ranks) for checkpoint, ranks in found.items()}
+    def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
+        """checkpoint → rank → every manifest seen for it, wherever. Worked out once: many rules ask, saves are many."""
+        if not self._found:
+            found: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
+            for source in (*self.holders.values(), self.persistent or ()):
+                for manifest in source:
+                    save = manifest.save
+                    found[save.epoch, save.step][save.rank].append(manifest)
+            self._found.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
+        return self._found
 
 
 def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
@@ -105,8 +110,9 @@ def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[Hol
     world = 0
     for holder, manifests in reading.holders.items():
         for manifest in manifests:
-            if manifest.save.checkpoint == checkpoint:
-                holders_of[manifest.save.rank].add(domains.get(holder, holder.node))
+            save = manifest.save
+            if save.step == checkpoint.step and save.epoch == checkpoint.epoch:
+                holders_of[save.rank].add(domains.get(holder, holder.node))
                 world = max(world, manifest.world)
     return min((len(holders_of.get(rank, ())) for rank in range(world)), default=0)
 

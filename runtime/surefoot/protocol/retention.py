@@ -7,8 +7,9 @@ the drops names the holder instances that were read, and nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.lineage import Lineage, on_lineage
@@ -175,7 +176,7 @@ def repairs(
     Copies in failure domains that are `leaving` count for nothing but as sources. Targets are holders in failure domains that have none yet, the emptiest first, so that a returned node fills up.
     """
     planned: list[Repair] = []
-    load = {holder: sum(m.stream_bytes for m in entries) for holder, entries in readings.items()}
+    room = _Room(readings, domains, leaving)
     having: dict[RankSave, set[HolderId]] = {}
     size: dict[RankSave, int] = {}
     for holder, entries in readings.items():
@@ -187,10 +188,42 @@ def repairs(
         taken = {domains[h] for h in holders} - leaving
         if len(taken) >= replicas_effective:
             continue
-        free = [h for h in readings if domains[h] not in taken | leaving]
-        if not free:
-            continue
-        target = min(free, key=lambda h: (load[h], h))
-        load[target] += size[save]
-        planned.append(Repair(save, min(holders), target))
+        target = room.take(taken, size[save])
+        if target is not None:
+            planned.append(Repair(save, min(holders), target))
     return planned
+
+
+class _Room:
+    """Holders by what they hold, the emptiest first: one is found without a look at all others."""
+
+    def __init__(
+        self,
+        readings: Mapping[HolderId, tuple[RankManifest, ...]],
+        domains: Mapping[HolderId, str],
+        leaving: frozenset[str],
+    ) -> None:
+        self._holders: dict[str, list[tuple[int, HolderId]]] = {}
+        for holder, entries in readings.items():
+            if domains[holder] not in leaving:
+                load = sum(m.stream_bytes for m in entries)
+                self._holders.setdefault(domains[holder], []).append((load, holder))
+        for loaded in self._holders.values():
+            heapify(loaded)
+        self._domains = [(*loaded[0], domain) for domain, loaded in self._holders.items()]
+        heapify(self._domains)
+
+    def take(self, taken: Set[str], size_bytes: int) -> HolderId | None:
+        """The emptiest holder outside of the failure domains `taken`, which gets so much more; None: there is none."""
+        passed = []
+        while self._domains and self._domains[0][2] in taken:
+            passed.append(heappop(self._domains))
+        found = None
+        if self._domains:
+            load, found, domain = heappop(self._domains)
+            loaded = self._holders[domain]
+            heapreplace(loaded, (load + size_bytes, found))
+            heappush(self._domains, (*loaded[0], domain))
+        for one in passed:
+            heappush(self._domains, one)
+        return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen
 from surefoot_operator.policy.facts import (
@@ -57,7 +58,7 @@ def detect_losses(facts: Facts) -> Detection:
             recheck.append(found.at_seconds)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
     if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
-        names = ", ".join(str(loss.worker) for loss in unwitnessed)
+        names = listed([str(loss.worker) for loss in unwitnessed])
         frozen = (
             f"no heartbeat from workers {names} (a majority), but nothing else reports them lost: "
             "waiting, the operator may have lost its network"

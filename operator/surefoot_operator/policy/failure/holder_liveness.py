@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
-from surefoot_operator.observed import SightSeen
+from surefoot_operator.observed import SessionSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround
 from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, worker_id
 
@@ -85,13 +85,16 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
     if worth_seconds < WORTH_SECONDS:
         return ()
     agents = sorted((s for s in facts.sessions.values() if is_responsive(facts, s)), key=lambda s: (s.index, s.attempt))
+    first_on: dict[str, SessionSeen] = {}
+    for agent in agents:
+        first_on.setdefault(agent.node, agent)
     asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
     for endpoint in silent_holders(facts):
         sight = _sight(facts, endpoint.holder)
         if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
             continue
-        beside = [s for s in agents if s.node == endpoint.holder.node][:1]
-        for session in beside or agents[:_WITNESSES]:
+        beside = first_on.get(endpoint.holder.node)
+        for session in (beside,) if beside is not None else agents[:_WITNESSES]:
             asked[worker_id(session)].append(endpoint)
     epoch = facts.world.epoch
     return tuple(LookAround(worker, epoch, tuple(holders)) for worker, holders in sorted(asked.items()))

@@ -47,6 +47,9 @@ DROP_SECONDS = 5.0
 SOON_SECONDS = 5.0
 """A save that is due within so long makes repairing an older one pointless."""
 
+_MOST_TOLD = 32
+"""Actions that the reason names."""
+
 PATIENT_INTERVALS = 2
 """But not if so many intervals went by without a checkpoint at full replication."""
 
@@ -106,7 +109,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
         *promoting.actions,
         *promotion_plan.persistent_drops(facts, status.floor, promoting.pinned),
     )
-    sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions))
+    sentences = (*(h.reason for h in memory.unrecoverable), *map(str, actions[:_MOST_TOLD]))
     reason = "; ".join(sentences) or "no maintenance is needed"
     budget = memory_budget.judged(facts)
     status = memory_budget.with_condition(status, budget, facts.now)
@@ -248,8 +251,11 @@ def _repairs(facts: Facts, memory: _Memory) -> tuple[CopySave, ...]:
 def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ...]:
     # members only: nobody else was told where the holders are
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
+    beside: dict[str, SessionSeen] = {}
+    for agent in agents:
+        beside.setdefault(agent.node, agent)
     return tuple(
-        CopySave(_nearest(agents, repair, place), facts.world.epoch, repair.save, repair.source, repair.target)
+        CopySave(_nearest(agents, beside, repair, place), facts.world.epoch, repair.save, repair.source, repair.target)
         for place, repair in enumerate(planned)
         if agents
     )
@@ -268,13 +274,12 @@ def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
     return pace is not None and bool(facts.world.members) and left * pace < SOON_SECONDS
 
 
-def _nearest(agents: list[SessionSeen], repair: retention.Repair, place: int) -> WorkerId:
+def _nearest(
+    agents: list[SessionSeen], beside: Mapping[str, SessionSeen], repair: retention.Repair, place: int
+) -> WorkerId:
     """The agent beside the target, else the one beside the source, else any in turn."""
-    for node in (repair.target.node, repair.source.node):
-        beside = [s for s in agents if s.node == node]
-        if beside:
-            return worker_id(beside[0])
-    return worker_id(agents[place % len(agents)])
+    near = beside.get(repair.target.node) or beside.get(repair.source.node)
+    return worker_id(near if near is not None else agents[place % len(agents)])
 
 
 def _wake(facts: Facts) -> float | None:

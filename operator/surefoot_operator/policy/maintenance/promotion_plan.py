@@ -194,10 +194,18 @@ def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
     agents = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if not agents:
         return ()
-    nodes = _nodes_having(facts, chosen)
+    nodes, reached = _nodes_having(facts, chosen), {worker_id(s) for s in agents}
+    on: dict[str, list[SessionSeen]] = defaultdict(list)
+    for agent in agents:
+        on[agent.node].append(agent)
     shares: dict[WorkerId, list[RankSave]] = defaultdict(list)
     for save in _missing(facts, chosen, frozenset(there)):
-        shares[_uploader(facts, save, agents, nodes)].append(save)
+        own = _owner(facts, save)
+        if own not in reached:
+            beside = [s for node in sorted(nodes.get(save, ())) for s in on.get(node, ())]
+            choice = beside or agents
+            own = worker_id(choice[save.rank % len(choice)])
+        shares[own].append(save)
     return tuple(PromoteSaves(worker, facts.world.epoch, tuple(saves)) for worker, saves in sorted(shares.items()))
 
 
@@ -210,16 +218,11 @@ def _nodes_having(facts: Facts, chosen: Checkpoint) -> Mapping[RankSave, set[str
     return nodes
 
 
-def _uploader(facts: Facts, save: RankSave, agents: list[SessionSeen], nodes: Mapping[RankSave, set[str]]) -> WorkerId:
-    world, ranks = facts.world, facts.spec.nproc_per_node
-    group = save.rank // ranks
-    own = world.members[group] if save.epoch == world.epoch and group < len(world.members) else None
-    for session in agents:
-        if own is not None and worker_id(session) == worker_id(own):
-            return worker_id(session)
-    beside = [s for s in agents if s.node in nodes.get(save, ())]
-    choice = beside or agents
-    return worker_id(choice[save.rank % len(choice)])
+def _owner(facts: Facts, save: RankSave) -> WorkerId | None:
+    """The worker whose own rank made this save; None: of another epoch."""
+    world = facts.world
+    group = save.rank // facts.spec.nproc_per_node
+    return worker_id(world.members[group]) if save.epoch == world.epoch and group < len(world.members) else None
 
 
 def _any_agent(facts: Facts) -> WorkerId | None:

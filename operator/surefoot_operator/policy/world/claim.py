@@ -6,6 +6,7 @@ leaders one loses.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from surefoot.protocol.completeness import complete, complete_persistent, watermark
@@ -14,7 +15,7 @@ from surefoot.protocol.identities import Checkpoint, WorkerId
 from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage, pruned
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
-from surefoot_operator.observed import SessionSeen
+from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
@@ -135,8 +136,7 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
         return Selection((), _short(spec, len(ready), tie))
     if size == 0:
         return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
-    former = {worker_id(m) for m in facts.world.members}
-    ready.sort(key=lambda s: (worker_id(s) not in former, s.index))
+    ready.sort(key=lambda s: (worker_id(s) not in facts.members, s.index))
     chosen = sorted(ready[:size], key=lambda s: s.index)
     return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
 
@@ -154,8 +154,7 @@ def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
 
 def spares(facts: Facts) -> list[SessionSeen]:
     """Warm agents that are no members of the committed world."""
-    members = {worker_id(m) for m in facts.world.members}
-    found = (s for s in _newest_attempts(facts) if s.warm and usable(facts, s) and worker_id(s) not in members)
+    found = (s for s in _newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
     return [s for s in found if not vacate_reason(facts, s.node)]
 
 
@@ -165,8 +164,9 @@ def _newest_attempts(facts: Facts) -> list[SessionSeen]:
     One that is made beside another, to take its place, counts once it is warm.
     """
     newest_of: dict[int, SessionSeen] = {}
+    wanted = target_size(facts.spec)
     for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
-        if session.connected and session.index < target_size(facts.spec):
+        if session.connected and session.index < wanted:
             known = newest_of.get(session.index)
             if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
                 newest_of[session.index] = session
@@ -176,7 +176,7 @@ def _newest_attempts(facts: Facts) -> list[SessionSeen]:
 def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
     """Until when the missing are worth waiting for; None: they are not."""
     world, now_ready = facts.world, {worker_id(s) for s in ready}
-    former = {worker_id(m): m.incarnation for m in world.members}
+    former = {identity: m.incarnation for identity, m in facts.members.items()}
     moments: list[float] = []
     for session in there:
         known = former.get(worker_id(session)) == session.incarnation
@@ -207,10 +207,14 @@ def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
     """Workers that were asked for and have not joined yet: those with a node, and those that may still get one."""
     arriving = 0.0
     places = {identity.index for identity in ready}
+    live: dict[int, list[WorkerSeen]] = defaultdict(list)
+    for worker in facts.seen.workers:
+        if worker.phase not in ("Succeeded", "Failed"):
+            live[worker.index].append(worker)
     for index in range(target_size(facts.spec)):
         if index in places:
             continue
-        workers = [w for w in facts.seen.workers if w.index == index and w.phase not in ("Succeeded", "Failed")]
+        workers = live.get(index, ())
         if any(w.node is not None for w in workers):
             arriving = max(arriving, facts.world.changed_seconds + STARTING_SECONDS)
         elif facts.seen.free_nodes is None or facts.seen.free_nodes > 0 or not workers:

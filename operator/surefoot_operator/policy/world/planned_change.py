@@ -105,16 +105,16 @@ def _move(facts: Facts, staying: list[Member], warm: set[int], tied: int | None)
 
     Such a node still trains, so nothing is done that leaves no world at all.
     """
-    moving = [m for m in staying if vacate_reason(facts, m.node)]
-    size = largest_size(facts.spec, len({m.index for m in staying if m not in moving} | warm), tied)
+    moving = {m.index: m for m in staying if vacate_reason(facts, m.node)}
+    size = largest_size(facts.spec, len({m.index for m in staying} - set(moving) | warm), tied)
     if not moving or size == 0:
         return None
-    beside = [w for m in moving for w in facts.seen.workers if w.index == m.index and w.attempt > m.attempt]
+    beside = [w for w in facts.seen.workers if w.index in moving and w.attempt > moving[w.index].attempt]
     if size < largest_size(facts.spec, len(staying)):
         asked = max((w.created_seconds for w in beside), default=facts.now)
         if facts.now < asked + MOVE_SECONDS:
             return None
-    names = ", ".join(f"{m.index} leaves node {m.node} ({vacate_reason(facts, m.node)})" for m in moving)
+    names = ", ".join(f"{m.index} leaves node {m.node} ({vacate_reason(facts, m.node)})" for m in moving.values())
     return DesiredChange(f"worker {names}", urgent=False)
 
 

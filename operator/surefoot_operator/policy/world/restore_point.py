@@ -12,6 +12,7 @@ from dataclasses import replace
 from surefoot.protocol.completeness import LeftOut, complete, is_complete, layouts_to_check
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import newest, on_lineage
+from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import World
 from surefoot_operator.observed import PersistentSeen
 from surefoot_operator.policy.actions import ListPersistentTier, SealHolder
@@ -58,7 +59,7 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     if unread:
         holders = sorted(h.endpoint.holder for h in unread)
         actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
-        return Waiting(f"sealing and reading {', '.join(map(str, holders))}", actions)
+        return Waiting(f"sealing and reading {listed([str(h) for h in holders])}", actions)
     best = _best(facts)
     worth = _worth_waiting(facts, best)
     patience = min(worth, facts.spec.checkpoint.holder_return_seconds)
@@ -104,7 +105,7 @@ def _draining(facts: Facts) -> Waiting | None:
     if not (running or busy) or facts.now >= until:
         return None
     if running:
-        names = ", ".join(str(s.index) for s in sorted(running, key=lambda s: s.index))
+        names = listed([str(s.index) for s in sorted(running, key=lambda s: s.index)])
         return Waiting(f"workers {names} are stopping their trainers", until_seconds=until, stopped=False)
     return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
 
@@ -213,7 +214,7 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
         return None
     limit = max(until[holder] for holder in waiting)
     again = limit if math.isfinite(limit) else None
-    names = ", ".join(map(str, waiting))
+    names = listed([str(holder) for holder in waiting])
     seen = next((holder for holder in waiting if holder in alive), None)
     if seen is None:
         return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), again)

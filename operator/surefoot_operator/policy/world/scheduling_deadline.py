@@ -84,6 +84,6 @@ def pause_seconds(uid: str, releases: int, deadline: float) -> float:
 
 def _placed(facts: Facts) -> int:
     """Workers that keep a node from others."""
-    over = ("Succeeded", "Failed")
+    over, wanted = ("Succeeded", "Failed"), target_size(facts.spec)
     live = (w for w in facts.seen.workers if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
-    return len({w.index for w in live if w.node is not None and w.index < target_size(facts.spec)})
+    return len({w.index for w in live if w.node is not None and w.index < wanted})

@@ -5,6 +5,8 @@ Pure.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.spec_limits import allowed_sizes
 
@@ -15,7 +17,7 @@ def target_size(spec: TrainingJobSpec) -> int:
     Workers that should exist: `replicas`, or the largest allowed number below it if it is none.
     """
     sizes = allowed_sizes(spec)
-    return max((size for size in sizes if size <= spec.replicas), default=sizes[0])
+    return sizes[max(0, bisect_right(sizes, spec.replicas) - 1)]
 
 
 def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None) -> int:
@@ -23,8 +25,11 @@ def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None)
 
     `tied`: the one size that what was saved can be restored by (`ties`); None: any.
     """
-    most = min(available, target_size(spec))
-    return max((size for size in allowed_sizes(spec) if size <= most and tied in (None, size)), default=0)
+    sizes, most = allowed_sizes(spec), min(available, target_size(spec))
+    if tied is not None:
+        return tied if tied <= most and tied in sizes else 0
+    fitting = bisect_right(sizes, most)
+    return sizes[fitting - 1] if fitting else 0
 
 
 def is_allowed(spec: TrainingJobSpec, workers: int) -> bool:
