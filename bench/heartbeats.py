@@ -66,12 +66,12 @@ def measured(agents: int, rounds: int) -> dict[str, Any]:
     conversation.know(WorkerId(i, 1) for i in range(agents))
     members = tuple(Member(i, 1, f"{i:016x}", f"node-{i}") for i in range(agents))
     lines = [cast(AgentConnection, Mute()) for _ in members]
+    # what each hears on a change is another matter, so that the rule comes before anybody is there
+    status = JobStatus(world=World(EPOCH, "Committed", size=agents, members=members))
+    conversation.rule(desired_state(status, (), 2))
     for member, line in zip(members, lines, strict=True):
         hello = Hello(JOB, member.index, 1, member.incarnation, member.node, "token", EPOCH, EPOCH, True)
         conversation.join(hello, line)
-    # the rule comes after all have joined: what each hears on a change is another matter
-    status = JobStatus(world=World(EPOCH, "Committed", size=agents, members=members))
-    conversation.rule(desired_state(status, (), 2))
     texts = [encode(beat) for beat in _beats(rounds)]
 
     def whole(text: str) -> None:

@@ -7,18 +7,23 @@ loop.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from itertools import islice
 from operator import attrgetter
 
 from surefoot.protocol.identities import WorkerId
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Refused, Welcome
 from surefoot_operator.coordinator import sessions as transitions
 from surefoot_operator.coordinator.agent_connection import AgentConnection
-from surefoot_operator.coordinator.desired_messages import DesiredState, desired_messages
+from surefoot_operator.coordinator.desired_messages import DesiredState, concerned, desired_messages
 from surefoot_operator.coordinator.sessions import Session, Sessions
 from surefoot_operator.observed import SessionSeen
+
+TURN = 64
+"""Agents that are told in one turn of the loop: some milliseconds."""
 
 Changed = Callable[[bool], None]
 """Called after each change; True if a plan should be made at once, False if it may wait for the next progress write."""
@@ -37,6 +42,8 @@ class AgentChannel:
         self._known: frozenset[WorkerId] | None = None
         self._rule: DesiredState | None = None
         self._lines: dict[WorkerId, AgentConnection] = {}
+        self._due: dict[WorkerId, None] = {}
+        """Who is still to be told, in order."""
 
     @property
     def sessions(self) -> Sessions:
@@ -66,9 +73,13 @@ class AgentChannel:
 
         What stands in the API and the tier now; agents hear what follows from it at once.
         """
+        before, old = self.sessions, self._rule
+        if old is not None and rule.holders == old.holders:
+            rule = replace(rule, holders=old.holders)  # the same value for all time: what is made of it is made once
         self._rule = rule
-        self.sessions = transitions.ruled(self.sessions, rule.status.world)
-        self._tell_all()
+        self.sessions = transitions.ruled(before, rule.status.world)
+        everybody = old is None or rule.told != old.told
+        self._tell(None if everybody else concerned(before, self.sessions))
 
     def change(self, transition: Callable[[Sessions], Sessions]) -> None:
         """Applies a pure transition and sends agents what follows from it.
@@ -76,8 +87,7 @@ class AgentChannel:
         Applies a wish (a pure transition, of `orders` mostly) and says what follows from it.
         """
         before, self.sessions = self.sessions, transition(self.sessions)
-        if self.sessions != before:
-            self._tell_all()
+        self._tell(concerned(before, self.sessions))
 
     def taken(self) -> tuple[Sessions, float]:
         """The sessions with their notices and failures, which are forgotten here, and the time."""
@@ -101,9 +111,10 @@ class AgentChannel:
             older.cut()
         line.worker = worker
         self._lines[worker] = line
-        self.sessions = transitions.connected(self.sessions, hello, self._clock())
+        before = self.sessions
+        self.sessions = transitions.connected(before, hello, self._clock())
         line.send(Welcome(self.term, self._heartbeat_seconds))
-        self._tell_all()
+        self._tell(concerned(before, self.sessions), worker)
         self._changed(True)
 
     def hear(self, line: AgentConnection, message: FromAgent) -> None:
@@ -118,9 +129,7 @@ class AgentChannel:
             self._changed(_matters(old.seen, new.seen, claimed))
             return
         self.sessions = transitions.heard(before, worker, message, self._clock())
-        address = transitions.store_address
-        if self.sessions.orders is not before.orders or address(self.sessions) != address(before):
-            self._tell_all()
+        self._tell(concerned(before, self.sessions), worker)
         spoke = self.sessions.orders is not before.orders or self.sessions.notices is not before.notices
         self._changed(spoke or _matters(old.seen, self.sessions.by_worker[worker].seen, claimed))
 
@@ -136,10 +145,35 @@ class AgentChannel:
     def lines(self) -> tuple[AgentConnection, ...]:
         return tuple(self._lines.values())
 
-    def _tell_all(self) -> None:
-        if self._rule is None:
+    def _tell(self, workers: Iterable[WorkerId] | None, first: WorkerId | None = None) -> None:
+        """Says to these (None: to all), and to `first`, what they must know by now; to many in turns.
+
+        A word to two thousand agents takes longer than a lease's renewal may wait.
+        """
+        if first is not None:
+            self._tell_one(first)
+        due = self._lines if workers is None else [w for w in workers if w in self._lines and w != first]
+        if len(due) <= TURN and not self._due:
+            for worker in tuple(due):
+                self._tell_one(worker)
             return
-        for worker, line in tuple(self._lines.items()):
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+        self._due.update(dict.fromkeys(due))
+
+    def _take_turn(self) -> None:
+        """Tells a few of those that wait, as things stand by now, and lets others on the loop."""
+        try:
+            for worker in tuple(islice(self._due, TURN)):
+                del self._due[worker]
+                self._tell_one(worker)
+        finally:
+            if self._due:
+                asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _tell_one(self, worker: WorkerId) -> None:
+        line = self._lines.get(worker)
+        if line is not None and self._rule is not None:
             line.tell(desired_messages(self._rule, self.sessions, worker))
 
 

@@ -7,7 +7,7 @@ Called by `coordinator.agent_channel` after every change, and by the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ from surefoot.protocol.completeness import effective_replicas
 from surefoot.protocol.identities import HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.placement import targets
-from surefoot_operator.api.status import JobStatus, Member
+from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.sessions import Session, Sessions, store_address
 
 Delivered = Mapping[str, ToAgent]
@@ -43,6 +43,16 @@ class DesiredState:
     """worker index → where its saves go."""
     token: str = field(default="", repr=False)
     """The epoch's secret, which stands nowhere else."""
+    places: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
+    """(index, attempt, incarnation) of each member → its place in the world."""
+
+    @property
+    def told(self) -> tuple[object, ...]:
+        """Everything of it that some agent hears of: two that agree in this say the same to everybody."""
+        status = self.status
+        level = None if status.memory_interval is None else status.memory_interval.level
+        shared = (status.world, status.restarts, status.lineage, status.older_job, level)
+        return (*shared, self.replicas, self.holders, self.targets, self.token)
 
 
 def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
@@ -52,11 +62,35 @@ def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: 
     whoever chooses the next restore point must know whom to wait for.
     """
     named = {endpoint.holder for endpoint in status.named_holders}
-    holders = tuple(sorted((e for e in ready if e.holder in named), key=lambda e: e.holder))
+    holders = tuple(sorted((e for e in ready if e.holder in named), key=lambda e: (e.holder.node, e.holder.instance)))
     members = status.world.members if status.world is not None else ()
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)
-    return DesiredState(status, wanted, holders, places, token)
+    numbers = {(m.index, m.attempt, m.incarnation): n for n, m in enumerate(members)}
+    return DesiredState(status, wanted, holders, places, token, numbers)
+
+
+def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
+    """Workers whose messages may differ after a change of sessions, beside the worker that spoke; None: everybody's.
+
+    Most of what an agent says concerns itself alone. Were it all said again to everybody, a world that answers one
+    question would cost the square of its size.
+    """
+    if before.world != after.world or store_address(before) != store_address(after):
+        return None
+    old, new = before.orders, after.orders
+    if old is new:
+        return ()
+    if (old.hold and old.hold.seen) != (new.hold and new.hold.seen):
+        return None
+    found: set[WorkerId] = set()
+    if old.outstanding is not new.outstanding:
+        found |= {one.worker for number, one in new.outstanding.items() if old.outstanding.get(number) is not one}
+    if old.promotions is not new.promotions:
+        found |= {worker for worker, one in new.promotions.items() if old.promotions.get(worker) != one}
+    if old.retired is not new.retired:
+        found |= {worker for worker, one in new.retired.items() if old.retired.get(worker) != one}
+    return found
 
 
 def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
@@ -69,7 +103,7 @@ def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -
     if world is not None and world.state == "Claimed":
         words.append(Stop(world.epoch, world.reason))
     elif world is not None:
-        place = _place(world.members, session)
+        place = _place(rule.places, session)
         if place is None:
             # A thawed member of an older world must not go on; for a newcomer that waits warm this changes nothing.
             words.append(Stop(world.epoch, f"epoch {world.epoch} runs without this agent"))
@@ -79,10 +113,8 @@ def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -
     return tuple(words)
 
 
-def _place(members: tuple[Member, ...], session: Session) -> int | None:
-    mine = (session.seen.index, session.seen.attempt, session.seen.incarnation)
-    places = (n for n, m in enumerate(members) if (m.index, m.attempt, m.incarnation) == mine)
-    return next(places, None)
+def _place(places: Mapping[tuple[int, int, str], int], session: Session) -> int | None:
+    return places.get((session.seen.index, session.seen.attempt, session.seen.incarnation))
 
 
 def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: int) -> list[ToAgent]:
@@ -121,7 +153,8 @@ def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: 
 
 def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
     orders = sessions.orders
-    words: list[ToAgent] = [order.message for _, order in sorted(orders.outstanding.items()) if order.worker == worker]
+    asked = ((number, order.message) for number, order in orders.outstanding.items() if order.worker == worker)
+    words: list[ToAgent] = [message for _, message in sorted(asked, key=lambda one: one[0])]
     if worker in orders.promotions:
         words.append(orders.promotions[worker])
     if worker in orders.retired:

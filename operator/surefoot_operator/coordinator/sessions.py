@@ -64,6 +64,8 @@ class Sessions:
     by_worker: Mapping[WorkerId, Session] = field(default_factory=dict)
     world: World | None = None
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
+    speakers: Mapping[str, WorkerId] = field(default_factory=dict)
+    """Whose agent each incarnation is that has a session."""
 
 
 def begin(job: str, now: float) -> Sessions:
@@ -91,11 +93,11 @@ def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None)
     session = sessions.by_worker.get(worker)
     if session is not None and hello.incarnation in session.replaced:
         return Refused(f"agent {hello.incarnation} was replaced by a newer agent of {worker}", retry=False)
-    for other, theirs in sessions.by_worker.items():
-        if other != worker and theirs.seen.incarnation == hello.incarnation:
-            return Refused(
-                f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
-            )
+    other = sessions.speakers.get(hello.incarnation)
+    if other is not None and other != worker:
+        return Refused(
+            f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
+        )
     return None
 
 
@@ -109,7 +111,10 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
         replaced = frozenset() if old is None else old.replaced | {old.seen.incarnation}
         fresh = SessionSeen(hello.index, hello.attempt, hello.incarnation, hello.node, True, now, now)
         session = Session(fresh, replaced=replaced)
-        sessions = replace(sessions, orders=order_book.left(sessions.orders, worker))
+        speakers = {**sessions.speakers, hello.incarnation: worker}
+        if old is not None:
+            speakers.pop(old.seen.incarnation, None)
+        sessions = replace(sessions, orders=order_book.left(sessions.orders, worker), speakers=speakers)
     session = _in_epoch(session, hello.epoch)
     stopped = max(session.seen.stopped, hello.stopped)
     store = (hello.epoch, hello.store) if hello.store and hello.epoch else session.store
@@ -130,14 +135,15 @@ def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
 def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
     """Workers that the fabric no longer has, and whose lines are broken, need no session any more."""
     keep = set(known)
-    gone = [w for w, s in sessions.by_worker.items() if w not in keep and not s.seen.connected]
+    gone = {w for w, s in sessions.by_worker.items() if w not in keep and not s.seen.connected}
     if not gone:
         return sessions
     orders = sessions.orders
     for worker in gone:
         orders = order_book.left(orders, worker)
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
-    return replace(sessions, by_worker=kept, orders=orders)
+    speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
+    return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
 
 
 def ruled(sessions: Sessions, world: World | None) -> Sessions:

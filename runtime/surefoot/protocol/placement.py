@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from heapq import heapreplace
 
 from surefoot.protocol.identities import HolderEndpoint
 
@@ -32,26 +33,50 @@ def targets(
     no holder uses the group with the fewest workers. Never more than one holder of one failure domain.
     """
     by_domain: dict[str, list[HolderEndpoint]] = defaultdict(list)
-    for endpoint in sorted(holders, key=lambda e: e.holder):
+    local: dict[tuple[str, str], HolderEndpoint] = {}
+    for endpoint in sorted(holders, key=lambda e: (e.holder.node, e.holder.instance)):
         by_domain[endpoint.domain].append(endpoint)
+        local.setdefault((endpoint.domain, endpoint.holder.node), endpoint)
     cut = groups(list(by_domain), replicas)
     if not cut:
         return dict.fromkeys(worker_nodes, ())
     domain_of = {e.holder.node: e.domain for e in holders}
-    load = dict.fromkeys((e.holder for e in holders), 0)
+    group_of = {domain: place for place, group in enumerate(cut) for domain in group}
+    least_loaded = _Loads(len(cut))
+    within = {domain: _Loads(len(endpoints)) for domain, endpoints in by_domain.items()}
+    place_of = {e.holder: place for endpoints in by_domain.values() for place, e in enumerate(endpoints)}
     chosen: dict[int, tuple[HolderEndpoint, ...]] = {}
     for index, node in sorted(worker_nodes.items()):
         home = domain_of.get(node)
-        group = next((g for g in cut if home in g), None) or min(
-            cut, key=lambda g: sum(load[e.holder] for d in g for e in by_domain[d])
-        )
-        start = group.index(home) if home in group else 0
-        picks: list[HolderEndpoint] = []
+        number = group_of[home] if home is not None else least_loaded.least()
+        group = cut[number]
+        start = group.index(home) if home is not None else 0
+        picks: list[tuple[int, HolderEndpoint]] = []
         for domain in (*group[start:], *group[:start]):
-            local = [e for e in by_domain[domain] if e.holder.node == node]
-            picks.append(local[0] if local else min(by_domain[domain], key=lambda e: (load[e.holder], e.holder)))
-        first, rest = picks[0], sorted(picks[1:], key=lambda e: (load[e.holder], picks.index(e)))
-        chosen[index] = (first, *rest)[: max(1, replicas)]
+            near = local.get((domain, node))
+            pick = near if near is not None else by_domain[domain][within[domain].least()]
+            picks.append((within[domain].of[place_of[pick.holder]], pick))
+        ordered = (picks[0][1], *(pick for _, pick in sorted(picks[1:], key=lambda one: one[0])))
+        chosen[index] = ordered[: max(1, replicas)]
         for endpoint in chosen[index]:
-            load[endpoint.holder] += 1
+            within[endpoint.domain].add(place_of[endpoint.holder])
+            least_loaded.add(number)
     return chosen
+
+
+class _Loads:
+    """How much each of some places has; the first of those with the least is found without a look at all of them."""
+
+    def __init__(self, places: int) -> None:
+        self.of = [0] * places
+        self._heap = [(0, place) for place in range(places)]
+
+    def add(self, place: int) -> None:
+        self.of[place] += 1
+
+    def least(self) -> int:
+        while True:
+            load, place = self._heap[0]
+            if load == self.of[place]:
+                return place
+            heapreplace(self._heap, (self.of[place], place))  # loads only grow: it stood too far ahead

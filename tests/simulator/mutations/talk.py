@@ -79,10 +79,10 @@ def _at_once(facts: Any, hold: Any, wanted: Any) -> Any:
     return replace(_bound(facts, hold, wanted), claim=True)
 
 
-def _every_worker(members: Any, session: Any) -> int | None:
+def _every_worker(places: Any, session: Any) -> int | None:
     """Any agent of a member's worker takes its place."""
     mine = (session.seen.index, session.seen.attempt)
-    return next((n for n, m in enumerate(members) if (m.index, m.attempt) == mine), None)
+    return next((n for (index, attempt, _), n in places.items() if (index, attempt) == mine), None)
 
 
 def _all_program(facts: Any, loss: Any, last_step: int) -> Any:

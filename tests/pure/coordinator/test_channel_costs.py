@@ -1,0 +1,149 @@
+"""Who is told what, and when: each change reaches whom it concerns, and a word to all lets the loop breathe.
+
+Said to everybody each time, one answer of each of two thousand agents would be four million messages looked over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
+
+from support.builders import endpoint, member
+from support.fakes.fake_agent import hello
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
+from surefoot.protocol.messages import HoldAnswer, StoreReady, ToAgent
+from surefoot_operator.api.status import JobStatus, World
+from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.desired_messages import desired_state
+
+MANY = 3 * TURN
+MEMBERS = tuple(member(i) for i in range(MANY))
+HOLDERS = tuple(endpoint(f"n{i}") for i in range(MANY))
+STATUS = JobStatus(world=World(1, "Committed", size=MANY, members=MEMBERS), named_holders=HOLDERS)
+
+
+class Told:
+    """A line that notes how often it is told something."""
+
+    def __init__(self, log: list[int], index: int) -> None:
+        self.worker: WorkerId | None = None
+        self._log, self._index = log, index
+
+    def send(self, message: ToAgent) -> None: ...
+
+    def tell(self, wanted: Iterable[ToAgent]) -> None:
+        assert tuple(wanted)
+        self._log.append(self._index)
+
+    def cut(self) -> None: ...
+
+
+class Talk:
+    """A channel with all members on their lines, which hold the present epoch."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.channel = AgentChannel("job-1", 0.5, lambda: 1000.0, lambda urgent: None)
+        self.channel.know(WorkerId(i, 1) for i in range(MANY))
+        self.channel.rule(desired_state(STATUS, HOLDERS, 2))
+        self.lines = [cast(AgentConnection, Told(self.told, i)) for i in range(MANY)]
+        for i, line in enumerate(self.lines):
+            said = hello(i, incarnation=MEMBERS[i].incarnation, epoch=1, stopped=1)
+            assert self.channel.refusal(said) is None
+            self.channel.join(said, line)
+
+    async def heard_by_now(self) -> list[int]:
+        """Who was told since the last question, once nobody waits for his turn."""
+        for _ in range(MANY):
+            await asyncio.sleep(0)
+            if not self.channel._due:
+                break
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+def test_a_joining_agent_is_told_alone() -> None:
+    async def talk() -> None:
+        assert await Talk().heard_by_now() == list(range(MANY))
+
+    asyncio.run(talk())
+
+
+def test_nobody_hears_a_rule_that_says_the_same() -> None:
+    async def talk() -> None:
+        all_on = Talk()
+        await all_on.heard_by_now()
+        again = replace(STATUS, step=77, message="epoch 1 runs", named_holders=tuple(HOLDERS))
+        all_on.channel.rule(desired_state(again, list(HOLDERS), 2))
+        assert await all_on.heard_by_now() == []
+
+    asyncio.run(talk())
+
+
+def test_an_order_reaches_its_worker_and_an_answer_concerns_who_gave_it() -> None:
+    async def talk() -> None:
+        all_on = Talk()
+        await all_on.heard_by_now()
+        save, holders = RankSave(1, 5, 0), (HolderId("n0", "n0-i0"), HolderId("n1", "n1-i0"))
+        all_on.channel.change(
+            lambda s: replace(s, orders=orders.repair(s.orders, WorkerId(7, 1), 1, save, *holders, 0.0))
+        )
+        assert await all_on.heard_by_now() == [7]
+        members = [WorkerId(i, 1) for i in range(MANY)]
+        all_on.channel.change(lambda s: replace(s, orders=orders.propose_hold(s.orders, 1, 9, "propose", members, 0.0)))
+        assert sorted(await all_on.heard_by_now()) == list(range(MANY))
+        for i, line in enumerate(all_on.lines[:-1]):
+            all_on.channel.hear(line, HoldAnswer(1, 9, True))
+            assert await all_on.heard_by_now() == [i]
+        all_on.channel.hear(all_on.lines[-1], HoldAnswer(1, 9, True))  # the last one: it binds
+        assert sorted(set(await all_on.heard_by_now())) == list(range(MANY))
+
+    asyncio.run(talk())
+
+
+def test_the_address_of_the_store_is_told_to_all() -> None:
+    async def talk() -> None:
+        all_on = Talk()
+        await all_on.heard_by_now()
+        all_on.channel.hear(all_on.lines[0], StoreReady(1, "10.0.0.1:4000"))
+        assert sorted(set(await all_on.heard_by_now())) == list(range(MANY))
+
+    asyncio.run(talk())
+
+
+def test_a_word_to_all_lets_others_have_their_turns() -> None:
+    async def talk() -> None:
+        all_on = Talk()
+        await all_on.heard_by_now()
+        claimed = replace(STATUS, world=World(2, "Claimed", members=MEMBERS))
+        all_on.channel.rule(desired_state(claimed, HOLDERS, 2))
+        most = 0
+        while all_on.channel._due:
+            await asyncio.sleep(0)
+            most = max(most, len(all_on.told))
+            all_on.told.clear()
+        assert 0 < most <= TURN
+
+    asyncio.run(talk())
+
+
+def test_what_waits_for_its_turn_is_said_as_things_stand_then() -> None:
+    async def talk() -> None:
+        all_on = Talk()
+        await all_on.heard_by_now()
+        for epoch in (2, 3):
+            claimed = replace(STATUS, world=World(epoch, "Claimed", members=MEMBERS))
+            all_on.channel.rule(desired_state(claimed, HOLDERS, 2))
+        assert sorted(await all_on.heard_by_now()) == list(range(MANY))
+
+    asyncio.run(talk())
+
+
+def test_an_unused_checkpoint_is_no_reason_to_speak() -> None:
+    """A status that only reports progress says nothing to agents, whatever it says to people."""
+    ahead = replace(STATUS, last_complete=Checkpoint(1, 40))
+    assert desired_state(ahead, HOLDERS, 2).told == desired_state(STATUS, HOLDERS, 2).told
