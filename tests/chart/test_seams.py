@@ -48,11 +48,12 @@ def test_another_releases_names_reach_its_operator() -> None:
 
 
 def test_every_value_reaches_the_operator() -> None:
-    found = settings({**EVERYTHING, "operator": {**EVERYTHING["operator"], "logLevel": "DEBUG", "agentCommand": "a b"}})
+    operator = {**EVERYTHING["operator"], "logLevel": "DEBUG", "agentCommand": "a b"}
+    found = settings({**EVERYTHING, "logFormat": "json", "operator": operator})
     assert found.only_namespace == "training"
     assert found.runtime_image == "training:1"
     assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")
-    assert found.log_level == "DEBUG"
+    assert (found.log_level, found.log_format) == ("DEBUG", "json")
     assert found.agent_command == ("a", "b")
 
 
@@ -63,6 +64,11 @@ def test_no_variable_is_for_nobody() -> None:
     given = environment(rendered, "Deployment", "surefoot-operator", "operator").keys() - {"A"}
     assert given <= known
     assert known - given == {"SUREFOOT_KUBECONFIG", "SUREFOOT_IDENTITY"}  # of a desk, and made of the others
+
+
+def test_the_companion_logs_in_the_format_of_the_operator() -> None:
+    rendered = helm.objects({"logFormat": "json"})
+    assert environment(rendered, "DaemonSet", "surefoot-memory", "companion")["SUREFOOT_LOG_FORMAT"] == "json"
 
 
 def test_the_companion_finds_the_redis_beside_it() -> None:

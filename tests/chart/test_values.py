@@ -14,6 +14,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "another kind": ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
     "too many": ({"operator": {"replicas": 6}}, "at '/operator/replicas': maximum: got 6, want 5"),
     "not of the list": ({"operator": {"logLevel": "LOUD"}}, "'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+    "no log format": ({"logFormat": "xml"}, "at '/logFormat'"),
     "no quantity": ({"memoryTier": {"maxMemory": "4GB"}}, "at '/memoryTier/maxMemory': '4GB' does not match"),
     "a fraction": ({"memoryTier": {"maxMemory": "1.5Gi"}}, "at '/memoryTier/maxMemory'"),
     "no whole path": ({"memoryTier": {"localSocket": {"hostPath": "run"}}}, "at '/memoryTier/localSocket/hostPath'"),

@@ -18,7 +18,6 @@ from surefoot_operator.extras import needing
 
 with needing("surefoot-operator", "operator"):
     from surefoot.errors import ConfigurationError
-    from surefoot.logs import VARIABLE
     from surefoot_operator.controller.cluster import ClusterOperator
     from surefoot_operator.controller.cluster_settings import (
         NAMESPACE_FILE,
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         settings = cluster_settings(os.environ, given, here, secrets.token_hex(3))
-        begin_logs(settings.log_level, os.environ.get(VARIABLE, ""))
+        begin_logs(settings.log_level, settings.log_format)
     except (BadSetting, ConfigurationError) as error:
         sys.stderr.write(f"surefoot-operator: {error}\n")
         return 2

@@ -152,6 +152,7 @@ class ClusterOperator:
             coordinator_ca=lambda: tls.authority if tls is not None else "",
             holder_tls_ca=lambda: access.authority,
             metrics_port=WORKER_METRICS_PORT,
+            log_format=given.log_format,
         )
         pods = PodSettings(
             agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from surefoot import __version__
+from surefoot.logs import FORMATS, VARIABLE
 from surefoot_operator.coordinator.agent_server import PATH
 from surefoot_operator.errors import OperatorError
 
@@ -67,6 +68,8 @@ class ClusterSettings:
     runtime_image: str = ""
     """Of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
     log_level: str = "INFO"
+    log_format: str = "text"
+    """Of the operator, and of the agents of workers that it makes."""
 
 
 def cluster_settings(
@@ -110,6 +113,7 @@ def cluster_settings(
         agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
         log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
+        log_format=_one_of(VARIABLE, text("log_format", "text"), FORMATS),
     )
 
 
@@ -127,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coordinator-port", help="where agents are listened for (default 8443; 0: any free one)")
     parser.add_argument("--metrics-port", help="/metrics, /healthz and /readyz (default 8080; 0: any free one)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
+    parser.add_argument("--log-format", help="text or json (default text)")
     return parser
 
 
@@ -159,6 +164,10 @@ def _command(name: str, text: str) -> tuple[str, ...]:
 
 
 def _level(name: str, text: str) -> str:
-    if text.upper() not in _LEVELS:
-        raise BadSetting(name, text, f"one of {', '.join(_LEVELS)} is needed")
-    return text.upper()
+    return _one_of(name, text.upper(), _LEVELS)
+
+
+def _one_of(name: str, text: str, allowed: Sequence[str]) -> str:
+    if text not in allowed:
+        raise BadSetting(name, text, f"one of {', '.join(allowed)} is needed")
+    return text

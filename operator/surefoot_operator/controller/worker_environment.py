@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from surefoot.logs import VARIABLE
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
@@ -35,6 +36,8 @@ class WorkerEnvironmentFactory:
     """PEM of whoever signs the holders' certificate now; empty: they speak no TLS."""
     metrics_port: int | None = None
     """Where each worker serves its metrics; 0: any free port of its machine; None: nowhere."""
+    log_format: str = "text"
+    """Of agents; a job's own template may name another."""
 
     def __call__(self, job: TrainingJob, worker: CreateWorker) -> WorkerEnvironment:
         told = job_environment(self._job_settings(job))
@@ -57,6 +60,8 @@ class WorkerEnvironmentFactory:
             plain["SUREFOOT_COORDINATOR_CA"] = authority
         if self.metrics_port is not None:
             plain["SUREFOOT_METRICS_PORT"] = str(self.metrics_port)
+        if self.log_format != "text":
+            plain[VARIABLE] = self.log_format
         return WorkerEnvironment(plain, secret)
 
     def _job_settings(self, job: TrainingJob) -> JobSettings:

@@ -75,6 +75,7 @@ def test_every_other_variable_is_read() -> None:
         ("SUREFOOT_AGENT_COMMAND", "a 'b", "a command line is needed"),
         ("SUREFOOT_AGENT_COMMAND", " ", "a command line is needed"),
         ("SUREFOOT_LOG_LEVEL", "LOUD", "one of DEBUG, INFO, WARNING, ERROR is needed"),
+        ("SUREFOOT_LOG_FORMAT", "xml", "one of text, json is needed"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(name: str, text: str, sentence: str) -> None:
