@@ -14,11 +14,10 @@ from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
 from support.servers import redis_server
 from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
-from surefoot.drain.copying import copy_save
+from surefoot.drain.copying import copy_save, repair
 from surefoot.drain.engine import DrainOptions
 from surefoot.drain.leaderless_gc import GcScope, collect_garbage
 from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
-from surefoot.drain.repair import repair
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import RetryLimits
 from surefoot.drain.token_bucket import TokenBucket

@@ -17,8 +17,13 @@ from surefoot.protocol.wire import SUBPROTOCOLS
 from surefoot_operator.controller.credentials import certificates
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls
-from surefoot_operator.controller.credentials.root_secrets import admin_password, root_key
-from surefoot_operator.controller.credentials.secret_store import SecretAt, kept_secret, replaced_secret
+from surefoot_operator.controller.credentials.secret_store import (
+    SecretAt,
+    admin_password,
+    kept_secret,
+    replaced_secret,
+    root_key,
+)
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes.api import ApiRefused

@@ -1,6 +1,6 @@
-"""Parses and validates a TrainingJob from YAML or its mapping.
+"""Parses and validates a TrainingJob from its mapping.
 
-Pure: text in, value out. Called by the CLI, the processes fabric's job file and the Kubernetes controller. Every
+Pure: mapping in, value out. Called by the CLI, the processes fabric's job file and the Kubernetes controller. Every
 refusal is a SpecError that names the path, the value and what is allowed; values that may be secrets are not shown.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot_operator.api.content import check_content
-from surefoot_operator.api.loading import load_yaml
 from surefoot_operator.api.pod_template import read_template, texts
 from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
@@ -46,11 +45,6 @@ _SERVER_METADATA = (
     "selfLink",
     "generateName",
 )
-
-
-def parse_yaml(content: str, uid: str | None = None) -> TrainingJob:
-    """The TrainingJob that `content` says."""
-    return parse_job(load_yaml(content), uid)
 
 
 def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJob:

@@ -15,7 +15,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from surefoot_operator.api.quantities import ALLOWED, bytes_of
 from surefoot_operator.api.spec_limits import ANYTHING, LIMITS, Limit
 from surefoot_operator.api.yaml_names import NOT_YET, REFUSED_VALUES, yaml_fields
 from surefoot_operator.errors import Hidden, SpecError
@@ -24,6 +23,12 @@ T = TypeVar("T")
 
 # what changes how a terminal shows the rest: C0, C1, and overrides of the direction of text
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+_SUFFIX: dict[str, int] = {s: 1000**n for n, s in enumerate(["", *"kMGTP"])} | {
+    f"{s}i": 1024**n for n, s in enumerate("KMGTP", 1)
+}
+_QUANTITY = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?([kMGTP]?|[KMGTP]i)")
+_QUANTITIES = "a positive number of bytes is allowed, such as 8Gi, 500M or 1048576"
 
 
 def mapping(body: object, path: str) -> dict[str, Any]:
@@ -154,7 +159,20 @@ def number(value: object, path: str, limit: Limit, whole: bool) -> int | float:
 
 
 def _quantity(value: object, path: str) -> int:
-    size = bytes_of(value)
+    size = _bytes_of(value)
     if not size:
-        raise SpecError(path, value, ALLOWED)
+        raise SpecError(path, value, _QUANTITIES)
     return size
+
+
+def _bytes_of(quantity: object) -> int | None:
+    """The bytes that `quantity` says, or None where it is none. Fractions of a byte round up, as Kubernetes does."""
+    if isinstance(quantity, bool) or not isinstance(quantity, int | str):
+        return None
+    match = _QUANTITY.fullmatch(str(quantity))
+    if match is None:
+        return None
+    whole, fraction, suffix = match[1], match[2] or "", match[3]
+    # in whole numbers: a float would lose bytes above 2**53
+    scaled = int(whole + fraction) * _SUFFIX[suffix]
+    return -(-scaled // int(10 ** len(fraction)))

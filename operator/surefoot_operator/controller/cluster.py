@@ -21,8 +21,7 @@ from surefoot_operator import metrics
 from surefoot_operator.controller.cluster_settings import ClusterSettings
 from surefoot_operator.controller.credentials.coordinator_tls import CoordinatorTls, server_names
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
-from surefoot_operator.controller.credentials.root_secrets import admin_password, root_key
-from surefoot_operator.controller.credentials.secret_store import SecretAt
+from surefoot_operator.controller.credentials.secret_store import SecretAt, admin_password, root_key
 from surefoot_operator.controller.credentials.token_review import TokenReviews
 from surefoot_operator.controller.health.liveness import LivenessLimits, LivenessSigns, liveness_failures
 from surefoot_operator.controller.health.probes import LoopLag, Probes

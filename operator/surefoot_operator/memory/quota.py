@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.holder.provisioning import Memory
-from surefoot.protocol.amounts import amount
+from surefoot.protocol.plain import amount
 
 CROWDED = 0.85
 """Share of its limit from which a holder counts as too small for all."""

@@ -8,6 +8,7 @@ repeating a copy that is already there is success.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from surefoot.protocol.records import RankManifest
 from surefoot.tiers import ManyStreams, Tier, verified
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Puts:
@@ -107,6 +109,20 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
     target.put_values(save, values)
     target.commit(manifest, writer_epoch, lengths)
     return sent + len(table) + len(values)
+
+
+def repair(save: RankSave, source: Tier, target: Tier, epoch: int) -> str | None:
+    """Copies, verifies, commits with the writer's epoch `epoch`; None, or why it failed. Closes both tiers."""
+    try:
+        size = copy_save(save, [source], target, epoch, TokenBucket())
+    except SurefootError as error:
+        log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
+        return str(error)
+    finally:
+        source.close()
+        target.close()
+    log.info("repaired %s from %s to %s: %d bytes", save, source.name, target.name, size)
+    return None
 
 
 def _chunk(save: RankSave, sources: Sequence[Tier], what: tuple[RankManifest, Stream, bytes], index: int) -> memoryview:

@@ -1,26 +1,14 @@
-"""Cuts a stream of pieces into chunks, and finds chunks by bytes.
+"""Cuts a stream of pieces into chunks.
 
 Pure. No block straddles a chunk, so every block can be read and verified from one place.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from surefoot.geometry.tiling import Tiling
 from surefoot.protocol.records import CHUNK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRange:
-    """`length` bytes from `offset` of chunk `chunk`; they are the stream's bytes from `stream_start` on."""
-
-    chunk: int
-    offset: int
-    length: int
-    stream_start: int
 
 
 def chunk_starts(tilings: Iterable[Tiling], limit: int = CHUNK_BYTES) -> tuple[int, ...]:
@@ -44,16 +32,3 @@ def chunk_starts(tilings: Iterable[Tiling], limit: int = CHUNK_BYTES) -> tuple[i
             room = limit
         position += tiling.size_bytes
     return tuple(starts)
-
-
-def chunk_ranges(starts: Sequence[int], stream_bytes: int, begin: int, end: int) -> list[ChunkRange]:
-    """The chunk ranges that hold the stream's bytes from `begin` to `end`."""
-    if not 0 <= begin <= end <= stream_bytes:
-        raise ValueError(f"bytes {begin} to {end} are not in a stream of {stream_bytes} bytes")
-    found: list[ChunkRange] = []
-    chunk = bisect_right(starts, begin) - 1
-    while begin < end:
-        stop = min(end, starts[chunk + 1] if chunk + 1 < len(starts) else stream_bytes)
-        found.append(ChunkRange(chunk, begin - starts[chunk], stop - begin, begin))
-        begin, chunk = stop, chunk + 1
-    return found

@@ -47,7 +47,6 @@ class ZygoteClient:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.warm = False
         self.dead = False
-        self.import_seconds = 0.0
         self._on_change = on_change
         self._numbers = itertools.count()
         self._forking: dict[int, asyncio.Future[int]] = {}
@@ -133,7 +132,6 @@ class ZygoteClient:
         match body["said"]:
             case "ready":
                 self.warm = True
-                self.import_seconds = body["seconds"]
                 for failure in body["failed"]:
                     _log.warning("warming up: %s (the program will show the error itself)", failure)
                 _log.info("warm after %.2f s", body["seconds"])

@@ -48,12 +48,6 @@ class ReadPlan:
     def read_bytes(self) -> int:
         return sum(r.length for r in self.ranges)
 
-    def bytes_by_rank(self) -> dict[int, int]:
-        found: dict[int, int] = defaultdict(int)
-        for r in self.ranges:
-            found[r.rank] += r.length
-        return dict(found)
-
 
 def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
     """What to read. Raises StateMismatch where the checkpoint has not exactly what is wanted."""

@@ -6,7 +6,6 @@ in a key, and a key that is no text. Used by the parts of a program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 _ESCAPES = {"%": "%25", "/": "%2F", ":": "%3A", "~": "%7E"}
@@ -34,8 +33,3 @@ def joined(path: str, key: Any) -> str:
     """The name of what lies under `key` of the value named `path`."""
     part = escaped(key)
     return f"{path}{part}" if part.startswith("~") else f"{path}~{part}"
-
-
-def dotted(names: Iterable[str]) -> str:
-    """A module's path of names, as it stands in a tensor's."""
-    return ".".join(escaped(name) for name in names)

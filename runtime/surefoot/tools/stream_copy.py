@@ -19,7 +19,6 @@ from surefoot.format.dtypes import itemsize
 from surefoot.format.layouts import PlacedPiece, Stream, TensorParts, build_layout
 from surefoot.format.manifests import describe
 from surefoot.geometry import Box
-from surefoot.geometry.bands import bands
 from surefoot.protocol.identities import RankSave
 from surefoot.restore.catalogue import Catalogue, SaveSource, SourceReading, read_catalogue
 from surefoot.restore.reader import CheckpointReader, ReadOptions
@@ -31,6 +30,9 @@ from surefoot.tools.byte_progress import ByteProgress
 
 BAND_BYTES = 64 * 1024 * 1024
 """Most that is held of a checkpoint at once (a band being read, one being written)."""
+
+ALIGNED = 32
+"""Bands of several rows are a multiple of this many, as tiles are: a tile is then seldom read for two bands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,28 @@ def saved_tensors(reader: CheckpointReader) -> dict[str, Saved]:
     return {n: Saved(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
 
 
+def _boxes(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterator[Box]:
+    """Boxes of at most `limit_bytes` (or one element), in row-major order; one empty box for an empty tensor."""
+    if prod(shape) * item_bytes <= limit_bytes or not shape:
+        yield Box.whole(shape)
+        return
+    row = prod(shape[1:]) * item_bytes
+    if row > limit_bytes:
+        for index in range(shape[0]):
+            for inner in _boxes(shape[1:], item_bytes, limit_bytes):
+                yield Box((index, *inner.offsets), (1, *inner.lengths))
+        return
+    rows = limit_bytes // row
+    rows = rows // ALIGNED * ALIGNED or rows
+    rest = (0,) * (len(shape) - 1)
+    for start in range(0, shape[0], rows):
+        yield Box((start, *rest), (min(rows, shape[0] - start), *shape[1:]))
+
+
 def bands_of(tensors: Mapping[str, Saved]) -> Iterator[Band]:
     """All of them in their order."""
     for name, what in tensors.items():
-        for box in bands(what.shape, itemsize(what.dtype), BAND_BYTES):
+        for box in _boxes(what.shape, itemsize(what.dtype), BAND_BYTES):
             yield Band(name, box, box.volume * itemsize(what.dtype))
 
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from surefoot.protocol.identities import OlderJob
-from surefoot_operator.api.parse import parse_job, parse_yaml
+from surefoot_operator.api.loading import load_yaml
+from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import HealthPolicy, MemoryTierSpec, RestoreFrom
 from surefoot_operator.errors import SpecError
 from surefoot_operator.policy.world.initial_restore import older_job
@@ -322,13 +323,13 @@ def test_a_refusal_does_not_repeat_a_secret(body: dict[str, Any]) -> None:
 )
 def test_yaml_that_is_none_says_where_and_shows_no_content(content: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_yaml(content)
+        parse_job(load_yaml(content))
     assert said in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
 def test_yaml_reads_as_its_mapping_does() -> None:
-    assert parse_yaml(yaml.safe_dump(SMALLEST)) == parse_job(SMALLEST)
+    assert parse_job(load_yaml(yaml.safe_dump(SMALLEST))) == parse_job(SMALLEST)
 
 
 def test_an_alias_that_contains_itself_is_refused() -> None:

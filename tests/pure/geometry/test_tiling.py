@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.geometry.box import Box
-from surefoot.geometry.packing import chunk_ranges, chunk_starts
+from surefoot.geometry.packing import chunk_starts
 from surefoot.geometry.tiling import SMALL_BYTES, Tiling, block_shape
 from surefoot.protocol.records import CHUNK_BYTES
 
@@ -78,21 +78,6 @@ def test_no_block_straddles_a_chunk_and_chunks_are_full(parts: list[Tiling], spa
     for end in ends[:-1]:
         start, following = starts[ends.index(end)], min(edge for edge in edges if edge > end)
         assert following - start > limit, "one more block would have fitted"
-
-
-@given(st.lists(tilings(), min_size=1, max_size=4), st.data())
-def test_chunk_ranges_tile_the_wanted_bytes(parts: list[Tiling], data: st.DataObject) -> None:
-    total = sum(tiling.size_bytes for tiling in parts)
-    starts = chunk_starts(parts, max([1, *(size for t in parts for size in t.block_sizes())]) * 2)
-    begin = data.draw(st.integers(0, total))
-    end = data.draw(st.integers(begin, total))
-    position = begin
-    for part in chunk_ranges(starts, total, begin, end):
-        assert part.stream_start == position == starts[part.chunk] + part.offset
-        assert part.length > 0
-        assert position + part.length <= (starts[part.chunk + 1] if part.chunk + 1 < len(starts) else total)
-        position += part.length
-    assert position == end
 
 
 def test_a_block_larger_than_a_chunk_is_refused_by_size() -> None:

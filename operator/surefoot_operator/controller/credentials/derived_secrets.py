@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets as random_secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.holder import Credentials
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.processes.run_folder import create_json, read_json
 
 FILE = "operator.json"
 _BYTES = 32
@@ -44,20 +44,9 @@ class Secrets:
 def secrets_in(folder: Path) -> Secrets:
     """The run's secrets, made at the first call. Raises FabricError if the file is damaged."""
     path = folder / FILE
-    fresh = random_secrets.token_hex(_BYTES)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f'{{"root":"{fresh}"}}')
+    # where it is there, it is of the operator before us: its workers know what follows from it
+    create_json(path, {"root": random_secrets.token_hex(_BYTES)})
     try:
-        os.link(scratch, path)
-    except FileExistsError:
-        pass  # made by the operator before us: its workers know what follows from it
-    finally:
-        os.unlink(scratch)
-    text = path.read_text(encoding="ascii")
-    root = text.removeprefix('{"root":"').removesuffix('"}')
-    try:
-        return Secrets(bytes.fromhex(root))
-    except ValueError as error:
+        return Secrets(bytes.fromhex((read_json(path) or {})["root"]))
+    except (ValueError, KeyError, TypeError) as error:
         raise FabricError(f"{path} is damaged: start the run anew, in another folder") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 Content = Mapping[str, bytes]
 _TRIES = 3
+ROOT, PASSWORD = "root", "password"
+_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,27 @@ async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], ki
             log.info("created secret %s", where)
             return dict(content)
     return _content(found, where)
+
+
+async def root_key(api: Api, where: SecretAt) -> bytes:
+    """What every job's account follows from. Raises FabricError."""
+    found = await kept_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
+    if len(found.get(ROOT, b"")) < _BYTES:
+        raise FabricError(f"secret {where} needs {_BYTES} bytes or more under `{ROOT}`; delete it, and it is made")
+    return found[ROOT]
+
+
+async def admin_password(api: Api, where: SecretAt) -> str:
+    """Holders read the same Secret. Raises FabricError."""
+    # hexadecimal: a line of redis.conf can hold it
+    found = await kept_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
+    try:
+        password = found.get(PASSWORD, b"").decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise FabricError(f"secret {where}: `{PASSWORD}` is not ASCII text") from error
+    if not password:
+        raise FabricError(f"secret {where} has no `{PASSWORD}`; delete it, and it is made")
+    return password
 
 
 async def replaced_secret(api: Api, where: SecretAt, change: Callable[[Content], Content | None]) -> Content:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import start_http_server
 
-from surefoot_operator.fabric.processes.run_folder import RunFolder
+from surefoot_operator.fabric.processes.run_folder import RunFolder, write_json
 
 HOST = "127.0.0.1"
 
@@ -19,9 +18,7 @@ def served(root: Path) -> Iterator[None]:
     """Serves this process' metrics on a free port, which the run folder tells in the form of Prometheus' file_sd."""
     server, thread = start_http_server(0, addr=HOST)
     told = RunFolder(root).metrics / "operator.json"
-    scratch = told.with_name(f".{told.name}")
-    scratch.write_text(json.dumps([{"targets": [f"{HOST}:{server.server_port}"]}]), encoding="ascii")
-    scratch.rename(told)
+    write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)
     try:
         yield
     finally:

@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return body
 
 
-def write_json(path: Path, body: dict[str, Any], durable: bool) -> None:
+def write_json(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> None:
     """Replaces `path` at once. `durable` waits for the disk: for what must survive the machine."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     _write(scratch, body, os.O_TRUNC, durable)
@@ -168,7 +168,7 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _write(path: Path, body: dict[str, Any], flags: int, durable: bool) -> None:
+def _write(path: Path, body: dict[str, Any] | list[Any], flags: int, durable: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(json.dumps(body, separators=(",", ":")).encode())

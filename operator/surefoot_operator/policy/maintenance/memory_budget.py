@@ -11,10 +11,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.protocol.amounts import amount
 from surefoot.protocol.completeness import effective_replicas
 from surefoot.protocol.identities import HolderEndpoint
 from surefoot.protocol.placement import targets
+from surefoot.protocol.plain import amount
 from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy
 from surefoot_operator.api.spec_limits import allowed_sizes

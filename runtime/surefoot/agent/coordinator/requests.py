@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from surefoot import metrics
 from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.drain.copying import repair
 from surefoot.drain.promoter import Promoted, Promoter, drop_persistent
-from surefoot.drain.repair import repair
 from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.client import HolderClient

@@ -11,7 +11,7 @@ import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from surefoot.protocol.amounts import amount
+from surefoot.protocol.plain import amount
 
 _ROOTS = (
     # version 2 as a container sees its own group, then version 1

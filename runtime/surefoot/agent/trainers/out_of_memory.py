@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surefoot.agent.memory.headroom import MemoryHeadroom, read_headroom
-from surefoot.protocol.amounts import amount
+from surefoot.protocol.plain import amount
 
 _COUNTERS = (
     # version 2 and version 1 as a container sees its own group, then the whole machine's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.agent.memory.demand import StagingNeeds, asked, given, missing, refused, staged
-from surefoot.protocol.amounts import amount
+from surefoot.protocol.plain import amount
 
 
 @pytest.mark.parametrize(
