@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Hidden:
-    """Stands for a value that an error does not repeat: it may be a secret, or be without bound."""
+    """Stands for a value that an error does not repeat.
+
+    It may be a secret, or be without bound.
+    """
 
     def __init__(self, said: str = "(not shown)") -> None:
         self._said = said
@@ -25,7 +28,10 @@ class OperatorError(Exception):
 
 
 class SpecError(OperatorError):
-    """A TrainingJob that cannot be: names the path, the value and what is allowed."""
+    """A TrainingJob is not possible.
+
+    Names the path, the value and what is allowed.
+    """
 
     def __init__(self, path: str, value: object, allowed: str) -> None:
         super().__init__(f"{path}: {shown(value)} is not allowed; {allowed}")
@@ -35,8 +41,10 @@ class SpecError(OperatorError):
 
 
 class WorldMoved(OperatorError):
-    """The status changed under a write that tested it: another leader was faster, or an own write had got through
-    unheard. Observe again."""
+    """The status changed under a write that tested it.
+
+    Another leader was faster, or an own write had got through unheard. Observe again.
+    """
 
 
 class FabricError(OperatorError):
@@ -47,7 +55,10 @@ class FabricError(OperatorError):
 
 
 class JobRefused(FabricError):
-    """The job as it is stored cannot be carried: its spec, or a status that somebody edited. Only an edit helps."""
+    """The job cannot be carried as it is stored.
+
+    Its spec, or a status that somebody edited. Only an edit helps.
+    """
 
     def __init__(self, reason: str, generation: int, status: JobStatus | None, leaving: bool = False) -> None:
         super().__init__(reason)
@@ -60,4 +71,7 @@ class JobRefused(FabricError):
 
 
 class InvariantBroken(OperatorError):
-    """A plan or a record breaks an invariant: refuse, and say which. A bug, never an environment's fault."""
+    """A plan or a record breaks an invariant.
+
+    It is refused, and which one is said. A bug, never an environment's fault.
+    """

@@ -19,7 +19,10 @@ _PARTS = {
 
 @contextmanager
 def needing(command: str, extra: str) -> Iterator[None]:
-    """Ends the process with a sentence where a module of `extra` cannot be imported below."""
+    """Ends the process where a module of `extra` cannot be imported.
+
+    With a sentence that says what to install.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -30,7 +33,10 @@ def needing(command: str, extra: str) -> Iterator[None]:
 
 
 def lacking(extra: str) -> str | None:
-    """The sentence about the first module of `extra` that is not installed; None where all are. Imports none."""
+    """Names the first module of `extra` that is not installed.
+
+    A sentence; None where all are there. Imports none of them.
+    """
     name = next((name for name in _PARTS[extra] if find_spec(name) is None), None)
     return None if name is None else hint(name, extra)
 

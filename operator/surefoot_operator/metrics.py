@@ -140,7 +140,10 @@ _series: dict[tuple[str, str], set[tuple[Counter | Gauge | Histogram, tuple[str,
 
 
 def of(family: _F, job: tuple[str, str], *more: str) -> _F:
-    """The job's own series of this family, which ends with `forget`. `job`: namespace and name."""
+    """Returns the job's own series of a family.
+
+    It ends with `forget`. `job`: namespace and name.
+    """
     _series.setdefault(job, set()).add((family, more))
     return family.labels(*job, *more)
 
@@ -160,7 +163,10 @@ def forget(namespace: str, job: str) -> None:
 
 
 def ended(namespace: str, job: str) -> None:
-    """The job is over, and still there: what only a running one has ends."""
+    """Ends the series that only a running job has.
+
+    The job is over, and still there.
+    """
     known = _series.get((namespace, job), set())
     for family, more in [one for one in known if one[0] in RUNNING]:
         known.discard((family, more))

@@ -11,27 +11,45 @@ class SurefootError(Exception):
 
 
 class ProtocolError(SurefootError):
-    """A message or record that this version cannot read, or that belongs to somebody else."""
+    """A message or record cannot be read by this version.
+
+    Or it belongs to somebody else.
+    """
 
 
 class Fenced(SurefootError):
-    """A holder or tier refused a write because a newer epoch rules the job. Final for this epoch: stop writing."""
+    """A newer epoch rules the job, so a write was refused.
+
+    Final for this epoch: stop writing.
+    """
 
 
 class TierError(SurefootError):
-    """A tier could not do what was asked (away, full, too slow). The save is lost, the training is not."""
+    """A tier could not do a call: away, full, too slow.
+
+    The save is lost, the training is not.
+    """
 
 
 class TierUnavailable(TierError):
-    """The tier did not answer in time or its line broke. It is unknown, never empty."""
+    """The tier did not answer in time, or its line broke.
+
+    What it has is unknown, never empty.
+    """
 
 
 class AccessRefused(TierUnavailable):
-    """The tier answers and lets nobody in who comes with this password or authority. It lives; what it has is unknown."""
+    """The tier answers and refuses this password or authority.
+
+    It lives; what it has is unknown.
+    """
 
 
 class BeingFilled(TierUnavailable):
-    """A holder that has just started is having its memory touched: it holds nothing yet. Ask again in a moment."""
+    """A holder has just started, and its memory is being touched.
+
+    It holds nothing yet. Ask again in a moment.
+    """
 
     def __init__(self, text: str, instance: str) -> None:
         super().__init__(text)
@@ -43,11 +61,17 @@ class TierFull(TierError):
 
 
 class StagingRefused(SurefootError):
-    """There is no memory to stage saves in. The training goes on unprotected; each due save asks again."""
+    """There is no memory to stage saves in.
+
+    The training goes on unprotected; each due save asks again.
+    """
 
 
 class HolderDamaged(TierError):
-    """A holder answered what no holder answers: one of its keys was overwritten or damaged. Restarting it empties it."""
+    """A holder answered what no holder answers.
+
+    One of its keys was overwritten or damaged. Restarting it empties it.
+    """
 
 
 class ChunkMissing(TierError):
@@ -55,11 +79,17 @@ class ChunkMissing(TierError):
 
 
 class Corrupt(SurefootError):
-    """Bytes do not match their digest. Names the chunk and the copy; another copy may be good."""
+    """Bytes do not match their digest.
+
+    Names the chunk and the copy; another copy may be good.
+    """
 
 
 class Unreadable(SurefootError):
-    """Every copy of a needed range answered and failed verification, or (`absent`) every one answered and none has it."""
+    """No copy of a needed range is good.
+
+    Every copy answered and failed verification, or (`absent`) every place answered and none has one.
+    """
 
     def __init__(self, text: str, absent: bool = False) -> None:
         super().__init__(text)
@@ -67,12 +97,21 @@ class Unreadable(SurefootError):
 
 
 class StateMismatch(SurefootError):
-    """The checkpoint and the program disagree about a name, a shape or a dtype: an application failure, not a fallback."""
+    """Checkpoint and program disagree about a name, shape or dtype.
+
+    An application failure, not a fallback.
+    """
 
 
 class StateNotRestorable(SurefootError):
-    """The program holds state that no restore could bring back: names the object, the key and what to do about it."""
+    """The program holds state that no restore could bring back.
+
+    Names the object, the key and what to do about it.
+    """
 
 
 class ConfigurationError(SurefootError):
-    """A setting that cannot be: names the setting, its value and what is allowed."""
+    """A setting is not possible.
+
+    Names the setting, its value and what is allowed.
+    """

@@ -36,7 +36,10 @@ class ProcessIdentity:
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
-    """The life that now has this id; None if there is none or it has ended and only waits to be reaped."""
+    """Identifies the live process of a pid.
+
+    None where there is none, or it has ended and only waits to be reaped.
+    """
     fields = _stat(pid)
     if fields is None or fields[0] in "ZX":
         return None
@@ -55,7 +58,7 @@ def is_alive(life: ProcessIdentity) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for what the process does; empty if there is none."""
+    """Reads the kernel's letter for a process' state; empty: none."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
@@ -81,7 +84,10 @@ def members(group: int) -> list[int]:
 
 
 def with_environment(name: str, value: str) -> list[int]:
-    """Every living process of ours that was started with `name=value`, whatever group it is in."""
+    """Lists live processes of ours that were started with `name=value`.
+
+    Whatever group each is in: a crashed run leaves several.
+    """
     wanted = f"{name}={value}".encode()
     found = []
     for pid in _all():
@@ -122,9 +128,9 @@ def send_group(group: int, number: signal.Signals) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when the thread that started it ends; ends it at once if `parent` already has.
+    """Has the kernel kill this process when its parent thread ends.
 
-    Survives exec, not fork.
+    Ends it at once if `parent` already has. Survives exec, not fork.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed: this process could outlive its parent")
@@ -133,7 +139,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among the descendants become children of this process: somebody has to collect them."""
+    """Makes this process the parent of orphans among its descendants.
+
+    It has to collect them.
+    """
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed: descendants could escape")
 
@@ -149,7 +158,10 @@ def children(pid: int) -> set[int]:
 
 
 def reap_orphans(known: set[int]) -> None:
-    """Collects ended children that nobody else waits for; stops at one that has an owner (`known`)."""
+    """Collects ended children that nobody else waits for.
+
+    Stops at one that has an owner (`known`), which collects it.
+    """
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

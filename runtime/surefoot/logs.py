@@ -28,7 +28,10 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, the keys that are known, exception."""
+    """Formats a record as one JSON object a line.
+
+    Time (UTC), level, logger, message, the keys that are known, exception.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         body: dict[str, object] = {
@@ -44,7 +47,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class ProcessKeys(logging.Filter):
-    """Gives each record the keys of its process; those that a call gave itself stay."""
+    """Adds the keys of its process to each record.
+
+    Those that a call gave itself stay.
+    """
 
     def __init__(self, keys: Mapping[str, object]) -> None:
         super().__init__()

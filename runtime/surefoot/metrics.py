@@ -80,7 +80,10 @@ FAMILIES = (
 
 
 def reason_of(error: Exception) -> str:
-    """The word for a failure in a label: few, and the same at every tier."""
+    """Names a failure in a label, alike at every tier.
+
+    Few words: each is a time series.
+    """
     match error:
         case Fenced():
             return "fenced"

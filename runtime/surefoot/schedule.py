@@ -22,17 +22,23 @@ LOWER_AFTER = 8
 
 @dataclass(frozen=True, slots=True)
 class OwnLevel:
-    """A rank's own level and how many due saves in a row it could stage since it last changed."""
+    """Holds a rank's own level, and its streak of staged saves.
+
+    The streak counts due saves in a row that found a slot since the level last changed.
+    """
 
     level: int = 0
     streak: int = 0
 
     def skipped(self, level: int) -> OwnLevel:
-        """A due save at `level`, the rank's own or the coordinator's, had no free slot: half as many from here on."""
+        """Halves the saves from here on: none found a slot.
+
+        `level` is the one that the save was due at, the rank's own or the coordinator's.
+        """
         return OwnLevel(level + 1 if level < HIGHEST_BACKOFF else level, 0)
 
     def staged(self) -> OwnLevel:
-        """A due save was staged; after a streak of them the level comes down again."""
+        """Counts a staged save; a streak lowers the level again."""
         if self.level == 0:
             return self
         if self.streak + 1 >= LOWER_AFTER:
@@ -42,7 +48,10 @@ class OwnLevel:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The job's intervals in steps; no persistent one (None or 0) where no tier has steps of its own."""
+    """Holds the job's intervals in steps.
+
+    No persistent one (None or 0) where no tier has steps of its own.
+    """
 
     interval_steps: int
     persistent_interval_steps: int | None = None
@@ -54,13 +63,19 @@ class Schedule:
             )
 
     def due(self, step: int, level: int) -> bool:
-        """Whether `step` is to be saved at `level`; steps meant for the persistent tier are due at every level."""
+        """Decides whether a step is saved at a level.
+
+        Steps meant for the persistent tier are due at every level.
+        """
         if step < 1:
             return False
         return step % (self.interval_steps << min(level, HIGHEST_LEVEL)) == 0 or self.persistent_due(step)
 
     def persistent_due(self, step: int) -> bool:
-        """Whether the save of `step` is promoted: every persistent interval, rounded up to whole memory intervals."""
+        """Decides whether the save of a step is promoted.
+
+        Every persistent interval is, rounded up to whole memory intervals.
+        """
         if not self.persistent_interval_steps or step < 1:
             return False
         intervals = -(-self.persistent_interval_steps // self.interval_steps)

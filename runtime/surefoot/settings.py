@@ -15,7 +15,10 @@ from surefoot.protocol.identities import LocalHolder
 
 @dataclass(frozen=True, slots=True)
 class PersistentSettings:
-    """The persistent tier. None of it is about the training; the secret is never printed."""
+    """Configures the persistent tier.
+
+    None of it is about the training; the secret is never printed.
+    """
 
     uri: str
     """`file:///folder` or `s3://bucket/prefix`."""
@@ -111,7 +114,10 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
 
 
 def settings_elsewhere(settings: JobSettings, uri: str) -> PersistentSettings:
-    """How a persistent tier at `uri` is reached: with the endpoint and the account of this job's own, if it has one."""
+    """Configures a persistent tier at another URI.
+
+    With the endpoint and the account of this job's own, if it has one.
+    """
     return PersistentSettings(uri) if settings.persistent is None else replace(settings.persistent, uri=uri)
 
 

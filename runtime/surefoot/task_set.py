@@ -12,7 +12,7 @@ from typing import Any
 
 
 class TaskSet:
-    """Tasks of one owner, which closes or joins them before it ends itself."""
+    """Owns tasks, and closes or joins them before its owner ends."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         """Takes what hears of errors.
@@ -30,7 +30,11 @@ class TaskSet:
         task.add_done_callback(self._ended)
 
     def start_once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Runs the work unless one of its name does; returns whether it did."""
+        """Runs the work unless one of its name runs.
+
+        Returns:
+            Whether it was begun.
+        """
         if any(task.get_name() == name for task in self._tasks):
             return False
         self.start(work(), name)

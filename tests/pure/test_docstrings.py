@@ -20,6 +20,17 @@ MOST_WORDS = 12
 OTHER_ROOMS = ("surefoot.protocol", "surefoot.data", "surefoot.integrations.dcp")
 """Where first lines are longer yet."""
 
+SHORT_ROOMS = (
+    *("surefoot.errors", "surefoot.ipc.backend", "surefoot.launcher", "surefoot.linux_process", "surefoot.logs"),
+    *("surefoot.metrics", "surefoot.schedule", "surefoot.settings", "surefoot.task_set", "surefoot.tiers"),
+    *("surefoot_operator.errors", "surefoot_operator.extras", "surefoot_operator.fabric.interface"),
+    *("surefoot_operator.metrics", "surefoot_operator.reconcile"),
+)
+"""Where the first lines of all public functions and classes are short. It only ever gains entries."""
+
+PROTOCOLS = {"surefoot.tiers.tier": "Tier", "surefoot_operator.fabric.interface": "Fabric"}
+"""What others implement: every method says what it does."""
+
 ALLOWED: set[str] = {
     "surefoot.checkpointer.restore_agreement: restoring",
     "surefoot.restore.read_plan: restore.session",
@@ -59,6 +70,7 @@ def classes() -> dict[str, list[str]]:
     return found
 
 
+@cache
 def meant(name: str) -> list[str]:
     """The modules that a name in a docstring may mean: a module, a room, or where that class is defined."""
     exact = [one for one in modules() if one == name or one.endswith(f".{name}")]
@@ -78,6 +90,18 @@ def documented(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield re.sub(r"\s+", " ", ast.get_docstring(node) or "")
+
+
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def public(tree: ast.Module | ast.ClassDef, inside: str) -> Iterator[tuple[str, Documented]]:
+    """Functions and classes without an underscore, those of public classes too."""
+    for node in tree.body:
+        if isinstance(node, Documented) and not node.name.startswith("_"):
+            yield f"{inside}.{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node, f"{inside}.{node.name}")
 
 
 def false_claims() -> dict[str, str]:
@@ -108,6 +132,25 @@ def test_first_line_of_a_module_is_short() -> None:
         if module.startswith("surefoot.") and not module.startswith(OTHER_ROOMS) and len(words) > MOST_WORDS:
             long[module] = first
     assert long == {}
+
+
+def test_first_line_of_what_is_public_is_short_in_rooms_that_are_worked_through() -> None:
+    long = {}
+    for module, tree in modules().items():
+        if f"{module}.".startswith(tuple(f"{room}." for room in SHORT_ROOMS)):
+            for name, node in public(tree, module):
+                first = re.split(r"\n\s*\n", ast.get_docstring(node) or "")[0]
+                if len(re.sub(r"`[^`]*`|\([^)]*\)", "x", first).split()) > MOST_WORDS:
+                    long[name] = first
+    assert long == {}
+
+
+def test_every_method_that_others_implement_is_described() -> None:
+    for module, protocol in PROTOCOLS.items():
+        methods = dict(public(modules()[module], module))
+        mine = {name: node for name, node in methods.items() if name.startswith(f"{module}.{protocol}.")}
+        assert mine
+        assert [name for name, node in mine.items() if not ast.get_docstring(node)] == []
 
 
 def test_a_module_is_found_by_its_last_names_and_a_class_by_its_own() -> None:

@@ -1,6 +1,6 @@
 """Loads one YAML document as a mapping, strictly.
 
-Pure. Called by the CLI and by `parse`. Never repeats a line of the document, which may hold a secret.
+Pure. Called by the CLI. Never repeats a line of the document, which may hold a secret.
 """
 
 from __future__ import annotations

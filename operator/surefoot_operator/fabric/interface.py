@@ -20,7 +20,7 @@ from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 
 @dataclass(frozen=True, slots=True)
 class FabricSeen:
-    """One consistent look at everything a fabric knows of one job."""
+    """Holds one consistent look at everything a fabric knows of a job."""
 
     job: TrainingJob
     status: JobStatus
@@ -38,9 +38,9 @@ class FabricSeen:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What an agent must be told to find its job. Nothing of `secret` may be logged or stand on a command line.
+    """Holds what an agent must be told to find its job.
 
-    The fabric adds what only the place knows: SUREFOOT_NODE, SUREFOOT_HOST, SUREFOOT_RUN_FOLDER, the template's own
+    Nothing of `secret` may be logged or stand on a command line. The fabric adds what only the place knows: SUREFOOT_NODE, SUREFOOT_HOST, SUREFOOT_RUN_FOLDER, the template's own
     env, and the persistent tier's credentials (`secret_ref`).
     """
 
@@ -49,67 +49,102 @@ class WorkerEnvironment:
 
 
 class Fabric(Protocol):
-    """Every call returns within seconds or raises FabricError; all are safe to repeat."""
+    """Shows and changes what provides a job's workers.
+
+    Every call returns within seconds; all are safe to repeat.
+
+    Raises:
+        FabricError: any method; the call may have happened.
+    """
 
     async def observe(self) -> FabricSeen:
-        """Looks now. Raises FabricError if it cannot: then nothing is planned, an empty answer is never invented.
+        """Looks now; an empty answer is never invented.
 
-        Raises JobRefused if what is stored can be looked at and not be carried.
+        Raises:
+            FabricError: It cannot look: then nothing is planned.
+            JobRefused: What is stored can be looked at and not be carried.
         """
         ...
 
     async def create_worker(self, worker: CreateWorker, environment: WorkerEnvironment) -> None:
-        """Creates worker (index, attempt); one of this job that exists already is success. Raises FabricError.
+        """Creates a worker; one of this job that exists already is success.
 
         Returns once the worker is recorded, not once it runs; it may stay Pending until a node is free.
-        `avoid_nodes` is a wish: a worker on an avoided node is better than none.
+
+        Args:
+            worker: Index and attempt. Its `avoid_nodes` is a wish: a worker on an avoided node is better than none.
+            environment: What its agent is told.
         """
         ...
 
     async def delete_worker(self, worker: DeleteWorker) -> None:
-        """Deletes the worker of that name if its uid is still `uid`; one that is gone is success. Raises FabricError.
+        """Deletes a worker, without waiting for its end; one gone is success.
 
-        Gently by default (SIGTERM, the grace period, SIGKILL), without waiting for its end; `force` forgets it at
-        once and kills it if its node can be reached.
+        Args:
+            worker: Its name and `uid`, which must still be its own. Gently by default (SIGTERM, the grace period,
+                SIGKILL); `force` forgets it at once and kills it if its node can be reached.
         """
         ...
 
     async def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
-        """Writes the whole status over `old`, as it was observed; returns it as it stands now, its serial one on.
+        """Writes the whole status over the one that was observed.
 
-        Raises WorldMoved if what is stored has another serial, or a world of another epoch or state: nothing is
-        written, for `new` was decided from something that is past. Raises FabricError if it is unknown whether it was
-        written. Every write tests, also those that leave the world alone: a status is written whole, and of two
-        leaders of one world neither may undo what the other counted.
+        Every write tests, also those that leave the world alone: a status is written whole, and of two leaders of one
+        world neither may undo what the other counted.
+
+        Args:
+            new: What is written, whole.
+            old: As it was observed.
+
+        Returns:
+            The status as it stands now, its serial one on.
+
+        Raises:
+            WorldMoved: What is stored has another serial, or a world of another epoch or state: nothing is written,
+                for `new` was decided from something that is past.
+            FabricError: It is unknown whether it was written.
         """
         ...
 
     async def hold_job(self, held: bool) -> None:
-        """Lets the job's deletion wait until it is let go again; what is so already is success. Raises FabricError."""
+        """Adds or removes the job's finalizer.
+
+        What is so already is success.
+
+        Args:
+            held: Whether the job's deletion is to wait until it is let go again.
+        """
         ...
 
     async def purge(self, attempt: int, environment: WorkerEnvironment) -> None:
-        """Begins to delete what the job has in its persistent tier, with the job's own identity. Raises FabricError.
+        """Begins to delete the job's persistent checkpoints, with its own identity.
 
-        An attempt that was begun already is success; how it goes is seen.
+        Args:
+            attempt: One that was begun already is success; `observe` shows how it goes.
+            environment: As for a worker.
         """
         ...
 
     async def delete_job(self) -> None:
-        """Deletes the job itself, as a person would; one that is gone is success. Raises FabricError."""
+        """Deletes the job itself, as a person would; one gone is success."""
         ...
 
     async def record(self, events: Sequence[Event]) -> None:
-        """Tells people, in order; called after the status write that they speak of. Raises FabricError."""
+        """Tells people, in order, after the status write they speak of.
+
+        Args:
+            events: The oldest first.
+        """
         ...
 
     def changes(self) -> AsyncIterator[None]:
-        """Yields whenever something that `observe` shows may have changed, many changes as one; ends on `close`.
+        """Yields whenever something that `observe` shows may have changed.
 
-        One consumer. Yielding for nothing is allowed (it costs one observation), missing a change is not.
+        One consumer. Many changes are one. Yielding for nothing is allowed (it costs one observation), missing a change
+        is not. Ends on `close`.
         """
         ...
 
     async def close(self) -> None:
-        """Ends `changes` and lets go of everything of the operator's own. Workers and holders stay as they are."""
+        """Ends `changes` and closes the operator's connections. Workers and holders stay."""
         ...

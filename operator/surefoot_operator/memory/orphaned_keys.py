@@ -1,6 +1,6 @@
 """Selects unindexed keys on a holder that can be removed.
 
-Pure; called by `memory. A save under way has data and no index entry yet, so nothing goes on one look: only what was
+Pure; called by `memory`. A save under way has data and no index entry yet, so nothing goes on one look: only what was
 there on two looks some time apart, and only where nobody could still be about to commit it.
 """
 

@@ -1,6 +1,6 @@
 """Clamps status times that a former leader's fast clock wrote.
 
-Pure; called by `reconcile. A moment that lies ahead was written by a clock that ran ahead of ours: whoever waits from
+Pure; called by `reconcile`. A moment that lies ahead was written by a clock that ran ahead of ours: whoever waits from
 it on would wait for as long as the clocks differ. It is taken for now, and stands so with the next write. One that
 lies behind cannot be told from an old one; what is waited for in a claim counts from the new leader's term at the
 earliest.

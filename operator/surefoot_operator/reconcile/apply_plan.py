@@ -1,6 +1,6 @@
 """Applies actions: calls the fabric, agents and holders.
 
-Called by `reconcile. Nothing here decides. Each action is idempotent, and none waits for another: what is refused is
+Called by `reconcile`. Nothing here decides. Each action is idempotent, and none waits for another: what is refused is
 returned, and the next plan says what is left to do. Seals, listings and talk come first, for training waits for them;
 workers are asked for beside the loop (`worker_calls`).
 """

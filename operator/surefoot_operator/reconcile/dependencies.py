@@ -1,6 +1,6 @@
 """Holds the reconciler's dependencies and builds its snapshots.
 
-Called by `reconcile.
+Called by `reconcile`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ class EventBudget:
         self._left_out = 0
 
     def allowed(self, events: Iterable[Event], now: float) -> tuple[Event, ...]:
-        """Those that may be told at `now`, on a clock that never goes back."""
+        """Selects the events that may be told now.
+
+        `now` is of a clock that never goes back.
+        """
         while self._told and now - self._told[0] >= MINUTE_SECONDS:
             self._told.popleft()
         allowed: list[Event] = []
@@ -115,9 +118,10 @@ class EventRecorder:
 
 
 class TierFailureEvents:
-    """One job's agents' tier failures as events: each when it begins and once a minute while it lasts.
+    """Turns agents' tier failures into events of one job.
 
-    Whoever failed is asked again within seconds: without this a tier that is away fills the events of a job.
+    Each when it begins, and once a minute while it lasts. Whoever failed is asked again within seconds: without this a
+    tier that is away fills the events of a job.
     """
 
     def __init__(self) -> None:

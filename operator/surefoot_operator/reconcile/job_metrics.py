@@ -1,6 +1,6 @@
 """Updates one job's metrics after each reconcile round.
 
-Called by `reconcile.
+Called by `reconcile`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
 
 
 class JobMetrics:
-    """One job's. Remembers only since when each tier's newest checkpoint is known, which nodes have figures, and which
-    checkpoints were counted as unrecoverable."""
+    """Sets the metrics of one job from its rounds.
+
+    It remembers only since when each tier's newest checkpoint is known, which nodes have figures, and which checkpoints
+    were counted as unrecoverable.
+    """
 
     def __init__(self) -> None:
         self._job: tuple[str, str] | None = None

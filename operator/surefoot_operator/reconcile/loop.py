@@ -132,7 +132,10 @@ class Reconciler:
                 metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
     async def once(self) -> float:
-        """Runs one round; returns the seconds until the next is due even if nothing changes.
+        """Runs one round of observe, plan and apply.
+
+        Returns:
+            Seconds until the next is due even if nothing changes.
 
         Raises:
             WorldMoved: another leader wrote the status since it was observed.

@@ -1,6 +1,6 @@
 """Runs creates and deletes of workers concurrently, with backoff.
 
-Owned by `reconcile. No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds,
+Owned by `reconcile`. No round waits for them: a pod that a quota refuses, or a webhook that takes its ten seconds,
 would otherwise keep the survivors of a failure from being sealed, read and assigned. What is refused is asked for
 again after a backoff of its own, and the plan sees both: what is under way, and what was refused with which words.
 """
@@ -46,7 +46,10 @@ class _PendingCall:
 
 
 class WorkerCalls:
-    """Those of one job. `clock` gives Unix seconds; `wake` has the loop plan again."""
+    """Owns the create and delete calls of one job.
+
+    `clock` gives Unix seconds; `wake` has the loop plan again.
+    """
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
@@ -77,7 +80,10 @@ class WorkerCalls:
         return frozenset(key for key, asked in found if asked.task is not None)
 
     def shown(self, workers: Iterable[WorkerSeen]) -> None:
-        """Forgets refusals that no plan can ask about any more: the worker is there after all, or a later attempt is."""
+        """Forgets refusals that no plan can ask about any more.
+
+        The worker is there after all, or a later attempt is.
+        """
         newest: dict[int, int] = {}
         uids = set()
         for worker in workers:

@@ -16,7 +16,10 @@ from surefoot.protocol.identities import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class ReusableSave:
-    """The stream of a rank save that still lies in staging memory, as it was sealed or damaged since."""
+    """Holds the stream of a rank save found in staging memory.
+
+    As it was sealed, or damaged since.
+    """
 
     stream: memoryview
     layout: str
@@ -25,7 +28,13 @@ class ReusableSave:
 
 
 class SaveBackend(Protocol):
-    """Thread-safe; every call returns within its own small time limit or raises a SurefootError."""
+    """Keeps a trainer's staging memory and drains it.
+
+    Thread-safe; every call returns within its own small time limit.
+
+    Raises:
+        SurefootError: any method; the training goes on.
+    """
 
     @property
     def attached(self) -> Attached:
@@ -33,15 +42,32 @@ class SaveBackend(Protocol):
         ...
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
-        """Writable memory of (slots × slot_bytes), the number of slots, and the slot size; allocated and touched."""
+        """Allocates and touches staging memory.
+
+        Args:
+            slot_bytes: What a slot must hold at least.
+
+        Returns:
+            Writable memory of slots × slot size, the number of slots, and the slot size in bytes.
+        """
         ...
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
-        """Rank → save of `checkpoint` in this worker's staging memory; to be read before `arena`."""
+        """Finds saves of a checkpoint in this worker's staging memory.
+
+        To be read before `arena`.
+
+        Returns:
+            Rank → its save.
+        """
         ...
 
     def free_slot(self, wait_seconds: float) -> int | None:
-        """A slot that nothing drains from, or None if none became free in time."""
+        """Waits for a slot that nothing drains from.
+
+        Returns:
+            Its number; None if none became free in time.
+        """
         ...
 
     def staged(self, message: Staged) -> None:
@@ -53,11 +79,17 @@ class SaveBackend(Protocol):
         ...
 
     def held_at(self, step: int) -> bool:
-        """Whether a planned change holds this rank at `step` (proposed or bound). Atomic with answering proposals."""
+        """Decides whether a planned change holds this rank at a step.
+
+        Proposed or bound. Atomic with answering proposals.
+        """
         ...
 
     def wait_while_held(self, step: int) -> None:
-        """Says Holding and waits until the hold is cancelled (returns) or this process is killed (the usual end)."""
+        """Reports the hold, and waits until it ends.
+
+        It ends when it is cancelled (then this returns) or this process is killed (the usual end).
+        """
         ...
 
     def level(self) -> int:
@@ -77,5 +109,8 @@ class SaveBackend(Protocol):
     def close(self, step: int) -> None: ...
 
     def disown(self) -> None:
-        """In a forked child, right behind the fork: lets go of what is the parent's without a word, a lock or a wait."""
+        """Lets go of the parent's resources in a forked child.
+
+        Right behind the fork, without a word, a lock or a wait.
+        """
         ...

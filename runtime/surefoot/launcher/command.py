@@ -15,7 +15,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgram:
-    """A Python program that can run in a forked process: exactly one of `script` and `module` is set."""
+    """Names a Python program that can run in a forked process.
+
+    Exactly one of `script` and `module` is set.
+    """
 
     arguments: tuple[str, ...]
     script: str | None = None
@@ -40,7 +43,10 @@ def forkable(command: Sequence[str], environment: Mapping[str, str]) -> LaunchPr
 
 
 def with_own_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment as an activated virtual environment has it: `python` is the interpreter that runs surefoot."""
+    """Returns an environment in which `python` is our own interpreter.
+
+    As an activated virtual environment has it.
+    """
     own = os.path.dirname(sys.executable)
     path = environment.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != own:

@@ -33,7 +33,10 @@ class Preloaded:
 
 
 def top_level_imports(source: str) -> tuple[str, ...]:
-    """Modules that the program imports unconditionally, in order; `a.b:c` where c may be a submodule of a.b."""
+    """Lists modules that the program imports unconditionally, in order.
+
+    `a.b:c` where c may be a submodule of a.b.
+    """
     names: list[str] = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import):

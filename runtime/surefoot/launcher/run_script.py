@@ -56,7 +56,10 @@ def run_program(program: LaunchProgram) -> NoReturn:
 
 
 def write_report(kind: str, message: str, trace: str) -> None:
-    """The error file that `exit_cause.read_report` reads; nothing if the agent named no file."""
+    """Writes the error file that `exit_cause.read_report` reads.
+
+    Nothing if the agent named no file.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return

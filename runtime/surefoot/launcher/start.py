@@ -34,7 +34,10 @@ class Hosted:
 
 
 class Starter:
-    """Owns the warm process. `on_warm` hears whether a start can be made at once."""
+    """Owns the warm process.
+
+    `on_warm` hears whether a start can be made at once.
+    """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log_path: Path, on_warm: Callable[[bool], None]
@@ -74,7 +77,11 @@ class Starter:
         )
 
     async def store(self, host: str) -> Hosted:
-        """A store on a free port of `host` alone; SurefootError if it does not come up."""
+        """Starts a store on a free port of `host` alone.
+
+        Raises:
+            SurefootError: It does not come up.
+        """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             with self._log_path.open("ab") as output:

@@ -24,9 +24,10 @@ _WAITING = 2048
 
 
 def listening_store(host: str) -> TCPStore:
-    """A store on a free port of `host` alone: loopback, or the address by which the other workers reach this one.
+    """Opens a store on a free port of `host` alone.
 
-    Where `host` is an address that this machine does not bear (behind a translation) it listens on all, and says so.
+    The host is loopback, or the address by which the other workers reach this one. Where it is an address that this
+    machine does not bear (behind a translation) it listens on all, and says so.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -54,7 +55,10 @@ def _listener(host: str) -> socket.socket:
 
 
 def serve_store(port_fd: int, host: str) -> None:
-    """Binds a free port, writes it as a line into `port_fd`, and never returns."""
+    """Serves a store until killed.
+
+    Binds a free port and writes it as a line into `port_fd`; never returns.
+    """
     store = listening_store(host)
     os.write(port_fd, f"{store.port}\n".encode())
     os.close(port_fd)

@@ -28,7 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class CannotFork(SurefootError):
-    """The warm process is away or must not fork; a cold start is the way."""
+    """The warm process is away or must not fork.
+
+    A cold start is the way.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,10 @@ class ZygoteClient:
         return await self._fork(body, (request.output,))
 
     async def fork_store(self, output: int, port_fd: int, host: str) -> Child:
-        """The epoch's store, which listens on `host` alone; it writes its port into `port_fd`."""
+        """Forks the epoch's store, which listens on `host` alone.
+
+        It writes its port into `port_fd`.
+        """
         return await self._fork({"kind": "store", "host": host}, (output, port_fd))
 
     async def close(self) -> None:

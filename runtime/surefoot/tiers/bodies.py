@@ -12,7 +12,10 @@ from zlib import crc32
 
 
 class Body:
-    """Enough of a binary file for an HTTP client, which may begin again for another try. Nothing is copied."""
+    """Gives an HTTP client pieces of memory as a file.
+
+    Enough of a binary file for it, which may begin again for another try. Nothing is copied.
+    """
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._pieces = [memoryview(piece).cast("B") for piece in pieces]
@@ -43,7 +46,10 @@ class Body:
         return self._at
 
     def read(self, size: int | None = -1) -> memoryview | bytes:
-        """The rest of the piece it stands in, however little was asked for: clients ask for 16 KiB, and send what comes."""
+        """Reads the rest of the piece it stands in.
+
+        However little was asked for: clients ask for 16 KiB, and send what comes.
+        """
         if size == 0:
             return b""
         skipped = 0

@@ -30,13 +30,17 @@ def part_lengths(chunk_lengths: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the chunks of one layout begin in the stream, and so in their parts."""
+    """Finds chunks of one layout in the stream and its parts."""
 
     starts: tuple[int, ...]
     stream_bytes: int
 
     def chunk(self, index: int) -> tuple[int, int, int] | None:
-        """Number of the part, offset in it and bytes of a chunk; None if there is no such chunk."""
+        """Locates a chunk.
+
+        Returns:
+            Number of its part, offset in it and bytes; None if there is no such chunk.
+        """
         if not 0 <= index < len(self.starts):
             return None
         part = index // PART_CHUNKS
@@ -51,12 +55,19 @@ class Cut:
 
 @dataclass(slots=True)
 class PartBuffer:
-    """Chunks that came one by one and wait for the rest of their part; few saves, a part of each at most."""
+    """Gathers chunks until their part is whole.
+
+    Of few saves, a part of each at most.
+    """
 
     _of: dict[RankSave, dict[int, bytes]] = field(default_factory=dict)
 
     def add(self, save: RankSave, index: int, data: memoryview) -> list[bytes] | None:
-        """Keeps a copy; all chunks of the part if this was the last that it wanted."""
+        """Keeps a copy of a chunk.
+
+        Returns:
+            All chunks of the part if this was the last that it wanted.
+        """
         if save not in self._of and len(self._of) >= _SAVES_GATHERED:
             del self._of[next(iter(self._of))]  # given up long ago: its commit would find the part missing
         waiting = self._of.setdefault(save, {})

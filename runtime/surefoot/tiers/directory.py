@@ -33,10 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class DirectoryStore:
-    """Everything below `root`, which is made if it is not there, unless it is only to be read.
+    """Keeps objects as files below a folder.
 
-    Names that begin with a dot are being written. A root that is made here is its owner's alone; what lies below bears
-    the root's own bits, so that whoever shares a tier says so once: by the mode of its folder.
+    `root` is made if it is not there, unless it is only to be read. Names that begin with a dot are being written. A
+    root that is made here is its owner's alone; what lies below bears the root's own bits, so that whoever shares a
+    tier says so once: by the mode of its folder.
     """
 
     def __init__(self, root: Path, read_only: bool = False) -> None:

@@ -22,7 +22,9 @@ class EpochRecords:
         self._store, self._job = store, job
 
     def claim(self, newest: int) -> int:
-        """Takes an epoch beyond `newest` and beyond every claim; nobody else gets the same.
+        """Takes an epoch beyond `newest` and beyond every claim.
+
+        Nobody else gets the same.
 
         Raises:
             TierUnavailable: others took each one that was tried.
@@ -38,14 +40,20 @@ class EpochRecords:
         )
 
     def record(self, epoch: int, text: str) -> None:
-        """Says what the claimed epoch stands on, in two places; only whoever claimed it writes this, and what it says
-        may change as long as the epoch has saved nothing."""
+        """Records the checkpoint that a claimed epoch stands on.
+
+        In two places. Only whoever claimed the epoch writes this, and it may change as long as the epoch has saved
+        nothing.
+        """
         for folder in _FOLDERS:
             self._store.put(f"{self._job}/{folder}/{epoch}.json", text.encode())
             self._store.make_durable(f"{self._job}/{folder}")
 
     def recorded(self) -> dict[int, tuple[str, ...]]:
-        """Every copy of each record by its epoch; an epoch that was claimed and never recorded is left out."""
+        """Reads every copy of each record, by epoch.
+
+        An epoch that was claimed and never recorded is left out.
+        """
         paths = [
             (int(name.removesuffix(".json")), f"{self._job}/{folder}/{name}")
             for folder in _FOLDERS

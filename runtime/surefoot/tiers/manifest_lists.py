@@ -22,7 +22,10 @@ LEAST_RANKS = 9
 
 
 def text_of(manifests: Iterable[RankManifest]) -> bytes:
-    """The record: a line that names the checkpoint and the digest of what follows, then a manifest a line, by rank."""
+    """Encodes a checkpoint's manifests as one record.
+
+    A line that names the checkpoint and the digest of what follows, then a manifest a line, by rank.
+    """
     order = sorted(manifests, key=lambda m: m.save)
     lines = "\n".join(m.to_json() for m in order).encode()
     head = {
@@ -56,7 +59,12 @@ def read(text: bytes, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
 def standing(
     told: Mapping[RankSave, RankManifest], sizes: Mapping[RankSave, int]
 ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
-    """Of the manifests that lie there, by their bytes: those known from what is `told`, and those that must be read."""
+    """Divides manifests into those known and those to be read.
+
+    Args:
+        told: What the list says.
+        sizes: Bytes of each manifest that lies there.
+    """
     known = {
         save: manifest
         for save, size in sizes.items()

@@ -15,7 +15,10 @@ from surefoot.protocol.records import FORMAT, RankManifest
 
 
 def read(text: bytes | None) -> tuple[Checkpoint, int] | None:
-    """Checkpoint and world; None where the record is absent, damaged or of another format."""
+    """Decodes the record: checkpoint and world size.
+
+    None where it is absent, damaged or of another format.
+    """
     try:
         body = json.loads(text or b"")
         if body["format"] != FORMAT:
@@ -26,7 +29,10 @@ def read(text: bytes | None) -> tuple[Checkpoint, int] | None:
 
 
 def grown(before: bytes | None, checkpoint: Checkpoint, world: int) -> bytes | None:
-    """The record once `checkpoint` is there too; None if it stays as it is."""
+    """Encodes the record once `checkpoint` is there too.
+
+    None if it stays as it is.
+    """
     told = read(before)
     if told is not None and told[0] >= checkpoint:
         return None

@@ -30,7 +30,7 @@ def rank_of(manifest: str) -> int | None:
 
 
 def part_of(name: str) -> int | None:
-    """The number of the part of that name; None for any other name."""
+    """Decodes a part's number; None for any other name."""
     found = _PART.fullmatch(name)
     return int(found[1]) if found else None
 

@@ -15,7 +15,10 @@ Change = Callable[[bytes | None], bytes | None]
 
 
 class ObjectStore(Protocol):
-    """One folder or one bucket prefix. `put`, `read`, `checksum`, `sizes` and `folders` may be called by several threads at once."""
+    """Keeps objects in one folder or below one bucket prefix.
+
+    `put`, `read`, `checksum`, `sizes` and `folders` may be called by several threads at once.
+    """
 
     @property
     def place(self) -> str:
@@ -23,27 +26,50 @@ class ObjectStore(Protocol):
         ...
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
-        """Writes the pieces, one behind the other, or writes again; a reader sees all of it or what was there before."""
+        """Writes an object, or writes it again.
+
+        Args:
+            path: Below the store.
+            pieces: Its bytes, one piece behind the other; a reader sees all of them or what was there before.
+        """
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes durably if nothing is there; False if something is. Of many callers exactly one gets True."""
+        """Writes durably if nothing is there.
+
+        Of many callers exactly one gets True.
+        """
         ...
 
     def change(self, path: str, change: Change) -> None:
-        """Writes what `change` makes of what is there, unless somebody else wrote meanwhile: then it is asked again."""
+        """Replaces an object by a function of its content.
+
+        Where somebody else wrote meanwhile the function is asked again.
+        """
         ...
 
     def checksum(self, path: str) -> int | None:
-        """CRC-32 of what is kept there; None if nothing is, or the place does not say."""
+        """Returns the CRC-32 that the store keeps of an object.
+
+        None if nothing is there, or the place does not say.
+        """
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """`length` bytes from `offset`, or fewer where it ends before; all of it without `length`."""
+        """Reads an object, or a part of it.
+
+        Args:
+            path: Below the store.
+            offset: First byte.
+            length: Bytes; fewer come where it ends before, and all without it.
+        """
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Name → bytes of what lies directly in `folder`; empty where there is no such folder."""
+        """Lists names and bytes of what lies directly in a folder.
+
+        Empty where there is no such folder.
+        """
         ...
 
     def folders(self, folder: str) -> list[str]:
@@ -51,7 +77,10 @@ class ObjectStore(Protocol):
         ...
 
     def make_durable(self, folder: str) -> None:
-        """Returns when everything in `folder`, and the way to it, would survive a power cut."""
+        """Returns when a folder would survive a power cut.
+
+        With everything in it and the way to it.
+        """
         ...
 
     def remove(self, path: str) -> None:

@@ -15,9 +15,10 @@ from surefoot.tiers.persistent import ObjectStoreTier
 
 
 def open_persistent(settings: PersistentSettings, job: str, read_only: bool = False) -> ObjectStoreTier:
-    """The job's persistent tier: `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet.
+    """Opens the job's persistent tier by its URI.
 
-    `read_only`: a folder that is not there is not made. An older job's is opened so, by those who only read.
+    `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet. `read_only`: a folder that is not there is not made.
+    An older job's is opened so, by those who only read.
     """
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):

@@ -17,7 +17,10 @@ READERS = 16
 
 
 def read_together(read: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """What `read` gives for each, in their order. Raises what the first of them in that order raised."""
+    """Reads several things in threads; results in their order.
+
+    Raises what the first of them in that order raised.
+    """
     wanted = list(items)
     if len(wanted) < 2:
         return [read(item) for item in wanted]

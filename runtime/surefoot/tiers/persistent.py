@@ -64,7 +64,10 @@ class ObjectStoreTier:
         self._store.put(self._names.layout(digest), self._last_layout[1])
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Of a save whose manifest this connection has read, one chunk is written again at once; others wait for their part."""
+        """Keeps a chunk until its part is whole, then writes it.
+
+        Of a save whose manifest this connection has read, one chunk is written again at once.
+        """
         if save in self._layout_of:
             self._mend(save, index, data)
             return
@@ -79,7 +82,10 @@ class ObjectStoreTier:
         self._store.put(self._names.named(save, "digests"), data)
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
-        """`writer_epoch` is not looked at: what an old world commits here is ignored, not refused."""
+        """Writes the manifest; an older epoch is not refused.
+
+        `writer_epoch` is not looked at: what an old world commits here is ignored by whoever reads.
+        """
         save = manifest.save
         if len(chunk_lengths) != manifest.chunks:
             raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
@@ -118,7 +124,10 @@ class ObjectStoreTier:
         return self._damaged
 
     def read_layout(self, digest: str) -> str:
-        """The record that all share; where it is damaged or gone, the copy beside a rank save that has this layout."""
+        """Reads the layout record that all rank saves share.
+
+        Where it is damaged or gone, the copy beside a rank save that has this layout.
+        """
         text, problem = self._layout_at(self._names.layout(digest), digest)
         if problem is None:
             return text
@@ -199,10 +208,11 @@ class ObjectStoreTier:
         return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
 
     def newest(self) -> tuple[RankManifest, ...]:
-        """Manifests of the newest checkpoint of which every rank's is here; none if there is no such checkpoint.
+        """Reads the manifests of the newest whole checkpoint.
 
-        Read without a listing, by the record that whoever committed its last rank has left; listed where the record is
-        not there, or not true any more. Whether it is on a lineage, and covers everything, is for the reader to say.
+        That is one with every rank's manifest; none if there is no such checkpoint. Read without a listing, by the
+        record that whoever committed its last rank has left; listed where the record is not there, or not true any
+        more. Whether it is on a lineage, and covers everything, is for the reader to say.
         """
         try:
             told = newest.read(self._store.read(self._names.newest()))
@@ -221,14 +231,20 @@ class ObjectStoreTier:
         return newest.of(self.manifests())
 
     def had_newest(self) -> bool:
-        """Whether some checkpoint was once complete here, as the record of the newest one says."""
+        """Decides whether some checkpoint was once complete here.
+
+        The record of the newest one says so.
+        """
         try:
             return newest.read(self._store.read(self._names.newest())) is not None
         except ChunkMissing:
             return False
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Drops all ranks of it: every manifest first, so that no part of it is taken for whole."""
+        """Removes all rank saves of a checkpoint.
+
+        Every manifest first, so that no part of it is taken for whole.
+        """
         self._store.remove(self._names.manifest_list(checkpoint))
         for save in self.committed(checkpoint):
             self._layout_of.pop(save, None)
@@ -237,11 +253,17 @@ class ObjectStoreTier:
         self._store.remove_folder(self._names.checkpoint(checkpoint))
 
     def remove_all(self) -> None:
-        """Everything of the job, whatever it is. For a job that is gone; checkpoints should be dropped first."""
+        """Removes everything of the job, whatever it is.
+
+        For a job that is gone; checkpoints should be dropped first.
+        """
         self._store.remove_folder(self._job)
 
     def claim_epoch(self) -> int:
-        """Takes the next epoch: newer than every claim and every save here, and nobody else gets the same."""
+        """Takes the next epoch.
+
+        Newer than every claim and every save here, and nobody else gets the same.
+        """
         return self.epochs.claim(max((checkpoint.epoch for checkpoint in self.seen()), default=0))
 
     def committed(self, checkpoint: Checkpoint) -> list[RankSave]:
@@ -251,7 +273,7 @@ class ObjectStoreTier:
     def standing(
         self, checkpoint: Checkpoint, remembered: Mapping[RankSave, RankManifest] | None = None
     ) -> tuple[tuple[RankManifest, ...], tuple[RankSave, ...]]:
-        """Manifests that lie there and are known without reading each, and the saves whose manifest must be read.
+        """Divides a checkpoint's manifests into known and to be read.
 
         `remembered`: those that were read before; where they do not tell all, the checkpoint's list is read.
         """
@@ -263,8 +285,13 @@ class ObjectStoreTier:
         return known, unread
 
     def read_manifest(self, save: RankSave) -> RankManifest:
-        """One manifest. Raises ChunkMissing where it is not there, Corrupt with the file and the cause where it cannot
-        be read, TierUnavailable where the tier does not say."""
+        """Reads one manifest.
+
+        Raises:
+            ChunkMissing: It is not there.
+            Corrupt: It cannot be read; names the file and the cause.
+            TierUnavailable: The tier does not say.
+        """
         path = self._names.manifest(save)
         try:
             manifest = RankManifest.from_json(self._store.read(path))
@@ -276,7 +303,10 @@ class ObjectStoreTier:
         return manifest
 
     def kept(self, save: RankSave) -> dict[int, int]:
-        """Parts that are here, with their bytes: each was written in one piece."""
+        """Lists parts that are here, with their bytes.
+
+        Each was written in one piece.
+        """
         sizes = self._store.sizes(self._names.folder(save))
         return {part: size for name, size in sizes.items() if (part := part_of(name)) is not None}
 

@@ -3,6 +3,8 @@
 Synchronous and thread-compatible (one thread at a time per instance; open more for parallel streams). Every call has
 a time limit and raises from `surefoot.errors`: TierUnavailable (unknown, maybe it happened), TierFull, ChunkMissing
 (it answered: not there), Fenced (a newer epoch rules). Nothing here verifies digests; `restore.fetch` does.
+
+The save, layout and chunk that a method takes are named in docs/format.md; sizes and offsets are bytes.
 """
 
 from __future__ import annotations
@@ -15,61 +17,136 @@ from surefoot.protocol.records import RankManifest
 
 
 class Tier(Protocol):
-    """One place of one job."""
+    """One place that keeps the rank saves of one job.
+
+    Raises:
+        TierUnavailable: any method; the call may have happened.
+    """
 
     @property
     def name(self) -> str:
-        """For messages and metrics: `memory:node-1`, `persistent`."""
+        """Names the tier in messages and metrics: `memory:node-1`, `persistent`."""
         ...
 
     def put_layout(self, digest: str, text: str) -> None:
-        """Keeps a layout record; the same digest always has the same text."""
+        """Keeps a layout record.
+
+        Args:
+            digest: Of the text; the same digest always has the same text.
+            text: The record's JSON.
+
+        Raises:
+            TierFull: The tier has no room.
+        """
         ...
 
     def put_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Writes chunk `index` (≤ CHUNK_BYTES), by the time of the commit at the latest. `data` is not read any more when
-        it returns. Chunks come in their order; written again only with the same bytes."""
+        """Writes a chunk, by the time of the commit at the latest.
+
+        Chunks come in their order; one is written again only with the same bytes.
+
+        Args:
+            save: The rank save that the chunk belongs to.
+            index: The chunk's number, from 0.
+            data: At most CHUNK_BYTES; not read any more when the call returns.
+
+        Raises:
+            TierFull: The tier has no room.
+        """
         ...
 
-    def put_values(self, save: RankSave, data: bytes) -> None: ...
+    def put_values(self, save: RankSave, data: bytes) -> None:
+        """Writes the save's plain values, as `put_chunk` writes chunks."""
+        ...
 
-    def put_digests(self, save: RankSave, data: bytes) -> None: ...
+    def put_digests(self, save: RankSave, data: bytes) -> None:
+        """Writes the save's digest table, as `put_chunk` writes chunks."""
+        ...
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
-        """Makes the rank save visible, if all of it is there. Repeating it with the same bytes is success.
+        """Makes a rank save visible if every part of it is there.
 
-        Raises Fenced if `writer_epoch` is overtaken; ChunkMissing if a part is not there or has another length.
+        Repeating it with the same bytes is success.
+
+        Args:
+            manifest: Describes the save; it becomes the index entry.
+            writer_epoch: The epoch that writes: of two only the newer may.
+            chunk_lengths: Bytes of each chunk.
+
+        Raises:
+            Fenced: A newer epoch rules this job.
+            ChunkMissing: A part is not there or has another length.
         """
         ...
 
     def manifests(self) -> tuple[RankManifest, ...]:
-        """Every visible rank save of the job. A manifest that cannot be read is left out and counted in `damaged`."""
+        """Lists every visible rank save of the job.
+
+        Returns:
+            A manifest of each; one that cannot be read is left out, and named by `damaged`.
+        """
         ...
 
     def damaged(self) -> tuple[str, ...]:
-        """Names of index entries that the last `manifests()` could not read."""
+        """Names the index entries that the last `manifests()` could not read."""
         ...
 
-    def read_layout(self, digest: str) -> str: ...
+    def read_layout(self, digest: str) -> str:
+        """Reads the layout record of a digest.
 
-    def read_values(self, save: RankSave) -> bytes: ...
+        Raises:
+            ChunkMissing: It is not there.
+        """
+        ...
 
-    def read_digests(self, save: RankSave, offset: int, length: int) -> bytes: ...
+    def read_values(self, save: RankSave) -> bytes:
+        """Reads the plain values of a save; raises as `read_layout`."""
+        ...
+
+    def read_digests(self, save: RankSave, offset: int, length: int) -> bytes:
+        """Reads a part of the digest table; raises as `read_chunk`."""
+        ...
 
     def read_chunk(self, save: RankSave, index: int, offset: int, length: int) -> bytes | memoryview:
-        """Exactly `length` bytes from `offset` of chunk `index`; fewer there is ChunkMissing."""
+        """Reads a part of a chunk.
+
+        Args:
+            save: The rank save that the chunk belongs to.
+            index: The chunk's number, from 0.
+            offset: First byte within the chunk.
+            length: How many bytes are wanted.
+
+        Returns:
+            Exactly `length` bytes.
+
+        Raises:
+            ChunkMissing: The chunk is not there or ends before.
+        """
         ...
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
-        """Index entry first, then the data. Absent is success. Raises Fenced."""
+        """Removes a rank save: its index entry first, then its data.
+
+        A save that is not there is success.
+
+        Args:
+            save: The rank save to remove.
+            writer_epoch: The epoch that removes: of two only the newer may.
+            chunks: How many chunks it has.
+
+        Raises:
+            Fenced: A newer epoch rules this job.
+        """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes connections; nothing that was committed is lost."""
+        ...
 
 
 @runtime_checkable
 class ManyStreams(Protocol):
-    """What a tier offers beside `Tier` if it stores several chunks as one part, and several parts at once."""
+    """Extends `Tier` by parts of several chunks, several at once."""
 
     at_once: int
     """How many threads may call `put_part` or `has_part` at once."""
@@ -77,58 +154,88 @@ class ManyStreams(Protocol):
     """Chunks of a part, counted from chunk 0; the last part has what is left."""
 
     def kept(self, save: RankSave) -> Mapping[int, int]:
-        """Bytes of the parts that an earlier try has put here already, by their number."""
+        """Returns the bytes of each part that an earlier try wrote."""
         ...
 
     def has_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> bool:
-        """Whether just these bytes are here, by the checksum that the tier keeps of what it received."""
+        """Decides by the tier's own checksum whether just these bytes are here.
+
+        Args:
+            save: The rank save that the part belongs to.
+            part: The part's number, from 0.
+            chunks: Its chunks in their order.
+        """
         ...
 
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
-        """Writes a whole part, in one piece; as `put_chunk` raises."""
+        """Writes a whole part; takes what `has_part` takes.
+
+        Raises as `put_chunk` does.
+        """
         ...
 
 
 @runtime_checkable
 class ByCheckpoint(Protocol):
-    """What a tier offers beside `Tier` where each rank save that it is asked about costs a request."""
+    """Extends `Tier` where each rank save in a listing costs a request."""
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
-        """As `manifests`, of this checkpoint alone; `damaged` then speaks of it alone too."""
+        """Lists the rank saves of one checkpoint.
+
+        `damaged` then speaks of it alone.
+        """
         ...
 
 
 @runtime_checkable
 class LayoutCopies(Protocol):
-    """What a tier offers beside `Tier` if it keeps a layout record with each rank save too."""
+    """Extends `Tier` by layout records beside rank saves."""
 
     def read_layout_of(self, manifest: RankManifest) -> str:
-        """As `read_layout`; where the record that all share is not good, the save's own."""
+        """Reads the shared layout record, or the save's own instead.
+
+        The save's own is read where the shared one is damaged or gone.
+        """
         ...
 
 
 @runtime_checkable
 class WritesAhead(Protocol):
-    """What a tier offers beside `Tier` if it can take a chunk while it still stores the one before."""
+    """Extends `Tier` by chunks that are sent while others are stored."""
 
     def send_chunk(self, save: RankSave, index: int, data: memoryview) -> None:
-        """As `put_chunk`; an error may be that of the chunk before. `data` is not read any more when it returns."""
+        """Sends a chunk; an error may be the previous one's.
+
+        Takes what `put_chunk` takes.
+        """
         ...
 
     def settle(self) -> None:
-        """Returns when every chunk sent is stored; raises as `put_chunk`. Nothing else is called between."""
+        """Returns when every chunk sent is stored; raises as `put_chunk`.
+
+        Nothing else may be called between the first `send_chunk` and this.
+        """
         ...
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """What a tier offers beside `Tier` if it can be asked for the next bytes while the last ones are being used."""
+    """Extends `Tier` by reads that are asked for before they are taken."""
 
     def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
-        """Sends the request and returns. What was asked for is taken in the same order, before anything else is read;
-        any other call, or an error, forgets what was asked for."""
+        """Asks for a part of a chunk and returns.
+
+        Takes what `read_chunk` takes. What was asked for is taken in the same order, before anything else is read. Any
+        other call, or an error, forgets what was asked for.
+        """
         ...
 
     def take_chunk(self, save: RankSave, index: int, into: memoryview) -> None:
-        """Fills `into` with what was asked for longest ago; as `read_chunk` raises."""
+        """Fills `into` with the oldest part asked for; raises as `read_chunk`.
+
+        Args:
+            save: The rank save that was asked for.
+            index: The chunk that was asked for.
+            into: As long as the part that was asked for.
+        """
         ...

@@ -15,7 +15,10 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def served(root: Path) -> Iterator[None]:
-    """Serves this process' metrics on a free port, which the run folder tells in the form of Prometheus' file_sd."""
+    """Serves this process' metrics on a free port.
+
+    The run folder tells it in the form of Prometheus' file_sd.
+    """
     server, thread = start_http_server(0, addr=HOST)
     told = RunFolder(root).metrics / "operator.json"
     write_json(told, [{"targets": [f"{HOST}:{server.server_port}"]}], durable=False)

@@ -1,6 +1,6 @@
 """Decides whether a job is idle and can be observed less often.
 
-Pure; called by `reconcile.
+Pure; called by `reconcile`.
 """
 
 from __future__ import annotations
