@@ -195,6 +195,10 @@ bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms,
 bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, decoded and applied (build/bench/heartbeats.json, seconds)
 	$(BIN)/python -m bench.heartbeats --out build/bench/heartbeats.json
 
+.PHONY: bench-scale-quick
+bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status (build/scale.json, a minute)
+	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json
+
 SEEDS ?= 2000
 SEED ?=
 .PHONY: simulate

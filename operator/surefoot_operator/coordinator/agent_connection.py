@@ -10,24 +10,35 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
+from dataclasses import replace
 
 from aiohttp import web
 
 from surefoot.errors import ProtocolError
+from surefoot.protocol.holder_list import HoldersTold
 from surefoot.protocol.identities import WorkerId
-from surefoot.protocol.messages import ToAgent
+from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
 from surefoot.protocol.wire import encode
 from surefoot_operator import metrics
 from surefoot_operator.coordinator.desired_messages import Delivered, outbox_diff
+from surefoot_operator.coordinator.shared_texts import LARGE_CHARACTERS, SharedTexts
 
 log = logging.getLogger(__name__)
+
+LARGE_SECONDS = 1.0
+"""How long an agent that takes a large text keeps its turn."""
 
 
 class AgentConnection:
     """A connection whose hello was accepted, or that is about to be refused."""
 
-    def __init__(self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int) -> None:
+    def __init__(
+        self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int, shared: SharedTexts
+    ) -> None:
         self._websocket = websocket
+        self._shared = shared
+        self._holders: HoldersTold = ()
+        """Those that the line was told of, where they are not part of other messages."""
         self.transport = request.transport
         self._queue: asyncio.Queue[str] = asyncio.Queue(queue_limit)
         self._told: Delivered = {}
@@ -46,11 +57,18 @@ class AgentConnection:
 
     def send(self, message: ToAgent) -> None:
         """Queues one message; cuts the line if too many wait already."""
+        if isinstance(message, Assign | Holders) and (self.version is None or self.version >= HolderChanges.SINCE):
+            changed = self._shared.between(self._holders, message.holders, self.version)
+            self._holders = message.holders
+            message = replace(message, holders=(), listed=True)
+            if changed is not None:
+                self._put(changed)
         try:
-            text = encode(message, self.version)
+            self._put(encode(message, self.version))
         except ProtocolError as error:
             log.warning("cannot send to %s: %s", self.worker, error)
-            return
+
+    def _put(self, text: str) -> None:
         try:
             self._queue.put_nowait(text)
         except asyncio.QueueFull:
@@ -64,9 +82,26 @@ class AgentConnection:
         """Sends what is queued, in order, until cancelled or the line breaks."""
         try:
             while True:
-                await self._websocket.send_str(await self._queue.get())
+                await self._write(await self._queue.get())
         except (ConnectionError, RuntimeError):
             self.cut()  # the receiving side sees the end of the line and reports it
+
+    async def _write(self, text: str) -> None:
+        """Large texts a few at a time; an agent that takes long for one keeps others waiting for a moment only."""
+        if len(text) < LARGE_CHARACTERS:
+            await self._websocket.send_str(text)
+            return
+        async with self._shared.large:
+            writing = asyncio.create_task(self._websocket.send_str(text))
+            try:
+                await asyncio.wait([writing], timeout=LARGE_SECONDS)
+            except asyncio.CancelledError:
+                writing.cancel()
+                raise
+        try:
+            await writing
+        finally:
+            writing.cancel()
 
     async def close_with(self, message: ToAgent, wait_seconds: float) -> None:
         """Sends a last message and closes; cuts after `wait_seconds`."""

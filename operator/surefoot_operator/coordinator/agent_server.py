@@ -24,6 +24,7 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_connection import AgentConnection
 from surefoot_operator.coordinator.connection_limits import ConnectionLimiter
 from surefoot_operator.coordinator.message_sizes import check_hello, check_size
+from surefoot_operator.coordinator.shared_texts import SharedTexts
 from surefoot_operator.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class AgentServer:
         self._jobs: dict[str, AgentChannel] = {}
         self._leading = False
         self._open: set[AgentConnection] = set()
+        self._shared = SharedTexts()
         self._gate: ConnectionLimiter | None = None
         self._listening: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
@@ -127,7 +129,7 @@ class AgentServer:
             compress=False,
         )
         await websocket.prepare(request)
-        line = AgentConnection(websocket, request, self._settings.send_queue)
+        line = AgentConnection(websocket, request, self._settings.send_queue, self._shared)
         line.version = version_of(websocket.ws_protocol)
         self._open.add(line)
         try:

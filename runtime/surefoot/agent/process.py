@@ -268,7 +268,7 @@ class AgentProcess:
                 self._requests.look(message)
             case messages.PromoteSave():
                 self._requests.promote(message)
-            case messages.Refused():
+            case messages.Refused() | messages.HolderChanges():
                 pass  # the line itself acts on it
 
     # ---- the rest -----------------------------------------------------------------------------------------------

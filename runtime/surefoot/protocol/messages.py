@@ -245,6 +245,8 @@ class Assign:
     replicas: int
     older_job: OlderJob | None = None
     """Where the parent lies, if it is an older job's."""
+    listed: bool = since(3, False)
+    """`holders` are left out: they are those that `HolderChanges` told of on this line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,18 @@ class Holders:
     holders: tuple[HolderEndpoint, ...]
     targets: tuple[HolderId, ...]
     replicas: int
+    listed: bool = since(3, False)
+    """As in `Assign`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderChanges:
+    """What changed among holders since this line was told of them last; at first, all of them. See `holder_list`."""
+
+    SINCE: ClassVar[int] = 3
+    added: tuple[tuple[str, str, str, int, str, bool], ...]
+    """Node, instance, host, port, domain (empty: the node's name) and whether it speaks TLS; also of one that moved."""
+    gone: tuple[HolderId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +354,7 @@ class Retire:
 
 
 ToAgent = (
-    Welcome | Refused | Stop | Assign | Holders | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
+    Welcome | Refused | Stop | Assign | Holders | HolderChanges | Hold | ListPersistent | RepairSave | PromoteSave | DropPersistent
     | LookAtHolders | SaveLevel | Retire
 )  # fmt: skip
 Message = FromAgent | ToAgent

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from surefoot.protocol.holder_list import HolderList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 
@@ -98,8 +99,11 @@ class FakeAgent:
 
     async def _read(self) -> None:
         assert self.socket is not None
+        holders = HolderList()
         async for frame in self.socket:
-            message: Message = decode(frame.data)
+            message: Message | None = holders.heard(decode(frame.data))  # type: ignore[arg-type]
+            if message is None:
+                continue
             async with self._news:
                 self.said.append(message)  # type: ignore[arg-type]  # the coordinator says nothing else
                 self._news.notify_all()

@@ -21,6 +21,7 @@ import aiohttp
 from surefoot import metrics
 from surefoot.errors import ProtocolError, SurefootError
 from surefoot.protocol.backoff import Backoff
+from surefoot.protocol.holder_list import HolderList
 from surefoot.protocol.messages import FromAgent, Heartbeat, Hello, Notice, Refused, ToAgent, Welcome
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 
@@ -183,11 +184,14 @@ class CoordinatorClient:
             task.result()
 
     async def _listen(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
-        while (message := await self._next(websocket)) is not None:
-            if isinstance(message, Refused):
-                self._refused(message)
+        holders = HolderList()
+        while (told := await self._next(websocket)) is not None:
+            if isinstance(told, Refused):
+                self._refused(told)
                 return
-            self._hear(message)
+            message = holders.heard(told)
+            if message is not None:
+                self._hear(message)
 
     async def _pump(
         self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None

@@ -1,0 +1,209 @@
+"""What one job of many workers costs the operator: decided, told and stored; without cluster, sockets or Redis.
+
+`python -m bench.scale --out build/scale.json`. CPU time of the process, best of a few, at each number of workers; bytes as
+they go to the sockets. The file ends in a summary by the names of the whole bench; what this part of it cannot measure
+is null there, with the reason beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from bench import heartbeats
+from support.builders import running
+from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.messages import Hello
+from surefoot.protocol.wire import VERSION
+from surefoot_operator.api.status import JobStatus, Member, World
+from surefoot_operator.api.status_json import status_to_json
+from surefoot_operator.coordinator.agent_channel import AgentChannel
+from surefoot_operator.coordinator.agent_connection import AgentConnection
+from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.shared_texts import SharedTexts
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.maintenance.maintain import maintain
+from surefoot_operator.policy.plan import plan
+
+WORKERS = (10, 100, 500, 1000, 2000)
+RANKS_OF_A_WORKER = 8
+TRIES = 5
+NO_CLUSTER = "needs an API server with nodes; this part runs without"
+NO_SOCKETS = "needs agents on TLS lines in other processes; this part encodes and queues only"
+UNMEASURED = {
+    "cold_start_seconds_1000_jobs": NO_CLUSTER,
+    "rss_mb_1000_jobs": NO_CLUSTER,
+    "reaction_p99_seconds": NO_CLUSTER,
+    "api_requests_per_minute": NO_CLUSTER,
+    "orders_out_seconds_2000": NO_SOCKETS,
+    "lost_of_2000_over_lost_of_10": NO_SOCKETS,
+    "heartbeat_microseconds": f"{NO_SOCKETS}; `make bench-heartbeat` has what decoding and applying cost",
+    "pods_300_seconds": NO_CLUSTER,
+    "pods_2000_seconds": NO_CLUSTER,
+    "worst_loop_lag_seconds": f"{NO_SOCKETS}; `longest_turn_ms` is the longest single turn of telling",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unplugged:
+    """In place of a request: a line that leads nowhere."""
+
+    transport: None = None
+
+
+class Line(AgentConnection):
+    """What would be sent is counted, and queued for nobody."""
+
+    def __init__(self, shared: SharedTexts) -> None:
+        super().__init__(cast(Any, None), cast(Any, Unplugged()), 1, shared)
+        self.version = VERSION
+        self.characters = self.messages = 0
+
+    def _put(self, text: str) -> None:
+        self.characters += len(text)
+        self.messages += 1
+
+
+def best(work: Callable[[], object]) -> float:
+    """Milliseconds of CPU."""
+    taken = []
+    for _ in range(TRIES):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return min(taken) * 1e3
+
+
+def decided(workers: int) -> dict[str, float]:
+    seen = replace(running(workers=workers), free_nodes=1)
+    given = plan(seen)
+    after = replace(seen, status=given.status)
+    row = {
+        "plan_ms": best(lambda: plan(seen)),
+        "check_ms": best(lambda: check(given, seen)),
+        "maintain_ms": best(lambda: maintain(after)),
+    }
+    return {**row, "round_us_a_worker": sum(row.values()) * 1e3 / workers}
+
+
+def node(number: int) -> str:
+    return f"ip-10-0-{number // 256}-{number % 256}.eu-central-1.compute.internal"
+
+
+def status_of(workers: int, epoch: int = 1) -> JobStatus:
+    holders = tuple(
+        HolderEndpoint(HolderId(node(i), f"{i:040x}"), f"10.0.{i // 256}.{i % 256}", 6379, node(i))
+        for i in range(workers)
+    )
+    members = tuple(Member(i, 1, f"{i:016x}", node(i)) for i in range(workers))
+    world = World(epoch, "Committed", None, workers * RANKS_OF_A_WORKER, members, "the job starts", 1.0)
+    return replace(running(workers=3).status, world=world, named_holders=holders)
+
+
+class Told:
+    """All agents of one job on their lines; each change is measured until everybody has heard."""
+
+    def __init__(self, workers: int) -> None:
+        self.status = status_of(workers)
+        self.channel = AgentChannel("job", 0.5, time.time, lambda urgent: None)
+        self.channel.know(WorkerId(i, 1) for i in range(workers))
+        shared = SharedTexts()
+        self.lines = [Line(shared) for _ in range(workers)]
+
+    async def measured(self) -> dict[str, Any]:
+        world = self.status.world
+        assert world is not None
+        row = {"first": await self._cost(self._join)}
+        fewer = self.status.named_holders[:-1]
+        claimed = replace(self.status, world=replace(world, epoch=2, state="Claimed"))
+        left = replace(self.status, world=replace(world, epoch=2, members=world.members[:-1]))
+        row["same_again"] = await self._cost(lambda: self._rule(self.status))
+        row["a_holder_goes"] = await self._cost(lambda: self._rule(self.status, fewer))
+        row["claimed"] = await self._cost(lambda: self._rule(claimed, fewer))
+        row["without_the_last"] = await self._cost(lambda: self._rule(left, fewer))
+        return row
+
+    def _join(self) -> None:
+        self._rule(self.status)
+        assert self.status.world is not None
+        for line, one in zip(self.lines, self.status.world.members, strict=True):
+            self.channel.join(Hello("job", one.index, 1, one.incarnation, one.node, "", 1, 1, True), line)
+
+    def _rule(self, status: JobStatus, holders: tuple[HolderEndpoint, ...] | None = None) -> None:
+        self.channel.rule(desired_state(status, status.named_holders if holders is None else holders, 2, "t" * 32))
+
+    async def _cost(self, change: Callable[[], None]) -> dict[str, float]:
+        for line in self.lines:
+            line.characters = line.messages = 0
+        cpu, longest = time.process_time(), 0.0
+        change()
+        while self.channel._due:
+            began = time.process_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.process_time() - began)
+        cpu = time.process_time() - cpu
+        sent = sorted(line.characters for line in self.lines)
+        return {
+            "cpu_ms": cpu * 1e3,
+            "longest_turn_ms": longest * 1e3,
+            "bytes_a_worker": sent[len(sent) // 2],
+            "most_bytes_a_worker": sent[-1],
+            "bytes": sum(sent),
+            "messages": sum(line.messages for line in self.lines),
+        }
+
+
+def measured(workers: int) -> dict[str, Any]:
+    status = json.dumps(status_to_json(status_of(workers)), separators=(",", ":"))
+    return {
+        "workers": workers,
+        "load": os.getloadavg()[0],
+        **decided(workers),
+        "told": asyncio.run(Told(workers).measured()),
+        "status_bytes": len(status),
+        "heartbeat_decoded_and_applied_us": heartbeats.measured(workers, 5)["whole_us"]["median"],
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    last = rows[-1]
+    known: dict[str, Any] = dict.fromkeys(UNMEASURED)
+    if last["workers"] == WORKERS[-1]:
+        known["plan_milliseconds_2000"] = last["plan_ms"] + last["check_ms"] + last["maintain_ms"]
+        known["status_bytes_2000"] = last["status_bytes"]
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--workers", type=int, nargs="*", default=list(WORKERS))
+    given = parser.parse_args()
+    rows = []
+    for workers in given.workers:
+        row = measured(workers)
+        rows.append(row)
+        told = row["told"]
+        print(
+            f"{workers} workers: plan {row['plan_ms']:.1f} ms, maintain {row['maintain_ms']:.1f} ms"
+            f" ({row['round_us_a_worker']:.0f} us a worker); first word {told['first']['bytes_a_worker']} bytes a worker,"
+            f" a holder goes {told['a_holder_goes']['bytes_a_worker']} bytes in {told['a_holder_goes']['cpu_ms']:.0f} ms,"
+            f" next epoch {told['without_the_last']['bytes_a_worker']} bytes in {told['without_the_last']['cpu_ms']:.0f} ms;"
+            f" status {row['status_bytes']} bytes; load {row['load']:.1f}",
+            flush=True,
+        )
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        found = {"rows": rows, "unmeasured": UNMEASURED, "summary": summary(rows)}
+        given.out.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

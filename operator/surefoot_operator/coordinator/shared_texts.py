@@ -1,0 +1,43 @@
+"""Encodes what many agents are told alike once, and shares the text.
+
+Called by `coordinator.agent_connection`. Two thousand copies of a list of two thousand holders would be seconds of the
+event loop, and more memory than the operator has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from surefoot.protocol.holder_list import HoldersTold, changes
+from surefoot.protocol.wire import encode
+
+MOST_TEXTS = 64
+"""Of the newest changes; agents that were told the same long ago are few."""
+
+LARGE_CHARACTERS = 16 * 1024
+LARGE_AT_A_TIME = 32
+"""Large texts that are being written at a time: each stands in its connection's buffer once more."""
+
+
+class SharedTexts:
+    """One server's. Holder lists are known by identity: equal ones are made one value where rules are taken."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[int, int, int | None], tuple[HoldersTold, HoldersTold, str | None]] = (
+            OrderedDict()
+        )
+        self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
+
+    def between(self, told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
+        """What to send to whoever was told `told`, so that it knows `wanted`; None: nothing."""
+        if told is wanted:
+            return None
+        key = (id(told), id(wanted), version)
+        if key not in self._texts:
+            message = changes(told, wanted)
+            text = None if message is None else encode(message, version)
+            self._texts[key] = (told, wanted, text)  # which keeps both, so that no other list gets their identity
+            if len(self._texts) > MOST_TEXTS:
+                self._texts.popitem(last=False)
+        return self._texts[key][2]

@@ -1,0 +1,60 @@
+"""Tells one line's holders by what changed of them: sender's and receiver's part, pure.
+
+At two thousand nodes the list is hundreds of kilobytes, and every agent hears it. So it is told whole once on each line,
+as a message that is the same for all, and by its changes from then on; assignments leave it out (`listed`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot.errors import ProtocolError
+from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
+
+HoldersTold = tuple[HolderEndpoint, ...]
+"""In the order of their nodes and instances, as the coordinator names them."""
+
+
+def changes(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
+    """What to say to whoever was told `told`, so that it knows `wanted`; None: nothing."""
+    before, after = {e.holder: e for e in told}, {e.holder: e for e in wanted}
+    added = tuple(_row(e) for e in wanted if before.get(e.holder) != e)
+    gone = tuple(holder for holder in before if holder not in after)
+    return HolderChanges(added, gone) if added or gone else None
+
+
+class HolderList:
+    """What one line was told of holders so far; a new line begins with nothing."""
+
+    def __init__(self) -> None:
+        self._known: dict[HolderId, HolderEndpoint] = {}
+        self._sorted: HoldersTold = ()
+
+    def heard(self, message: ToAgent) -> ToAgent | None:
+        """The message with its holders put in; None for what only tells of holders.
+
+        Raises:
+            ProtocolError: holders go that were never told of: both sides mean different lists.
+        """
+        if isinstance(message, HolderChanges):
+            self._change(message)
+            return None
+        if isinstance(message, Assign | Holders) and message.listed:
+            return replace(message, holders=self._sorted, listed=False)
+        return message
+
+    def _change(self, told: HolderChanges) -> None:
+        for holder in told.gone:
+            if self._known.pop(holder, None) is None:
+                raise ProtocolError(f"{holder} went, of which this line was never told: it begins anew")
+        for node, instance, host, port, domain, tls in told.added:
+            holder = HolderId(node, instance)
+            self._known[holder] = HolderEndpoint(holder, host, port, domain or node, tls)
+        self._sorted = tuple(sorted(self._known.values(), key=lambda e: (e.holder.node, e.holder.instance)))
+
+
+def _row(endpoint: HolderEndpoint) -> tuple[str, str, str, int, str, bool]:
+    holder = endpoint.holder
+    domain = "" if endpoint.domain == holder.node else endpoint.domain
+    return holder.node, holder.instance, endpoint.host, endpoint.port, domain, endpoint.tls

@@ -1,0 +1,54 @@
+"""A line's holders are told whole once and by their changes from then on: what is known at its end is what was meant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.builders import endpoint
+from surefoot.errors import ProtocolError
+from surefoot.protocol.holder_list import HolderList, HoldersTold, changes
+from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.messages import Assign, HolderChanges, Holders
+from surefoot.protocol.wire import decode, encode
+
+_ENDPOINTS = st.builds(
+    lambda node, life, host, tls, alone: HolderEndpoint(
+        HolderId(f"n{node}", f"i{life}"), f"10.0.0.{host}", 6379, f"n{node}" if alone else "rack", tls
+    ),
+    st.integers(0, 4), st.integers(0, 1), st.integers(0, 1), st.booleans(), st.booleans(),
+)  # fmt: skip
+_LISTS = st.lists(_ENDPOINTS, max_size=6, unique_by=lambda e: e.holder).map(
+    lambda found: tuple(sorted(found, key=lambda e: e.holder))
+)
+
+
+def assigned(holders: HoldersTold, listed: bool) -> Assign:
+    return Assign(2, 8, 0, 8, 0, 1, 0, None, (), "t", True, None, holders, (), 2, listed=listed)
+
+
+@given(st.lists(_LISTS, max_size=5))
+def test_a_line_knows_what_was_meant_after_each_change(lists: list[HoldersTold]) -> None:
+    line, told = HolderList(), ()
+    for wanted in lists:
+        change = changes(told, wanted)
+        if change is not None:
+            read = decode(encode(change))
+            assert isinstance(read, HolderChanges)
+            assert line.heard(read) is None
+        assert line.heard(assigned((), listed=True)) == assigned(wanted, listed=False)
+        assert line.heard(Holders(2, (), (), 2, listed=True)) == Holders(2, wanted, (), 2)
+        assert changes(wanted, wanted) is None
+        told = wanted
+
+
+def test_an_assignment_that_brings_its_holders_is_taken_as_it_is() -> None:
+    """As coordinators of the version before send it."""
+    line, whole = HolderList(), assigned((endpoint("n0"), endpoint("n1")), listed=False)
+    assert line.heard(whole) is whole
+
+
+def test_a_holder_that_goes_and_was_never_told_of_ends_the_line() -> None:
+    with pytest.raises(ProtocolError, match="begins anew"):
+        HolderList().heard(HolderChanges((), (HolderId("n0", "i0"),)))
