@@ -49,10 +49,15 @@ class ObjectPart:
         return self._taken()[0]
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Makes a tensor for each that the checkpoint has: like the object's own where it has one, else as it was."""
-        live = self._taken()[1]
+        """Makes a tensor for each that the checkpoint has: like the object's own where it has one, else as it was.
+
+        An object that is to get no tensor is not asked for its state: torchdata's nodes begin to iterate when they are, and
+        take no notice of a state that they are given afterwards.
+        """
+        wanted = list(marks(values))
+        live = self._taken()[1] if wanted else {}
         self._incoming = {}
-        for mark in marks(values):
+        for mark in wanted:
             own = live.get(mark.name)
             if own is not None and (is_dtensor(own) or _fits(own, mark, saved)):
                 self._incoming[mark.name] = torch.empty_like(own)

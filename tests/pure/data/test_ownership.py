@@ -223,3 +223,33 @@ def test_small_tensors_come_back_as_they_were(tensor: torch.Tensor) -> None:
     assert back.dtype == tensor.dtype
     assert torch.equal(back, tensor)
     assert {**holder.state, "of": 0} == {**before, "of": 0}
+
+
+class Begins:
+    """As torchdata's nodes do: asked for its state it begins to iterate, and one that it is given later is for the next time."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.began = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.began = True
+        while True:
+            self.at += 1
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        self.began = True
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if not self.began:
+            self.at = state["at"]
+
+
+def test_a_loader_is_given_its_state_before_it_is_asked_for_it() -> None:
+    read = Begins()
+    next(iter(read))
+    resumed = Begins()
+    restored(resumed, "loader", saved("loader", [read]), (0, 1))
+    assert next(iter(resumed)) == 2
