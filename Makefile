@@ -21,8 +21,9 @@ $(VENV)/.ready: pyproject.toml
 setup: $(VENV)/.ready ## make .venv with everything the project needs
 
 .PHONY: demo
-demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json)
-	$(BIN)/surefoot local -f examples/gpt.yaml --nodes 3 --fault 'node:1@step=30,for=1' --compare --run-folder build/demo --report build/demo.json
+EXAMPLE ?= gpt
+demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json). EXAMPLE=text_stream: on a stream
+	$(BIN)/surefoot local -f examples/$(EXAMPLE).yaml --nodes 3 --fault 'node:1@step=30,for=1' --compare --run-folder build/demo --report build/demo.json
 
 .PHONY: system
 system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Prometheus; as root on Debian they can be had
@@ -190,6 +191,10 @@ bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minut
 .PHONY: bench-listing
 bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms, median of five (build/bench/listing.json, three minutes)
 	$(BIN)/python -m bench.listing --out build/bench/listing.json
+
+.PHONY: bench-data
+bench-data: $(VENV)/.ready ## ElasticLoader, ElasticSampler and ElasticStream beside torch's DataLoader (build/bench/loading.json, minutes)
+	$(BIN)/python -m bench.loading --out build/bench/loading.json
 
 .PHONY: bench-heartbeat
 bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, decoded and applied (build/bench/heartbeats.json, seconds)

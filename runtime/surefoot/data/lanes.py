@@ -75,7 +75,7 @@ class SourceReader:
         """The next good sample. Raises DataError where more than `most_bad` before it are bad, or where there is none."""
         bad, ended = 0, 0
         while True:
-            found = self._next()
+            found = self._next_alone() if self._window == 1 else self._next()
             if found is None:
                 ended += self.cursor.turn - 1 not in self._dealing.left  # of what was left a lane may have no part
                 if ended > 2:
@@ -132,16 +132,45 @@ class SourceReader:
             over = len(samples) < self._window or behind == extent.stop
             self.cursor = Cursor(at.turn, at.number + 1) if over else Cursor(at.turn, at.number, behind)
 
+    def _next_alone(self) -> tuple[Any, int, int, Cursor] | None:
+        """As `_next` with a window of one sample, of which nothing is ever read again: most of a cheap sample's time."""
+        turn, number, start, emitted, used = self.cursor
+        while True:
+            mine = self._dealing.extents(turn, self._lane)
+            if number >= len(mine):
+                self.cursor = Cursor(turn=turn + 1)
+                return None
+            extent = mine[number]
+            if start < 0:
+                start, emitted, used = extent[1], extent[3], extent[4]
+            if emitted:
+                start, emitted, used = start + 1, 0, 0
+            if start != extent.stop:
+                shard = extent.shard
+                if self._open is None or self._open[0] != shard or self._open[1] != start:
+                    self._open = shard, start, self._source.open(shard, start)
+                samples = self._open[2]
+                for sample in samples:
+                    self._open = shard, start + 1, samples
+                    self.cursor = Cursor(turn, number, start, 1)
+                    return sample, shard, start, Cursor(turn, number, start, 0, used)
+                self._refuse_short(extent, start)
+            number, start, emitted, used = number + 1, -1, 0, 0
+
+    def _refuse_short(self, extent: Extent, have: int) -> None:
+        if extent.stop is not None:
+            raise DataError(
+                f"{self.name(extent.shard)} ends at sample {have}, and {extent.stop} were counted:"
+                " it was changed or cut since; bring the old one back, or begin another job with what is there now"
+            )
+
     def _window_at(self, turn: int, extent: Extent, start: int) -> tuple[list[Any], Sequence[int]]:
         size = self._window if extent.stop is None else min(self._window, extent.stop - start)
         key = (turn, extent.shard, start, size)
         if self._block is None or self._block[0] != key:
             samples = self._read(extent, start, size)
-            if extent.stop is not None and len(samples) < size:
-                raise DataError(
-                    f"{self.name(extent.shard)} ends at sample {start + len(samples)}, and {extent.stop} were counted:"
-                    " it was changed or cut since; bring the old one back, or begin another job with what is there now"
-                )
+            if len(samples) < size:
+                self._refuse_short(extent, start + len(samples))
             order: Sequence[int] = range(len(samples))
             if self._window > 1 and samples:
                 seed = sample_seed(self._key(turn, extent.shard), start)

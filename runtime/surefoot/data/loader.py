@@ -163,7 +163,7 @@ class ElasticLoader:
     def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
         collate = self._collate or default_collate_function()
         for part in self.sampler.shares(begin):
-            yield part, collate([self._samples[key] for key in zip(part.indexes, part.positions, strict=True)])
+            yield part, collate(self._samples.__getitems__(list(zip(part.indexes, part.positions, strict=True))))
 
     def _loaded_ahead(self, begin: int) -> Iterator[tuple[Share, Any]]:
         if self._ahead is None:
@@ -247,9 +247,19 @@ class _Samples:
         return len(self._dataset)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        index, position = key
-        sample = self._dataset[index]
-        return sample if self._transform is None else self._transform(sample, sample_generator(self._seed, position))
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        """A batch at once, as torch's fetcher asks for it; of a data set that can give one, as Hugging Face's, likewise."""
+        several = getattr(self._dataset, "__getitems__", None)
+        dataset = self._dataset
+        samples: list[Any] = (
+            [dataset[index] for index, _ in keys] if several is None else several([index for index, _ in keys])
+        )
+        transform, seed = self._transform, self._seed
+        if transform is None:
+            return samples
+        return [transform(one, sample_generator(seed, key[1])) for one, key in zip(samples, keys, strict=True)]
 
 
 def default_collate_function() -> Callable[[list[Any]], Any]:

@@ -119,6 +119,30 @@ def test_a_transform_draws_the_same_for_a_sample_at_every_world_size() -> None:
     assert values(1) == values(2) == values(3)
 
 
+class Rows:
+    """A data set that gives several rows at once, as Hugging Face's do."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("one by one is what costs")
+
+    def __getitems__(self, indexes: list[int]) -> list[int]:
+        self.asked.append(indexes)
+        return [10 * index for index in indexes]
+
+
+def test_a_data_set_that_gives_several_samples_at_once_is_asked_for_a_batch() -> None:
+    rows = Rows()
+    (batch,) = islice(ElasticLoader(rows, 4, rank=1, world=2, collate=list, transform=lambda row, _: row + 1), 1)
+    assert rows.asked == [list(batch.indexes)]
+    assert batch.data == [10 * index + 1 for index in batch.indexes]
+
+
 def test_generators_of_two_positions_differ_and_of_one_agree() -> None:
     draws = [float(torch.rand((), generator=sample_generator(1, p))) for p in (5, 5, 6)]
     assert draws[0] == draws[1] != draws[2]

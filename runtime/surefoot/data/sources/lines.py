@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from surefoot.data.source import BadSample, DataShard
@@ -54,9 +55,7 @@ class TextLines:
     def open(self, shard: int, start: int) -> Iterator[Any]:
         file, first, stop = self._places[shard]
         check(file)
-        for number, line in enumerate(_lines(file, first, stop)):
-            if number >= start:
-                yield self._sample(line)
+        yield from map(self._sample, islice(_lines(file, first, stop), start, None))
 
     def _sample(self, line: bytes) -> Any:
         try:

@@ -1,0 +1,159 @@
+"""What our loaders cost beside torch's own DataLoader: the same samples, collation and number of worker processes.
+
+`python -m bench.loading [--samples 40000] [--rounds 9] [--out FILE]`. Each round reads so many samples once with each of
+the two, one behind the other, the first one in turn; rates are of wall time, and beside them is CPU time of the process and
+its workers. Median, least and most of the rounds; the ratio is that of each pair, so what else the machine does falls on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+
+import surefoot
+from surefoot.data.sources import TextLines
+
+BATCH = 64
+LINE = "a line of text that is about as long as lines of text are, number {}\n"
+FILES = 8
+
+Batches = Callable[[], Iterable[Any]]
+"""Makes a loader, whose time to begin is part of what is measured."""
+
+
+class Lines(IterableDataset[str]):
+    """What people write: a worker's part of the files, line by line."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __iter__(self) -> Iterator[str]:
+        info = get_worker_info()
+        number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        while True:
+            for path in self.paths[number::workers]:
+                with path.open() as lines:
+                    for line in lines:
+                        yield line.rstrip("\n")
+
+
+def tensors(samples: int, workers: int) -> dict[str, Batches]:
+    """A map-style dataset of small tensors, shuffled."""
+    data: Dataset[Any] = TensorDataset(torch.randn(samples, 32), torch.arange(samples))
+    own = ElasticTorch(data, workers)
+    return {
+        "torch": lambda: DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers),
+        "surefoot": lambda: surefoot.ElasticLoader(data, BATCH, workers=workers, rank=0, world=1),
+        "sampler": own,
+    }
+
+
+class ElasticTorch:
+    """Torch's DataLoader over our sampler."""
+
+    def __init__(self, data: Any, workers: int) -> None:
+        self.data, self.workers = data, workers
+
+    def __call__(self) -> Iterable[Any]:
+        sampler: Any = surefoot.ElasticSampler(len(self.data), BATCH, rank=0, world=1)
+        return DataLoader(self.data, batch_sampler=sampler, num_workers=self.workers)
+
+
+def lines(samples: int, workers: int, folder: Path) -> dict[str, Batches]:
+    """Lines of text files in the order in which they stand, as an IterableDataset cannot shuffle."""
+    paths = [folder / f"{number}.txt" for number in range(FILES)]
+    for path in paths:
+        path.write_text("".join(LINE.format(number) for number in range(samples // FILES)))
+    source = TextLines([str(path) for path in paths])
+    options: dict[str, Any] = {"shuffle": False, "lanes": 1, "stripes": 2, "rank": 0, "world": 1, "collate": list}
+    return {
+        "torch": lambda: DataLoader(Lines(paths), batch_size=BATCH, num_workers=workers, collate_fn=list),
+        "surefoot": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, **options),
+    }
+
+
+def spent() -> float:
+    """CPU seconds of this process and of those of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def timed(make: Batches, batches: int) -> tuple[float, float]:
+    """Wall and CPU seconds of so many batches, from the loader's making to its workers' end."""
+    wall, cpu = time.perf_counter(), spent()
+    found = iter(make())
+    assert sum(1 for _ in islice(found, batches)) == batches
+    took = time.perf_counter() - wall
+    del found
+    return took, spent() - cpu
+
+
+def measured(kinds: dict[str, Batches], batches: int, rounds: int) -> dict[str, Any]:
+    """Of each kind samples a second and CPU microseconds a sample; of ours the ratio to torch's in the same round."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for number in range(rounds + 1):
+        names = list(kinds) if number % 2 else list(reversed(kinds))
+        for name in names:
+            taken[name].append(timed(kinds[name], batches))
+    found: dict[str, Any] = {}
+    for name, all_pairs in taken.items():
+        pairs = all_pairs[1:]  # the first round warms up
+        found[name] = {
+            "samples_per_second": spread([batches * BATCH / wall for wall, _ in pairs]),
+            "cpu_microseconds_per_sample": spread([cpu / batches / BATCH * 1e6 for _, cpu in pairs]),
+        }
+        if name != "torch":
+            beside = list(zip(taken["torch"][1:], pairs, strict=True))
+            found[name]["ratio"] = spread([theirs[0] / ours[0] for theirs, ours in beside])
+            found[name]["cpu_ratio"] = spread([theirs[1] / ours[1] for theirs, ours in beside])
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(values), 3),
+        "least": round(min(values), 3),
+        "most": round(max(values), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.loading", description=__doc__)
+    parser.add_argument("--samples", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    batches = options.samples // BATCH
+    found: dict[str, Any] = {"samples": options.samples, "rounds": options.rounds, "load": [os.getloadavg()[0]]}
+    with tempfile.TemporaryDirectory() as folder:
+        for workers in (0, 2):
+            for name, kinds in (
+                ("tensors", tensors(options.samples, workers)),
+                ("lines", lines(options.samples, workers, Path(folder))),
+            ):
+                # torch's shuffled loader ends with its epoch
+                found[f"{name}, {workers} workers"] = one = measured(kinds, batches, options.rounds)
+                for kind, figures in one.items():
+                    print(f"{name}, {workers} workers, {kind}: {json.dumps(figures)}", flush=True)
+    found["load"].append(os.getloadavg()[0])
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
