@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics
@@ -39,7 +39,8 @@ class ClusterCache:
 
     def __init__(self, api: Api, holders_in: str = "") -> None:
         self.api = api
-        self._listeners: dict[str, list[Listener]] = {}
+        self._listeners: dict[tuple[str, str], list[Listener]] = {}
+        """By kind, and by the job whose objects alone are listened for; empty: everybody's."""
         self.jobs = self._feed(f"{labels.JOBS}/trainingjobs", "")
         self.workers = self._feed("/api/v1/pods", labels.JOB_UID)
         pods = labels.core_path(holders_in, "pods") if holders_in else "/api/v1/pods"
@@ -87,12 +88,18 @@ class ClusterCache:
             metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
         await self._tasks.close()
 
-    def listen(self, kind: str, listener: Listener) -> None:
-        """`listener` hears old and new state of each `trainingjobs`, `pods`, `holders` or `nodes` from now on."""
-        self._listeners.setdefault(kind, []).append(listener)
+    def listen(self, kind: str, listener: Listener, job: str = "") -> None:
+        """`listener` hears old and new state of each `trainingjobs`, `pods`, `holders` or `nodes` from now on.
 
-    def unlisten(self, kind: str, listener: Listener) -> None:
-        self._listeners[kind].remove(listener)
+        `job`: of the job with this uid, and of its pods, alone. Of holders and nodes changes that no plan reads are left out.
+        """
+        self._listeners.setdefault((kind, job), []).append(listener)
+
+    def unlisten(self, kind: str, listener: Listener, job: str = "") -> None:
+        heard = self._listeners[kind, job]
+        heard.remove(listener)
+        if not heard:
+            del self._listeners[kind, job]
 
     def check_fresh(self) -> None:
         """Raises FabricError if what is shown may be long past."""
@@ -117,9 +124,16 @@ class ClusterCache:
     def _feed(self, path: str, selector: str, kind: str = "") -> WatchedObjects:
         kind = kind or path.rsplit("/", 1)[-1]
 
+        read = _READ.get(kind)
+
         def heard(old: Object | None, new: Object | None) -> None:
-            for listener in list(self._listeners.get(kind, ())):
-                listener(old, new)
+            # compared once, and not by each of a thousand jobs: every kubelet writes its node's status all the time
+            if read is not None and old is not None and new is not None and read(old) == read(new):
+                return
+            jobs = dict.fromkeys(("", *(_job_of(kind, one) for one in (old, new) if one is not None)))
+            for job in jobs:
+                for listener in list(self._listeners.get((kind, job), ())):
+                    listener(old, new)
 
         return WatchedObjects(self.api, path, selector, heard)
 
@@ -166,11 +180,22 @@ class ClusterCache:
                 found = self.nodes.items.get(("", name))
                 if name not in heard.silent ^ told.silent and (found is None or not nodes.is_contradicted(found)):
                     continue  # one kubelet more that is well is no news
-                for listener in list(self._listeners.get("nodes", ())):
+                for listener in list(self._listeners.get(("nodes", ""), ())):
                     listener(None, found)
             self._told = heard
             self.forget_gone_holders(time.monotonic())
             await asyncio.sleep(JUDGE_SECONDS)  # silence announces itself to nobody
+
+
+def _job_of(kind: str, found: Object) -> str:
+    """The job that an object is, or belongs to; empty: none alone."""
+    if kind == "trainingjobs":
+        return str(found["metadata"]["uid"])
+    return (labels.job_of(found) or "") if kind == "pods" else ""
+
+
+_READ: Mapping[str, Callable[[Object], object]] = {"nodes": nodes.marks, "holders": pod_observations.holder_marks}
+"""Kind -> all that a plan can depend on of one such object."""
 
 
 def _report(name: str, error: BaseException) -> None:

@@ -61,12 +61,12 @@ class KubernetesFabric:
         self._proof = TemplateDryRun(self._api)
         self._listeners: dict[str, Listener] = {
             "trainingjobs": self._job_heard,
-            "pods": self._pod_heard,
+            "pods": self._heard,
             "holders": self._heard,
-            "nodes": self._node_heard,
+            "nodes": self._heard,
         }
         for kind, listener in self._listeners.items():
-            cache.listen(kind, listener)
+            cache.listen(kind, listener, self._own(kind))
 
     async def observe(self) -> FabricSeen:
         """The cache as it is now; our own writes are in it."""
@@ -175,7 +175,7 @@ class KubernetesFabric:
         """Hears nothing any more; cache and connections are the controller's."""
         if not self._closed:
             for kind, listener in self._listeners.items():
-                self._cache.unlisten(kind, listener)
+                self._cache.unlisten(kind, listener, self._own(kind))
         self._closed = True
         self._changed.set()
 
@@ -273,21 +273,13 @@ class KubernetesFabric:
     def _heard(self, _old: Object | None, _new: Object | None) -> None:
         self._changed.set()
 
-    def _pod_heard(self, old: Object | None, new: Object | None) -> None:
-        if any(pod is not None and labels.job_of(pod) == self._me.uid for pod in (old, new)):
-            self._changed.set()
+    def _own(self, kind: str) -> str:
+        """Of jobs and pods this job's own are listened for; holders and nodes are everybody's."""
+        return self._me.uid if kind in ("trainingjobs", "pods") else ""
 
     def _job_heard(self, old: Object | None, new: Object | None) -> None:
         """Our own status writes are no news."""
-        found = new or old
-        if found is None or found["metadata"]["uid"] != self._me.uid:
-            return
         if old is None or new is None or _asked(old) != _asked(new):
-            self._changed.set()
-
-    def _node_heard(self, old: Object | None, new: Object | None) -> None:
-        """A kubelet's heartbeat is no news."""
-        if old is None or new is None or nodes.marks(old) != nodes.marks(new):
             self._changed.set()
 
 

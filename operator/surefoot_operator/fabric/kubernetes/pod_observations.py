@@ -169,6 +169,11 @@ def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPl
     )
 
 
+def holder_marks(pod: Object) -> object:
+    """Of a holder's pod, all that a plan can depend on: what its kubelet writes beside that is left out."""
+    return pod["metadata"]["uid"], holder(pod, False, "", TierAccess())
+
+
 def is_ready(pod: Object) -> bool:
     """Whether every container of it says so."""
     conditions = pod.get("status", {}).get("conditions", ())

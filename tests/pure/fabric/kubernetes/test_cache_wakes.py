@@ -1,0 +1,107 @@
+"""Whom an event of the cluster wakes: those whom it concerns, and nobody where no plan would read what changed.
+
+Each kubelet writes its node's and its pods' status again and again: at a thousand jobs each such write was compared a
+thousand times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from surefoot_operator.fabric.kubernetes import cache as caching
+from surefoot_operator.fabric.kubernetes import labels
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.cache import ClusterCache
+from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
+
+JOBS = 20
+
+
+def node(version: int, **other: Any) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": str(version)}
+    metadata = {"name": "n0", "uid": "node-n0", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": other, "status": {"conditions": [condition]}}
+
+
+def holder(version: int, ready: str = "True", **other: Any) -> dict[str, Any]:
+    server = {"name": "redis", "containerID": "c1", "state": {"running": {}}, **other}
+    status = {
+        "podIP": "10.0.0.1", "phase": "Running", "containerStatuses": [server],
+        "conditions": [{"type": "Ready", "status": ready, "lastProbeTime": str(version)}],
+    }  # fmt: skip
+    port = {"name": labels.HOLDER_CONTAINER, "containerPort": 6379}
+    spec = {"nodeName": "n0", "containers": [{"name": "redis", "ports": [port]}, {"name": "companion"}]}
+    return {"metadata": {"name": "h", "namespace": "s", "uid": "h", "resourceVersion": str(version)}, "spec": spec, "status": status}  # fmt: skip
+
+
+def worker(job: str, version: int) -> dict[str, Any]:
+    metadata = {"name": f"w-{job}", "namespace": "d", "uid": f"w-{job}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "labels": {labels.JOB_UID: job}}, "spec": {}, "status": {}}
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.cache = ClusterCache(cast(Api, None))
+        self.fabrics = [KubernetesFabric(self.cache, "d", f"job-{n}", f"uid-{n}") for n in range(JOBS)]
+
+    def woken(self) -> list[int]:
+        """Who was woken since the last question."""
+        found = [n for n, fabric in enumerate(self.fabrics) if fabric._changed.is_set()]
+        for fabric in self.fabrics:
+            fabric._changed.clear()
+        return found
+
+
+EVERYBODY = list(range(JOBS))
+
+
+def test_a_kubelets_heartbeat_wakes_nobody_and_is_compared_once(monkeypatch: Any) -> None:
+    compared = []
+    marks = caching.nodes.marks
+    monkeypatch.setitem(cast(Any, caching._READ), "nodes", lambda one: compared.append(one) or marks(one))
+    cluster = Cluster()
+    cluster.cache.nodes._event("ADDED", node(1))
+    assert cluster.woken() == EVERYBODY
+    cluster.cache.nodes._event("MODIFIED", node(2))
+    assert cluster.woken() == []
+    assert len(compared) == 2
+    cluster.cache.nodes._event("MODIFIED", node(3, unschedulable=True))
+    assert cluster.woken() == EVERYBODY
+
+
+def test_a_holders_pod_wakes_whoever_reads_what_changed_of_it() -> None:
+    cluster = Cluster()
+    cluster.cache.holders._event("ADDED", holder(1))
+    assert cluster.woken() == EVERYBODY
+    cluster.cache.holders._event("MODIFIED", holder(2, restartCount=0))
+    assert cluster.woken() == []
+    for version, changed in enumerate((holder(3, "False"), holder(4), holder(5, containerID="c2")), 3):
+        changed["metadata"]["resourceVersion"] = str(version)
+        cluster.cache.holders._event("MODIFIED", changed)
+        assert cluster.woken() == EVERYBODY
+    cluster.cache.holders._event("DELETED", holder(6))
+    assert cluster.woken() == EVERYBODY
+
+
+def test_a_pod_and_a_job_wake_their_own_reconciler_alone() -> None:
+    cluster = Cluster()
+    cluster.cache.workers._event("ADDED", worker("uid-7", 1))
+    assert cluster.woken() == [7]
+    cluster.cache.workers._event(
+        "MODIFIED", worker("uid-8", 2) | {"metadata": worker("uid-8", 2)["metadata"] | {"name": "w-uid-7"}}
+    )
+    assert cluster.woken() == [7, 8], "one that changes hands concerns both"
+    cluster.cache.jobs._event(
+        "ADDED", {"metadata": {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3"}}
+    )
+    assert cluster.woken() == [3]
+
+
+def test_nobody_is_listened_for_once_he_is_gone() -> None:
+    cluster = Cluster()
+    asyncio.run(cluster.fabrics[0].close())
+    cluster.woken()
+    cluster.cache.nodes._event("ADDED", node(1))
+    assert cluster.woken() == EVERYBODY[1:]
+    assert ("pods", "uid-0") not in cluster.cache._listeners
