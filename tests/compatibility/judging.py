@@ -10,6 +10,9 @@ import torch
 
 from compatibility.rows import Row
 
+CRASHED = "it ended with -"
+"""By a signal, with nothing written down: no peer is the cause of that."""
+
 TOLERANCE = 1e-12
 """Over ranks, and at another size: sums in another order."""
 
@@ -53,10 +56,11 @@ def judged(about: tuple[str, str, str], whole: Lives, killed: Lives, resumed: Li
 
 
 def _guilt(life: Life) -> int:
-    """First the rank that has something to say of its own, last the one that missed its peer."""
+    """First the rank that says something of its own or was killed by a signal, last those that missed their peer."""
     kind, text = life.failure or ("silence", "")
-    missed_its_peer = any(sign in text for sign in ("gloo/transport", "Connection reset", "Connection closed by peer"))
-    return 2 if missed_its_peer else ("ours", "other", "-", "silence").index(kind)
+    if any(sign in text for sign in ("gloo/transport", "Connection reset", "Connection closed by peer")):
+        return 3
+    return ("ours", "other", "silence").index(kind) if CRASHED not in text else 1
 
 
 def _of_failure(life: Life, number: int, resized: bool) -> tuple[str, str]:

@@ -72,10 +72,12 @@ def _world(case: Case, life: str, size: int, seed: int, scratch: Path) -> list[L
     ended = _awaited(ranks)
     wanted = -signal.SIGKILL if life == "killed" else 0
     found = [_read(place, rank) for rank in range(size)]
-    for life_of, code in zip(found, ended, strict=True):
+    for rank, (life_of, code) in enumerate(zip(found, ended, strict=True)):
         if code != wanted and life_of.failure is None:
             text = "it did not end in time" if code is None else f"it ended with {code}"
-            life_of.failure = ("silence", text)
+            log = place / f"{rank}.log"
+            last = log.read_text(errors="replace")[-600:] if log.exists() else ""
+            life_of.failure = ("silence", " ".join(f"{text}: {last}".split()))
     return found
 
 
@@ -117,6 +119,7 @@ def _live(case: Case, life: str, context: Context, place: Path) -> None:
     log = os.open(place / f"{context.rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.enable()  # a crash says where
     faulthandler.dump_traceback_later(LIFE_SECONDS * 0.8)  # where it stands, if it hangs
     warnings.simplefilter("ignore")
     with (place / f"{context.rank}.jsonl").open("w", buffering=1) as diary:
