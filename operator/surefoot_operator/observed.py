@@ -256,7 +256,7 @@ class Observed:
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)
     """How often uploading a save failed."""
-    upload_seconds: float | None = None
+    promotion_seconds: float | None = None
     """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
     memory_cleaned: bool = False
     """This operator has removed the job from every holder that answers."""

@@ -80,7 +80,7 @@ class Orders:
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)
     """How often the upload of a save failed since it last began; of the newest few checkpoints."""
-    uploads: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
+    promotion_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
     """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
@@ -315,19 +315,19 @@ def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     checkpoint = message.save.checkpoint
     saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
     promoted = {**orders.promoted, checkpoint: saves}
-    spent = dict(orders.uploads.get(checkpoint, {}))
+    spent = dict(orders.promotion_times.get(checkpoint, {}))
     if message.save not in orders.promoted.get(checkpoint, frozenset()):
         spent[worker] = spent.get(worker, 0.0) + message.seconds
-    uploads = {**orders.uploads, checkpoint: spent}
+    times = {**orders.promotion_times, checkpoint: spent}
     for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
         del promoted[oldest]
-        uploads.pop(oldest, None)
-    return replace(orders, promoted=promoted, uploads=uploads)
+        times.pop(oldest, None)
+    return replace(orders, promoted=promoted, promotion_times=times)
 
 
-def upload_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | None:
+def promotion_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | None:
     """How long its upload took: workers go side by side, a worker's ranks one after another. None: not seen here."""
-    spent = orders.uploads.get(checkpoint) if checkpoint is not None else None
+    spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
 
 

@@ -93,18 +93,18 @@ def carry_out_maintenance(
     """An upkeep's actions: agents are asked, holders are called in the background."""
     drops: dict[HolderId, tuple[RankSave, ...]] = {}
     expires: list[float] = []
-    uploads: dict[WorkerId, PromoteSave] = {}
+    promotions: dict[WorkerId, PromoteSave] = {}
     for action in actions:
         if isinstance(action, DropSaves):
             drops[action.holder] = action.saves
             expires.append(action.expires_seconds)
         elif isinstance(action, PromoteSaves):
-            uploads[action.worker] = PromoteSave(action.epoch, action.saves)
+            promotions[action.worker] = PromoteSave(action.epoch, action.saves)
         elif isinstance(action, SealHolder):
             _seal(dependencies, action)
         else:
             _ask(dependencies, action, seen)
-    _order(dependencies, lambda orders: order_book.promote(orders, uploads))
+    _order(dependencies, lambda orders: order_book.promote(orders, promotions))
     world = seen.status.world
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch

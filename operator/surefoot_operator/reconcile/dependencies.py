@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.coordinator.agent_channel import AgentChannel
-from surefoot_operator.coordinator.orders import upload_seconds
+from surefoot_operator.coordinator.orders import promotion_seconds
 from surefoot_operator.coordinator.sessions import seen as sessions_seen
 from surefoot_operator.fabric.interface import Fabric, FabricSeen, WorkerEnvironment
 from surefoot_operator.memory import JobHolders
@@ -70,7 +70,7 @@ async def observed(
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
         sights=sessions.orders.sights,
-        upload_seconds=upload_seconds(orders, shown.status.floor),
+        promotion_seconds=promotion_seconds(orders, shown.status.floor),
         memory_cleaned=dependencies.memory.cleaned,
         purges=shown.purges,
         refusal=shown.refusal,

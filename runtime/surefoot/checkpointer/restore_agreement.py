@@ -2,7 +2,7 @@
 
 Without an agent nobody stops the ranks when a checkpoint turns out to be damaged. A rank that chose another by itself
 would train on another state than its peers; one that gave up would do so again at each start, beside good older
-checkpoints. So each says how its reading ended, rank 0 decides for all, and they read again. Called by `restoring`.
+checkpoints. So each says how its reading ended, rank 0 decides for all, and they read again. Made by `backends`.
 """
 
 from __future__ import annotations

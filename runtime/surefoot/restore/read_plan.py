@@ -1,6 +1,6 @@
 """Plans which byte ranges a rank reads and where they go.
 
-Pure. Called by `restore.session` with what the rank wants (boxes of tensors) and the layouts of the checkpoint's
+Pure. Called by `checkpoint_layouts` with what the rank wants (boxes of tensors) and the layouts of the checkpoint's
 ranks. The result names blocks, so that every byte used can be verified against its digest, and no block is read that
 holds nothing wanted (apart from small gaps between two wanted ones, which are cheaper to read than to skip).
 """

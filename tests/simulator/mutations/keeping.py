@@ -133,7 +133,7 @@ KEEPING = (
     Mutation("nothing is ever dropped", patches=((retention, "memory_drops", constant([])),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
-    Mutation("nothing is uploaded", patches=((promotion_plan, "_uploads", constant(())),), settings=ENDING),
+    Mutation("nothing is uploaded", patches=((promotion_plan, "_promotions", constant(())),), settings=ENDING),
     Mutation("nothing is deleted from the persistent tier", patches=((retention, "persistent_drops", constant([])),),
              settings=replace(PROMOTING, persistent_interval=1, steps=450, faults=0)),
 )  # fmt: skip

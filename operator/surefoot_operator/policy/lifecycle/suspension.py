@@ -15,12 +15,12 @@ PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
 
 
-def needs_upload(facts: Facts) -> bool:
+def needs_promotion(facts: Facts) -> bool:
     """Whether a world that halts for a suspension has all its ranks waiting at the step that is to be kept."""
     return facts.spec.suspend and held_checkpoint(facts) is not None
 
 
-def upload_due(facts: Facts, hold: HoldSeen) -> float | None:
+def promotion_due(facts: Facts, hold: HoldSeen) -> float | None:
     """Until when the halted step is waited for to be complete in the persistent tier; None: not, or not any more."""
     floor = facts.status.floor
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:

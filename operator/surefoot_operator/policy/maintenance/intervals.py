@@ -67,7 +67,7 @@ def _memory(facts: Facts, tier: MemoryTierSpec, risk: Risk) -> Interval | None:
 
 
 def _persistent(facts: Facts, tier: PersistentTierSpec, memory: Interval | None, risk: Risk) -> Interval | None:
-    upload = facts.seen.upload_seconds
+    upload = facts.seen.promotion_seconds
     cost = None if upload is None else BESIDE_SHARE * upload
     inputs = Inputs(_slowest(facts, "step_seconds"), cost, upload, risk.from_persistent_seconds)
     wish = IntervalRequest(

@@ -59,7 +59,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         events = (Event(CHECKPOINT_PROMOTED, f"{floor} is complete in the persistent tier"),)
     # nothing newer comes of a world that has ended, or halts with no node that stays: the newest goes first, however often its upload failed
     over = final_checkpoint(facts) is not None or is_broken(facts)
-    over = over or surviving_copies.needs_upload(facts) or suspension.needs_upload(facts)
+    over = over or surviving_copies.needs_promotion(facts) or suspension.needs_promotion(facts)
     due = [
         c
         for c in in_memory
@@ -75,7 +75,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
             f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
         )
         events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
-    return Promotion(floor, chosen, _uploads(facts, chosen), events)
+    return Promotion(floor, chosen, _promotions(facts, chosen), events)
 
 
 def _chosen(due: list[Checkpoint], pinned: Checkpoint | None, unpromotable: set[Checkpoint]) -> Checkpoint:
@@ -186,7 +186,7 @@ def _missing(facts: Facts, checkpoint: Checkpoint, there: frozenset[RankSave]) -
     return [save for save in saves if save not in there]
 
 
-def _uploads(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
+def _promotions(facts: Facts, chosen: Checkpoint) -> tuple[MaintenanceAction, ...]:
     """Each rank save through an agent that has it at hand: the rank's own, else one beside a holder that keeps it."""
     there = set(facts.seen.promoted.get(chosen, frozenset()))
     there |= {m.save for m in facts.seen.persistent.entries or () if m.save.checkpoint == chosen}

@@ -209,7 +209,7 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> Change
             if surviving_copies.halted(facts) is not None
             else ""
         )
-        upload = suspension.upload_due(facts, hold)
+        upload = suspension.promotion_due(facts, hold)
         if upload is not None:
             return ChangeStep(f"{reason}: {goal} goes to the persistent tier first", until_seconds=upload)
         if not lacking or not surviving_copies.can_be_brought(facts):

@@ -61,7 +61,7 @@ def lacking(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
     return "" if found >= wanted else f"{goal} has {found} of {wanted} copies on nodes that stay"
 
 
-def needs_upload(facts: Facts) -> bool:
+def needs_promotion(facts: Facts) -> bool:
     """Whether a halted world's step survives in the persistent tier alone, as no holder stays."""
     return halted(facts) is not None and not copies_wanted(facts, goes_on=False)
 

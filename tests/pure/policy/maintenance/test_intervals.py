@@ -169,7 +169,7 @@ def test_the_persistent_tier_waits_for_its_first_upload_then_is_rarer_than_memor
     first = maintain(seen)
     assert first.status.persistent_interval is None
     assert first.pinned == Checkpoint(1, 40)
-    kept = maintain(replace(later(seen, first, 1.0), upload_seconds=20.0))
+    kept = maintain(replace(later(seen, first, 1.0), promotion_seconds=20.0))
     memory, persistent = kept.status.memory_interval, kept.status.persistent_interval
     assert memory is not None
     assert persistent is not None
