@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+import surefoot
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("runtime/surefoot", "operator/surefoot_operator")
@@ -135,6 +141,16 @@ def test_first_line_of_what_is_public_is_short_in_rooms_that_are_worked_through(
                 if len(re.sub(r"`[^`]*`|\([^)]*\)", "x", first).split()) > MOST_WORDS:
                     long[name] = first
     assert long == {}
+
+
+@pytest.mark.parametrize("name", ["Checkpointer", "ElasticLoader", "ElasticSampler", "ElasticStream"])
+def test_every_argument_that_a_script_gives_is_described(name: str) -> None:
+    given: type[Any] = getattr(surefoot, name)
+    text = inspect.getdoc(given) or ""
+    assert "Raises:" in text
+    arguments = text.partition("Args:")[2].partition("Raises:")[0]
+    named = set(inspect.signature(given.__init__).parameters) - {"self", "link", "objects"}
+    assert {one for one in named if not re.search(rf"\b{one}\b", arguments)} == set()
 
 
 def test_every_method_that_others_implement_is_described() -> None:

@@ -394,9 +394,7 @@ class Checkpointer:
 
 
 def _plain(loss: torch.Tensor | float | None) -> float | None:
-    if loss is None:
-        return None
-    return float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+    return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 _OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

@@ -38,19 +38,30 @@ class Batch:
 
 
 class ElasticLoader:
-    """Batches of any map-style dataset in the elastic order: `for batch in loader`, from where it stands.
+    """Batches of any map-style dataset in the elastic order.
 
-    `transform(sample, generator)` is called with a generator that belongs to the sample's position, so that random
-    augmentation too is the same at every world size. `workers` > 0 loads ahead in processes of torch's DataLoader;
-    `pin_memory`, `prefetch_factor`, `persistent_workers` and `worker_init_fn` are its own. Rank and world are those of data
-    parallelism; by default the process group's, else the launcher's environment's.
-
-    It is endless, unless `by_epoch` ends each iterator with its pass over the samples: `for epoch in range(loader.epoch,
+    `for batch in loader` goes on from where it stands. It is endless, unless `by_epoch` ends each iterator with its pass over the samples: `for epoch in range(loader.epoch,
     epochs): for batch in loader`. A batch is always whole: the last one of an epoch has the first samples of the next.
 
     Given to a `Checkpointer`, a batch counts as consumed at the `step()` behind it: one batch a step, unless
     `batches_per_step` says otherwise. With it, what a prefetcher takes ahead is known too, and not counted. `commit()`
     counts by hand. Without a Checkpointer a batch counts when it is handed out.
+
+    Args:
+        dataset: map-style: it has a length and an index.
+        global_batch: samples a step on all ranks together, whatever their number.
+        seed: what the order of samples, and nothing else of it, depends on.
+        rank, world: of data parallelism; by default the process group's, else the launcher's.
+        by_epoch: ends each iterator with its pass over the samples.
+        collate: from a list of samples to `batch.data`; by default torch's.
+        transform: called with a sample and a generator that belongs to its position, so that random augmentation too is
+            the same at every world size.
+        batches_per_step: how many batches one `step()` consumes.
+        workers: processes of torch's DataLoader that load ahead; 0: none.
+        pin_memory, prefetch_factor, persistent_workers, worker_init_fn: as torch's DataLoader has them.
+
+    Raises:
+        ConfigurationError: a dataset, batch, rank or option that cannot be.
     """
 
     elastic = True

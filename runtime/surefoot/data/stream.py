@@ -36,14 +36,33 @@ if TYPE_CHECKING:
 
 
 class ElasticStream:
-    """Batches of one or several sources: `for batch in stream`, endless, from where it stands.
+    """Batches of one or several sources in shards.
 
-    With `global_batch` a step takes as many samples at any world size, and their order depends on the seed alone: the run
+    `for batch in stream` is endless and goes on from where it stands. With `global_batch` a step takes as many samples at any world size, and their order depends on the seed alone: the run
     with resizes has the loss curve of the undisturbed one. With `batch_size` each rank takes as many, so that a step of
     another world has another size; then each sample still comes once a pass, in an order that depends on the worlds.
 
-    Lanes, a fixed number of readers that ranks share out among them, are what is read: `lanes` of them, one for each
-    sample of the global batch by default, in `stripes` (a multiple of `workers`) that are read in turn.
+    Args:
+        sources: a source, or several that are mixed.
+        global_batch: samples a step on all ranks together; `batch_size`, in its place, on each.
+        weights: one for each source: how often its samples are drawn.
+        seed: what the order depends on.
+        shuffle: whether shards come in another order each pass.
+        window: samples of one shard that are shuffled among each other; 1 for none.
+        pack: tokens a row: samples are rows of tokens, cut and joined to this length.
+        lanes: readers that ranks share out; by default one for each sample of the global batch, a multiple of them.
+        stripes: sets of lanes that are read in turn, a multiple of `workers`; by default as many, at least 1.
+        skip_bad: up to how many bad samples of a rank's lanes are left out.
+        rank, world: of data parallelism; by default the process group's, else the launcher's.
+        transform: called with a sample and its own generator: decoding, tokenising, augmentation.
+        collate: from a list of samples to `batch.data`; by default torch's, of packed rows one tensor.
+        batches_per_step: how many batches one `step()` consumes.
+        workers: processes that read ahead; 0: none.
+        pin_memory, prefetch_factor, worker_init_fn: as torch's DataLoader has them.
+
+    Raises:
+        ConfigurationError: a number, rank or source that cannot be.
+        DataError: a source cannot be read, or is not what it was.
     """
 
     def __init__(

@@ -19,8 +19,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-import xxhash
-
 from surefoot import metrics
 from surefoot.errors import ChunkMissing, Corrupt, ProtocolError, TierError
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -28,12 +26,10 @@ from surefoot.protocol.records import RankManifest
 from surefoot.tiers import manifest_lists, newest
 from surefoot.tiers.chunk_parts import PART_CHUNKS, Cut, PartBuffer, not_whole, part_lengths, part_name
 from surefoot.tiers.epochs import EpochRecords
+from surefoot.tiers.layout_records import LayoutRecords
 from surefoot.tiers.object_names import Names, checkpoint_of, part_of, rank_of
 from surefoot.tiers.object_store import ObjectStore, read_exactly
 from surefoot.tiers.parallel_reads import read_together
-
-_LAYOUT_COPIES = 3
-"""Rank saves whose own copy of a layout record is looked at, where the shared one is not good."""
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +44,12 @@ class ObjectStoreTier:
 
     def __init__(self, store: ObjectStore, job: str, read_only: bool = False) -> None:
         self._store = store
-        self._read_only = read_only
         self._job = job
         self._names = Names(job)
         self.epochs = EpochRecords(store, job)
         self._damaged: tuple[str, ...] = ()
         self._gathered = PartBuffer()
-        self._layout_of: dict[RankSave, str] = {}
-        """Of saves whose manifest this connection has seen."""
+        self._layouts = LayoutRecords(store, self._names, read_only, self.seen)
         self._cuts: dict[str, Cut] = {}
         self._last_layout: tuple[str, bytes] = ("", b"")
 
@@ -68,7 +62,7 @@ class ObjectStoreTier:
 
         Of a save whose manifest this connection has read, one chunk is written again at once.
         """
-        if save in self._layout_of:
+        if save in self._layouts.of:
             self._mend(save, index, data)
             return
         part = self._gathered.add(save, index, data)
@@ -117,58 +111,19 @@ class ObjectStoreTier:
 
     def _manifests_of(self, checkpoints: Sequence[Checkpoint]) -> tuple[RankManifest, ...]:
         found, self._damaged = self._read_all(checkpoints)
-        self._layout_of = {manifest.save: manifest.layout for manifest in found}
+        self._layouts.of = {manifest.save: manifest.layout for manifest in found}
         return found
 
     def damaged(self) -> tuple[str, ...]:
         return self._damaged
 
     def read_layout(self, digest: str) -> str:
-        """Reads the layout record that all rank saves share.
-
-        Where it is damaged or gone, the copy beside a rank save that has this layout.
-        """
-        text, problem = self._layout_at(self._names.layout(digest), digest)
-        if problem is None:
-            return text
-        for save in self._that_may_have(digest):
-            other, trouble = self._layout_at(self._names.named(save, "layout"), digest)
-            if trouble is None:
-                metrics.fallbacks.labels("layout_copy").inc()
-                log.warning("%s; the copy beside %s is good, and is read", problem, save)
-                self._put_again(digest, other)
-                return other
-        if isinstance(problem, TierError):
-            raise problem
-        return text  # whoever asked verifies it, and names it
+        """Reads the shared layout record, or a save's own copy."""
+        return self._layouts.read(digest)
 
     def read_layout_of(self, manifest: RankManifest) -> str:
-        self._layout_of[manifest.save] = manifest.layout
+        self._layouts.of[manifest.save] = manifest.layout
         return self.read_layout(manifest.layout)
-
-    def _put_again(self, digest: str, text: str) -> None:
-        """Mends the record that all share."""
-        if self._read_only:
-            return
-        try:
-            self._store.put(self._names.layout(digest), text.encode())
-        except TierError as problem:
-            log.warning("layout %s could not be written again: %s; the next save does it", digest, problem)
-
-    def _that_may_have(self, digest: str) -> list[RankSave]:
-        """Rank saves beside which a copy of this layout may lie: those known to have it, then others of their ranks."""
-        known = sorted((save for save, layout in list(self._layout_of.items()) if layout == digest), reverse=True)
-        others = [RankSave(c.epoch, c.step, save.rank) for c in reversed(self.seen()) for save in known[:1]]
-        return list(dict.fromkeys([*known[:_LAYOUT_COPIES], *others[:_LAYOUT_COPIES]]))
-
-    def _layout_at(self, path: str, digest: str) -> tuple[str, TierError | Corrupt | None]:
-        try:
-            raw = self._store.read(path)
-        except TierError as problem:
-            return "", problem
-        good = xxhash.xxh3_64_hexdigest(raw) == digest
-        trouble = None if good else Corrupt(f"{path} in the persistent tier is damaged")
-        return raw.decode(errors="replace"), trouble
 
     def read_values(self, save: RankSave) -> bytes:
         return self._store.read(self._names.named(save, "values"))
@@ -187,7 +142,7 @@ class ObjectStoreTier:
 
     def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> None:
         """Manifest first, durably, then everything beside it."""
-        self._layout_of.pop(save, None)
+        self._layouts.of.pop(save, None)
         self._store.remove(self._names.manifest_list(save.checkpoint))
         self._store.remove(self._names.manifest(save))
         self._store.make_durable(self._names.checkpoint(save.checkpoint))
@@ -247,7 +202,7 @@ class ObjectStoreTier:
         """
         self._store.remove(self._names.manifest_list(checkpoint))
         for save in self.committed(checkpoint):
-            self._layout_of.pop(save, None)
+            self._layouts.of.pop(save, None)
             self._store.remove(self._names.manifest(save))
         self._store.make_durable(self._names.checkpoint(checkpoint))
         self._store.remove_folder(self._names.checkpoint(checkpoint))
@@ -281,7 +236,7 @@ class ObjectStoreTier:
         known, unread = manifest_lists.standing(remembered or {}, sizes)
         if unread and listed:
             known, unread = manifest_lists.standing({**(remembered or {}), **self._listed(checkpoint)}, sizes)
-        self._layout_of |= {manifest.save: manifest.layout for manifest in known}
+        self._layouts.of |= {manifest.save: manifest.layout for manifest in known}
         return known, unread
 
     def read_manifest(self, save: RankSave) -> RankManifest:
@@ -299,7 +254,7 @@ class ObjectStoreTier:
             raise Corrupt(f"persistent: {path} of {save}: {error}") from error
         if manifest.save != save:
             raise Corrupt(f"persistent: {path} of {save} describes {manifest.save}; another copy is needed")
-        self._layout_of[save] = manifest.layout
+        self._layouts.of[save] = manifest.layout
         return manifest
 
     def kept(self, save: RankSave) -> dict[int, int]:
@@ -353,7 +308,7 @@ class ObjectStoreTier:
 
     def _cut(self, save: RankSave) -> Cut:
         """How its stream is cut into chunks, as its layout says."""
-        digest = self._layout_of.get(save)
+        digest = self._layouts.of.get(save)
         if digest is None:
             digest = self.read_manifest(save).layout
         if digest not in self._cuts:
