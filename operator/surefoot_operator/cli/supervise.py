@@ -17,6 +17,7 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.faults import Fault, due
+from surefoot_operator.cli.operator_restarts import OperatorRestarts
 from surefoot_operator.cli.report import Struck
 from surefoot_operator.cli.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.holder_process import free_port
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 _NODES_UP_SECONDS = 60.0
 _LEAVING_SECONDS = 10.0
-_OPERATOR_RESTARTS = 3
 _MEASURE_SECONDS = 3.0
 _ROOM_SECONDS = 1.0
 _LEAST_FREE_BYTES = 256 << 10
@@ -85,7 +85,7 @@ class Supervisor:
         self._returns: list[_Return] = []
         self._port = free_port()
         self._operator_away = False
-        self._operator_restarts = self._operator_step = 0
+        self._operator_restarts = OperatorRestarts()
         self._measure_at = self._room_at = 0.0
         self._full = False
         self._lost = False
@@ -207,10 +207,8 @@ class Supervisor:
         if code is None or self._operator_away:
             return
         log = self._machine.folder.logs / "operator.log"
-        step = self._progress.finished_step
-        self._operator_restarts = 1 if step > self._operator_step else self._operator_restarts + 1
-        self._operator_step = step
-        if self._operator_restarts > _OPERATOR_RESTARTS:
+        self._operator_restarts = self._operator_restarts.ended(self._progress.finished_step)
+        if self._operator_restarts.exhausted:
             raise RunError(f"the operator ended with code {code}: {last_words(log)} (log: {log})")
         self._tell(f"the operator ended with code {code} and is started again: {last_words(log)} (log: {log})", True)
         self._machine.start_operator(self._port)
