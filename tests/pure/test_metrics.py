@@ -129,6 +129,20 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     assert of_job() == {}
 
 
+def test_a_job_that_rests_has_few_series_and_one_that_begins_has_all_that_it_counts() -> None:
+    figures, seen = JobMetrics(), running()
+    seen = replace(seen, job=replace(seen.job, name="figured"))
+    resting = replace(seen, status=JobStatus(phase="Suspended"), sessions=(), holders=())
+    try:
+        figures.show(resting, resting.status, maintain(resting))
+        assert len(of_job()) <= 15
+        figures.show(seen, seen.status, maintain(seen))
+        counted = [name for name in of_job() if name.startswith(("surefoot_restarts", "surefoot_recovery_duration"))]
+        assert counted, "a rate sees the first restart only if the series was there before it"
+    finally:
+        figures.forget()
+
+
 def test_a_node_that_holds_nothing_any_more_has_no_figures_of_what_it_needs() -> None:
     figures, seen = JobMetrics(), running()
     seen = replace(seen, job=replace(seen.job, name="figured"))

@@ -8,7 +8,7 @@ Called by `coordinator.agent_channel` after every change, and by the simulator.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.protocol import messages
@@ -45,6 +45,8 @@ class DesiredState:
     """The epoch's secret, which stands nowhere else."""
     places: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
     """(index, attempt, incarnation) of each member → its place in the world."""
+    made_from: tuple[object, ...] = field(default=(), repr=False)
+    """What all of this but the status follows from; see `desired_state_after`."""
 
     @property
     def told(self) -> tuple[object, ...]:
@@ -53,6 +55,19 @@ class DesiredState:
         level = None if status.memory_interval is None else status.memory_interval.level
         shared = (status.world, status.restarts, status.lineage, status.older_job, level)
         return (*shared, self.replicas, self.holders, self.targets, self.token)
+
+
+def desired_state_after(
+    old: DesiredState | None, status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str
+) -> DesiredState:
+    """`desired_state`, with what stays as it was taken from the one before.
+
+    Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
+    """
+    given = (status.world, status.named_holders, tuple(ready), replicas, token)
+    if old is not None and old.made_from == given:
+        return replace(old, status=status)
+    return replace(desired_state(status, given[2], replicas, token), made_from=given)
 
 
 def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:

@@ -110,7 +110,8 @@ class JobHolders:
         for endpoint in self._status.named_holders:
             if endpoint.holder not in known:
                 known[endpoint.holder] = self._unheard(endpoint)
-        return tuple(known[holder] for holder in sorted(known))
+        # by their texts: compared as holders, two thousand of them take as long as the rest of a round
+        return tuple(known[holder] for holder in sorted(known, key=lambda one: (one.node, one.instance)))
 
     def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
         """Holders that may be named to agents of `epoch`: answering, provisioned, and sealed against older ones."""

@@ -44,12 +44,16 @@ class JobMetrics:
         self._newest: dict[str, Checkpoint] = {}
         self._nodes: set[str] = set()
         self._unrecoverable: frozenset[Checkpoint] = frozenset()
+        self._phases: set[str] = set()
+        self._counting = False
 
     def show(self, seen: Observed, status: JobStatus, kept: Maintenance | None) -> None:
         """The gauges, as of this round."""
-        where = self._begun(seen.job)
-        world = status.world
-        for phase in _PHASES:
+        where, world = self._begun(seen.job), status.world
+        if world is not None:
+            self._count(where)
+        self._phases |= set(_PHASES) if world is not None else {status.phase}
+        for phase in self._phases:
             metrics.of(metrics.phase, where, phase).set(status.phase == phase)
         committed = world is not None and world.state == "Committed" and status.phase not in ("Complete", "Failed")
         metrics.of(metrics.world_size, where).set(world.size if world is not None and committed else 0)
@@ -86,6 +90,8 @@ class JobMetrics:
     def written(self, old: JobStatus, new: JobStatus, job: TrainingJob) -> None:
         """Counts what is new in a status that was just written."""
         where = self._begun(job)
+        if new.world is not None:
+            self._count(where)
         if new.restarts > old.restarts and new.incidents:
             metrics.of(metrics.restarts, where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
         answered = {_name(i) for i in old.incidents if i.assigned_seconds is not None}
@@ -102,21 +108,30 @@ class JobMetrics:
         """The job is not looked after here any more."""
         if self._job is not None:
             metrics.forget(*self._job)
-            self._job = None
+            self._job, self._counting = None, False
+            self._phases.clear()
 
     def _begun(self, job: TrainingJob) -> tuple[str, str]:
         if self._job is None:
             self._job = (job.namespace, job.name)
-            metrics.of(metrics.lost_steps, self._job)
-            metrics.of(metrics.promotions_abandoned, self._job)
-            metrics.of(metrics.incomplete, self._job)
-            # a rate sees the first of anything only if the series was there before it
-            for kind in _KINDS:
-                metrics.of(metrics.incidents, self._job, kind)
-                metrics.of(metrics.restarts, self._job, kind)
-            for phase in _RECOVERY:
-                metrics.of(metrics.recovery_seconds, self._job, phase)
         return self._job
+
+    def _count(self, where: tuple[str, str]) -> None:
+        """Begins the counters of a job that has a world: a thousand that wait for one have nothing to count.
+
+        A rate sees the first of anything only if the series was there before it.
+        """
+        if self._counting:
+            return
+        self._counting = True
+        metrics.of(metrics.lost_steps, where)
+        metrics.of(metrics.promotions_abandoned, where)
+        metrics.of(metrics.incomplete, where)
+        for kind in _KINDS:
+            metrics.of(metrics.incidents, where, kind)
+            metrics.of(metrics.restarts, where, kind)
+        for phase in _RECOVERY:
+            metrics.of(metrics.recovery_seconds, where, phase)
 
     def _show_shares(self, where: tuple[str, str], shares: tuple[HolderShare, ...]) -> None:
         nodes = {share.node for share in shares}

@@ -19,7 +19,7 @@ from surefoot.protocol.plain import shorten
 from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
@@ -61,6 +61,7 @@ class Reconciler:
         self._ages = WorkerAges()
         self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
         self._job_metrics = JobMetrics()
+        self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
@@ -231,9 +232,9 @@ class Reconciler:
             dependencies.memory.follow(shown.holders, status, resting, size_limit_bytes)
         epoch = status.world.epoch if status.world is not None else 0
         replicas = shown.job.spec.checkpoint.memory.replicas
-        dependencies.channel.rule(
-            desired_state(status, dependencies.memory.ready(epoch), replicas, dependencies.epoch_token(epoch))
-        )
+        ready, token = dependencies.memory.ready(epoch), dependencies.epoch_token(epoch)
+        self._desired = desired_state_after(self._desired, status, ready, replicas, token)
+        dependencies.channel.rule(self._desired)
 
     def _maintain(self, kept: Maintenance, seen: Observed) -> None:
         dependencies, world = self._dependencies, seen.status.world

@@ -12,13 +12,14 @@ from typing import cast
 
 from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
+from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import HoldAnswer, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import orders
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
 from surefoot_operator.coordinator.agent_connection import AgentConnection
-from surefoot_operator.coordinator.desired_messages import desired_state
+from surefoot_operator.coordinator.desired_messages import desired_state, desired_state_after
 
 MANY = 3 * TURN
 MEMBERS = tuple(member(i) for i in range(MANY))
@@ -147,3 +148,14 @@ def test_an_unused_checkpoint_is_no_reason_to_speak() -> None:
     """A status that only reports progress says nothing to agents, whatever it says to people."""
     ahead = replace(STATUS, last_complete=Checkpoint(1, 40))
     assert desired_state(ahead, HOLDERS, 2).told == desired_state(STATUS, HOLDERS, 2).told
+
+
+def test_a_round_that_changes_neither_world_nor_holders_places_nothing_anew() -> None:
+    first = desired_state_after(None, STATUS, HOLDERS, 2, "t")
+    assert replace(first, made_from=()) == desired_state(STATUS, HOLDERS, 2, "t")
+    ahead = replace(STATUS, step=99)
+    assert counted(lambda: desired_state_after(first, ahead, tuple(HOLDERS), 2, "t")) < 5 * MANY
+    assert desired_state_after(first, ahead, HOLDERS, 2, "t").status.step == 99
+    fewer = desired_state_after(first, ahead, HOLDERS[:-1], 2, "t")
+    assert fewer.holders == desired_state(ahead, HOLDERS[:-1], 2, "t").holders
+    assert desired_state_after(first, ahead, HOLDERS, 2, "another").token == "another"

@@ -216,7 +216,7 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     drops = []
-    for holder, entries in sorted(memory.reading.holders.items()):
+    for holder, entries in sorted(memory.reading.holders.items(), key=lambda one: (one[0].node, one[0].instance)):
         saves = retention.memory_drops(entries, standing, facts.spec.checkpoint.memory.keep)
         if saves:
             drops.append(DropSaves(holder, standing.epoch, tuple(saves), facts.now + life))
