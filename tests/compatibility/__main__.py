@@ -15,7 +15,7 @@ import torch  # noqa: E402  # quiet from the first import on
 
 from compatibility.case import Case, Unrun  # noqa: E402
 from compatibility.catalogue import CASES  # noqa: E402
-from compatibility.rows import Row, as_json, as_page  # noqa: E402
+from compatibility.rows import Row, as_json, as_page, of_page  # noqa: E402
 from compatibility.running import preload  # noqa: E402
 from compatibility.running import run as run_case  # noqa: E402
 from compatibility.scripted import Script  # noqa: E402
@@ -27,11 +27,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a part of all cases, without libraries beyond torch")
     parser.add_argument("--only", default="", help="cases whose title has this text")
     parser.add_argument("--json", type=Path, help="where the rows are written")
-    parser.add_argument("--page", type=Path, help="where the document is written")
+    parser.add_argument("--page", type=Path, help="where the document is written; rows that were not run stay in it")
     parser.add_argument("--keep", type=Path, help="folder in which lives leave their logs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    preload()
+    preload(options.quick)
     wanted = [c for c in CASES if (c.quick or not options.quick) and options.only.lower() in c.title.lower()]
     rows: list[Row] = []
     in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # thousands of fsyncs
@@ -43,6 +43,11 @@ def main() -> int:
             rows.append(row)
             took = time.monotonic() - begun
             print(f"{number:3}/{len(wanted)} {row.result:8} {case.title}: {row.why} ({took:.1f} s)", flush=True)
+    if options.page is not None and len(wanted) < len(CASES) and options.page.exists():
+        run = {(row.area, row.name, row.world) for row in rows}
+        there = {(case.area, case.name, case.world) for case in CASES}
+        known = of_page(options.page.read_text())
+        rows += [row for row in known if (row.area, row.name, row.world) in there - run]
     for path, text in ((options.json, as_json(rows)), (options.page, as_page(rows))):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,10 @@ def nothing(_: int) -> None:
     """Most scripts do nothing behind a step."""
 
 
-def world_of(ranks: int, resumed: int) -> str:
-    """Whether a row goes on with as many ranks (0: as many) or with another number of them."""
+def world_of(ranks: int, resumed: int, again: int = 0) -> str:
+    """Whether a row goes on with as many ranks (0: as many) or with another number of them, and then with yet another."""
+    if again:
+        return f"{ranks}→{resumed}→{again}"
     return "resized" if resumed and resumed != ranks else "same"
 
 
@@ -50,18 +52,19 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: `build` makes the program on each of `ranks`, and of `resumed` ranks after the kill."""
+    """One row: `build` makes the program on each of `ranks`, of `resumed` ranks after the kill, of `again` after another."""
 
     area: str
     name: str
     build: Callable[[Context], Training]
     ranks: int = 1
     resumed: int = 0
+    again: int = 0
     quick: bool = False
 
     @property
     def world(self) -> str:
-        return world_of(self.ranks, self.resumed)
+        return world_of(self.ranks, self.resumed, self.again)
 
     @property
     def afterwards(self) -> int:

@@ -38,7 +38,7 @@ Lives = Sequence[Life]
 
 def judged(about: tuple[str, str, str], whole: Lives, killed: Lives, resumed: Lives, steps: int) -> Row:
     """The row; about: area, name, world."""
-    resized = about[2] == "resized"
+    resized = about[2] != "same"
     for number, lives in enumerate((whole, killed, resumed)):
         failed = [life for life in lives if life.failure is not None]
         if failed:
@@ -51,7 +51,8 @@ def judged(about: tuple[str, str, str], whole: Lives, killed: Lives, resumed: Li
     if differing is not None:
         return Row(*about, "wrong", f"went on from step {start}, then {differing}")
     exactly = "to the last bit" if not tolerance else f"to {tolerance:g}"
-    ranks = f"; {len(killed)}→{len(resumed)} ranks" if max(len(killed), len(resumed)) > 1 else ""
+    chain = about[2] if "→" in about[2] else f"{len(killed)}→{len(resumed)}"
+    ranks = f"; {chain} ranks" if max(len(killed), len(resumed)) > 1 else ""
     return Row(*about, "exact", f"equal {exactly}{ranks}")
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import surefoot
-from compatibility.case import Case, Context, Training
+from compatibility.case import Case, Context, Training, Unrun
 from support.streamed_files import streamed
 
 GLOBAL_BATCH, SIZE = 6, 100
@@ -69,7 +69,7 @@ def _elastic_sampler(workers: int, **options: Any) -> Callable[[Context], Traini
         from torch.utils.data import DataLoader
 
         numbers: Any = list(range(SIZE))
-        sampler: Any = surefoot.ElasticSampler(SIZE, GLOBAL_BATCH, seed=3, by_epoch=True, batches_per_step=1)
+        sampler: Any = surefoot.ElasticSampler(SIZE, 2 * GLOBAL_BATCH, seed=3, by_epoch=True, batches_per_step=1)
         loader: Any = DataLoader(numbers, batch_sampler=sampler, num_workers=workers, **options)
 
         def batches() -> Iterator[list[int]]:
@@ -175,6 +175,65 @@ def _elastic_over_stream(context: Context) -> Training:
     return _training(surefoot.ElasticLoader(Stream(0), GLOBAL_BATCH), iter, context.world)
 
 
+def _nodes(context: Context) -> Training:
+    """torchdata's graph of nodes, of which the loader tells the state."""
+    from torch.utils.data.distributed import DistributedSampler
+    from torchdata.nodes import Batcher, Loader, SamplerWrapper
+
+    numbers: Any = list(range(SIZE))
+    sampler: Any = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
+    loader: Any = Loader(Batcher(SamplerWrapper(sampler), _per_rank(context)))
+
+    def batches() -> Iterator[list[int]]:
+        while True:
+            yield from loader
+
+    return _training(loader, batches, context.world)
+
+
+def _fabric(stateful: bool) -> Callable[[Context], Training]:
+    """A loader that Lightning's Fabric prepared, in a group that is there already."""
+
+    def build(context: Context) -> Training:
+        from lightning.fabric.wrappers import _FabricDataLoader
+        from torch.utils.data import DataLoader
+        from torch.utils.data.distributed import DistributedSampler
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        numbers: Any = list(range(SIZE))
+        sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
+        kind: Any = StatefulDataLoader if stateful else DataLoader
+        loader: Any = _FabricDataLoader(kind(numbers, batch_size=_per_rank(context), sampler=sampler))
+        return _training(loader, _of_tensors(loader), context.world)
+
+    return build
+
+
+def _hugging_face_rows(streamed_too: bool, **options: Any) -> Callable[[Context], Training]:
+    """A data set with numbered rows, through our loader or our stream."""
+
+    def build(context: Context) -> Training:
+        import datasets
+
+        from surefoot.data.sources import HuggingFaceStream
+
+        datasets.disable_progress_bars()
+        rows: Any = datasets.Dataset.from_dict({"number": list(range(SIZE))})
+        made: Any
+        if streamed_too:
+            source = HuggingFaceStream(rows.to_iterable_dataset(num_shards=12))
+            made = surefoot.ElasticStream(source, GLOBAL_BATCH, seed=3, **options)
+        else:
+            made = surefoot.ElasticLoader(rows, GLOBAL_BATCH, seed=3, **options)
+
+        def batches() -> Iterator[list[int]]:
+            return (batch.data["number"].tolist() if batch.weight else [] for batch in made)
+
+        return _training(made, batches, context.world)
+
+    return build
+
+
 def _web(context: Context) -> Training:
     """WebDataset's own loader over shards that it reads from tar files."""
     import io
@@ -254,9 +313,14 @@ def _elastic_stream(kind: str, **told: Any) -> Callable[[Context], Training]:
     return build
 
 
-def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, Case]:
-    same = Case("loader", name, build, ranks=2, resumed=2)
-    return same, Case("loader", name, build, ranks=2, resumed=3, quick=quick)
+def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, ...]:
+    """As many ranks, and two changes of the world each way; in the quick part one change."""
+    found = (
+        Case("loader", name, build, ranks=2, resumed=2),
+        Case("loader", name, build, ranks=3, resumed=2, again=3),
+        Case("loader", name, build, ranks=4, resumed=1, again=4),
+    )
+    return (*found, Case("loader", name, build, ranks=2, resumed=3, quick=True)) if quick else found
 
 
 STREAMED = (
@@ -267,12 +331,14 @@ STREAMED = (
     *_cases("ElasticStream over Parquet", _elastic_stream("parquet")),
     *_cases("ElasticStream over webdataset's tars", _elastic_stream("tars")),
     *_cases("ElasticStream over MDS", _elastic_stream("mosaic")),
+    *_cases("ElasticStream over Hugging Face streaming", _hugging_face_rows(True)),
 )
 
 CASES = (
     *STREAMED,
     *_cases("ElasticLoader", _elastic(), quick=True),
     *_cases("ElasticLoader, two worker processes", _elastic(workers=2)),
+    *_cases("ElasticLoader over a Hugging Face data set", _hugging_face_rows(False)),
     *_cases("ElasticLoader behind a prefetcher", _elastic(ahead=True), quick=True),
     *_cases("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
     *_cases("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
@@ -299,7 +365,21 @@ CASES = (
     *_cases("Hugging Face streaming data set, a shuffle buffer of 10 rows", _hugging_face_stream(10)),
     *_cases("DataLoader with DistributedSampler", _plain_loader),
     *_cases("DataLoader of an IterableDataset", _plain_stream),
+    *_cases("torchdata.nodes with DistributedSampler", _nodes),
+    *_cases("DataLoader prepared by Lightning's Fabric", _fabric(False)),
+    *_cases("StatefulDataLoader prepared by Lightning's Fabric", _fabric(True)),
     *_cases("WebDataset", _web),
+    Unrun(
+        "loader",
+        "Ray Data's iterator of a rank",
+        "not run: it has no state_dict and is refused like a DataLoader without one. Write the data set with"
+        " write_parquet and give ElasticStream its ParquetRows",
+    ),
+    Unrun(
+        "loader",
+        "MosaicML's StreamingDataset",
+        "not run. Give ElasticStream its folder, MosaicShards, which is exact at any world size",
+    ),
     Case("loader", "ElasticLoader given a DataLoader", _elastic_over_loader, quick=True),
     Case("loader", "ElasticLoader given an IterableDataset", _elastic_over_stream, quick=True),
 )

@@ -20,7 +20,8 @@ HEAD = """# Compatibility
 
 Made by `make compatibility` from what it found; not by hand. Each row is a small program of the library as its own
 documents show it, in three lives: undisturbed; killed with SIGKILL behind its fourth step; and begun again by a fresh
-process with other random weights, that restores and trains to the end. `resized`: begun again by another number of ranks.
+process with other random weights, that restores and trains to the end. `resized`: begun again by another number of ranks;
+`3→2→3`: killed again behind its sixth step, and begun once more.
 
 * **exact**: every loss, and at the end every tensor and value of the program, equals the undisturbed run's: in one process
   to the last bit, over ranks or at another size to 1e-12 (sums in another order, float64).
@@ -51,7 +52,7 @@ def as_json(rows: Iterable[Row]) -> str:
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """By area, then as they were named."""
-    return sorted(rows, key=lambda row: (list(AREAS).index(row.area), row.name.lower(), row.world != "same"))
+    return sorted(rows, key=lambda row: (list(AREAS).index(row.area), row.name.lower(), row.world != "same", row.world))
 
 
 def as_page(rows: Iterable[Row]) -> str:

@@ -31,7 +31,8 @@ from compatibility.picture import picture_of
 from compatibility.rows import Row
 from surefoot.errors import SurefootError
 
-STEPS, KILLED_BEHIND = 7, 4
+STEPS = 7
+KILLED_BEHIND = {"killed": 4, "killed-again": 6}
 SAVED_LEAST = 2
 """What changes a program while it trains does so in step 2, and is in what is restored."""
 LIFE_SECONDS = 100.0
@@ -41,8 +42,11 @@ SAVED_SECONDS = 30.0
 """How long a program that is to be killed waits for a first complete checkpoint of its own."""
 
 
-def preload() -> None:
+def preload(quick: bool) -> None:
     """Imports once what every life would import again: most of what a life would take."""
+    if not quick:
+        for name in ("lightning.fabric.wrappers", "datasets", "torchdata.stateful_dataloader", "webdataset"):
+            importlib.import_module(name)
     for name in (
         "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.optim",
         "torch.distributed.checkpoint.state_dict", "surefoot.checkpointer", "surefoot.data",
@@ -55,12 +59,15 @@ def run(case: Case, scratch: Path) -> Row:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     whole = _world(case, "whole", case.ranks, 0, scratch)
-    killed = resumed = [Life()]
+    killed, resumed = [Life()], list[Life]()
     if not any(life.failure for life in whole):
         killed = _world(case, "killed", case.ranks, 0, scratch)
     if not any(life.failure for life in [*whole, *killed]):
-        resumed = _world(case, "resumed", case.afterwards, 9, scratch)
-    return judged((case.area, case.name, case.world), whole, killed, resumed, STEPS)
+        if case.again:
+            resumed = _world(case, "killed-again", case.afterwards, 5, scratch)
+        if not any(life.failure for life in resumed):
+            resumed = _world(case, "resumed", case.again or case.afterwards, 9, scratch)
+    return judged((case.area, case.name, case.world), whole, killed, resumed or [Life()], STEPS)
 
 
 def _world(case: Case, life: str, size: int, seed: int, scratch: Path) -> list[Life]:
@@ -70,7 +77,7 @@ def _world(case: Case, life: str, size: int, seed: int, scratch: Path) -> list[L
         _forked(lambda rank=rank: _live(case, life, Context(rank, size, seed, scratch), place)) for rank in range(size)
     ]  # type: ignore[misc]  # bound on purpose
     ended = _awaited(ranks)
-    wanted = -signal.SIGKILL if life == "killed" else 0
+    wanted = -signal.SIGKILL if life in KILLED_BEHIND else 0
     found = [_read(place, rank) for rank in range(size)]
     for rank, (life_of, code) in enumerate(zip(found, ended, strict=True)):
         if code != wanted and life_of.failure is None:
@@ -155,19 +162,19 @@ def _trained(case: Case, life: str, context: Context, note: Callable[..., None],
         checkpointer.step(loss)
         note(step=step, loss=loss.hex(), samples=training.samples() if training.samples else [])
         training.behind(step)
-        if life == "killed" and step == KILLED_BEHIND:
-            _await_save(checkpointer)
+        if step == KILLED_BEHIND.get(life):
+            _await_save(checkpointer, max(SAVED_LEAST, start + 1), step)
             os.kill(os.getpid(), signal.SIGKILL)
     found = training.picture() if training.picture is not None else picture_of(training.objects)
     torch.save(dict(found), place / f"{context.rank}.pt")
 
 
-def _await_save(checkpointer: surefoot.Checkpointer) -> None:
+def _await_save(checkpointer: surefoot.Checkpointer, least: int, step: int) -> None:
     deadline = time.monotonic() + SAVED_SECONDS
-    while (newest := checkpointer.latest()) is None or newest.step < SAVED_LEAST:
+    while (newest := checkpointer.latest()) is None or newest.step < least:
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"no checkpoint of step {SAVED_LEAST} or later is complete {SAVED_SECONDS:g} s behind step {KILLED_BEHIND}"
+                f"no checkpoint of step {least} or later is complete {SAVED_SECONDS:g} s behind step {step}"
             )
         time.sleep(0.02)
 

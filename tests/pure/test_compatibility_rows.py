@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from compatibility.case import world_of
 from compatibility.catalogue import CASES
 from compatibility.judging import Life, judged, unlike
 from compatibility.rows import AREAS, RESULTS, Row, as_json, as_page, of_page
@@ -94,3 +95,15 @@ def test_pictures_differ_where_a_name_a_type_or_a_value_does() -> None:
     assert unlike(one, {"a": torch.ones(2)}, 0.0) == "b"
     assert unlike(one, one | {"a": torch.ones(2).double()}, 0.0) == "a"
     assert unlike(one, one | {"a": torch.ones(2) + 1e-6}, 1e-12) == "a"
+
+
+def test_a_row_of_two_changes_of_the_world_is_judged_as_resized_and_says_them() -> None:
+    about = (*ABOUT[:2], world_of(3, 2, 3))
+    assert about[2] == "3→2→3"
+    ranks = [life() for _ in range(3)]
+    row = judged(about, ranks, [Life()] * 3, [life(5, restored=3) for _ in range(3)], STEPS)
+    assert (row.result, row.why) == ("wrong", "went on from step 3, then step 4 has loss None, undisturbed 4.0")
+    again = judged(about, ranks, [Life()] * 3, [life(5, restored=4) for _ in range(3)], STEPS)
+    assert (again.result, again.why) == ("exact", "equal to 1e-12; 3→2→3 ranks")
+    refused = judged(about, ranks, [Life()] * 3, [Life(failure=("ours", "each rank's own"))], STEPS)
+    assert refused.result == "refused"
