@@ -27,7 +27,15 @@ OTHER_ROOMS = ("surefoot.protocol", "surefoot.data", "surefoot.integrations.dcp"
 """Where first lines are longer yet."""
 
 SHORT_ROOMS = (
-    *("surefoot.errors", "surefoot.ipc.backend", "surefoot.launcher", "surefoot.linux_process", "surefoot.logs"),
+    *(
+        "surefoot.drain",
+        "surefoot.errors",
+        "surefoot.geometry",
+        "surefoot.ipc.backend",
+        "surefoot.launcher",
+        "surefoot.linux_process",
+        "surefoot.logs",
+    ),
     *("surefoot.metrics", "surefoot.schedule", "surefoot.settings", "surefoot.task_set", "surefoot.tiers"),
     *("surefoot_operator.errors", "surefoot_operator.extras", "surefoot_operator.fabric.interface"),
     *("surefoot_operator.metrics", "surefoot_operator.reconcile"),

@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Puts:
-    """Parts on their way to a tier: as many at once as it takes, never more in memory than that."""
+    """Sends parts to a tier, as many at once as it takes.
+
+    Never more are in memory than that.
+    """
 
     def __init__(self, target: Tier, save: RankSave) -> None:
         self._target, self._save = target, save
@@ -42,7 +45,10 @@ class Puts:
         self._sent = 0
 
     def make_room(self) -> None:
-        """Waits until another part may be in memory; raises what an earlier one raised."""
+        """Waits until another part may be in memory.
+
+        Raises what an earlier one raised.
+        """
         while len(self._under_way) >= self._room:
             self._sent += self._under_way.popleft().result()
 
@@ -86,7 +92,10 @@ class Abandoned(SurefootError):
 
 
 def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoch: int, pace: TokenBucket) -> int:
-    """Copies `save` to `target` and commits it there with `writer_epoch`; the number of bytes written.
+    """Copies a rank save to a tier and commits it there.
+
+    Returns:
+        The number of bytes written.
 
     Raises Unreadable when some part is bad or absent everywhere, TierUnavailable when a silent source might have it,
     and whatever the target raises.
@@ -112,7 +121,10 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
 
 
 def repair(save: RankSave, source: Tier, target: Tier, epoch: int) -> str | None:
-    """Copies, verifies, commits with the writer's epoch `epoch`; None, or why it failed. Closes both tiers."""
+    """Copies a rank save between holders, and closes both tiers.
+
+    Verified, and committed with the writer epoch `epoch`. None, or why it failed.
+    """
     try:
         size = copy_save(save, [source], target, epoch, TokenBucket())
     except SurefootError as error:

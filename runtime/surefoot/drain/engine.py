@@ -50,7 +50,10 @@ LAYOUTS_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class DrainArena:
-    """Staging memory: `slots` of `slot_bytes` each. Mapped by whoever owns the Drain, and unmapped after its close."""
+    """Describes staging memory: `slots` of `slot_bytes` each.
+
+    Mapped by whoever owns the Drain, and unmapped after its close.
+    """
 
     memory: memoryview
     slots: int
@@ -59,7 +62,10 @@ class DrainArena:
 
 @dataclass(frozen=True, slots=True)
 class DrainWatcher:
-    """Called from the control thread, one at a time; must return at once."""
+    """Hears of freed slots, copies and notices.
+
+    Called from the control thread, one at a time; must return at once.
+    """
 
     on_freed: Callable[[int, int, bool], None]
     """(slot, step, ok): the trainer may write there again."""
@@ -113,7 +119,10 @@ class Drain:
     # ---- called by the owner ------------------------------------------------------------------------------------
 
     def stage(self, slot: int, sealed: SealedSave, layout_json: str | None) -> None:
-        """A slot was sealed. What cannot be drained is freed with ok=False and a notice; nothing is raised."""
+        """Drains a slot that was sealed.
+
+        What cannot be drained is freed with ok=False and a notice; nothing is raised.
+        """
         with self._changed:
             try:
                 work = SaveWork(sealed, self._layout(sealed.layout, layout_json), self._slot(slot))
@@ -129,7 +138,10 @@ class Drain:
         self._options.probe("staged")
 
     def retarget(self, targets: tuple[HolderId, ...], holders: frozenset[HolderId], replicas: int) -> None:
-        """Where saves go from now on (the local holder first), and every holder that is there."""
+        """Sets the holders that saves go to.
+
+        The local one first, and every holder that is there.
+        """
         self._apply(Retargeted(targets, holders, replicas, time.monotonic()))
 
     def pending(self) -> tuple[Checkpoint, ...]:
@@ -138,12 +150,20 @@ class Drain:
             return self._state.pending()
 
     def flush(self, wait_seconds: float) -> bool:
-        """Waits until every slot is free again, and its callbacks were called; whether they are."""
+        """Waits until every slot is free again.
+
+        Returns:
+            Whether they are, and their callbacks were called.
+        """
         with self._changed:
             return self._changed.wait_for(self._idle, wait_seconds)
 
     def close(self, wait_seconds: float = 5.0) -> bool:
-        """Gives up what is not written yet, joins every thread; whether all ended in time."""
+        """Gives up unwritten saves and joins every thread.
+
+        Returns:
+            Whether all ended in time.
+        """
         self._apply(DrainClosed())
         with self._changed:
             self._closing = True

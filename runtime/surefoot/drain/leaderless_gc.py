@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GcScope:
-    """What the agent knows of its epoch. `replicas` is R as configured; `pinned` is under promotion, if anything is."""
+    """Holds what the agent knows of its epoch.
+
+    `replicas` is R as configured; `pinned` is under promotion, if anything is.
+    """
 
     lineage: Lineage
     epoch: int
@@ -51,7 +54,10 @@ class GcResult:
 
 
 def collect_garbage(clients: Mapping[HolderId, HolderClient], charge: GcScope) -> GcResult:
-    """One round over the holders that answer. Never raises; the clients stay open."""
+    """Runs one round over the holders that answer.
+
+    Never raises; the clients stay open.
+    """
     problems: list[str] = []
     readings = _read(clients, charge.epoch, problems)
     if any(index.fence > charge.epoch for index in readings.values()):

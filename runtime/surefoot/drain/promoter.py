@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What became of one rank save; `error` is None if all of it is in the persistent tier."""
+    """Tells how one promotion of a rank save ended.
+
+    `error` is None if all of it is in the persistent tier.
+    """
 
     save: RankSave
     error: str | None
@@ -51,7 +54,10 @@ class PromotionOptions:
 
 
 class Promoter:
-    """One background thread; `promote` returns at once, `on_done` is called from the thread."""
+    """Copies rank saves to the persistent tier in one thread.
+
+    `promote` returns at once, `on_done` is called from the thread.
+    """
 
     def __init__(
         self,
@@ -159,7 +165,10 @@ class Promoter:
 
 
 def drop_persistent(tier: ObjectStoreTier, checkpoints: Iterable[Checkpoint]) -> str | None:
-    """Deletes these checkpoints from the persistent tier, manifests first; None, or the first error. Closes the tier."""
+    """Deletes checkpoints from the persistent tier, and closes it.
+
+    Manifests first. None, or the first error.
+    """
     try:
         for checkpoint in checkpoints:
             tier.drop_checkpoint(checkpoint)

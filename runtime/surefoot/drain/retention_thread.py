@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class RetentionThread:
-    """One background thread that looks after each save; several saves at once are one look."""
+    """Removes superfluous checkpoints in one background thread.
+
+    It looks after each save; several saves at once are one look.
+    """
 
     def __init__(self, open_tier: Callable[[], ObjectStoreTier], lineage: Lineage, epoch: int, keep: int) -> None:
         self._open = open_tier
@@ -38,11 +41,17 @@ class RetentionThread:
         self._thread.start()
 
     def set_lineage(self, lineage: Lineage, spared: frozenset[Checkpoint]) -> None:
-        """What the epoch stands on, as finally decided; `spared` could not be judged then, and is never removed here."""
+        """Sets the lineage that the epoch stands on, as finally decided.
+
+        `spared` could not be judged then, and is never removed here.
+        """
         self._lineage, self._spared = lineage, spared
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """A rank save of `checkpoint` is there: older ones may have become superfluous."""
+        """Looks again, since a rank save has come.
+
+        Older ones may have become superfluous.
+        """
         self._put(True)
 
     def close(self, wait_seconds: float = 5.0) -> None:

@@ -45,7 +45,10 @@ class SaveWork:
             self._describe()
 
     def digest(self, index: int) -> None:
-        """Makes the digests of a chunk unless another writer does or did; behind the last of all, the manifest."""
+        """Makes the digests of a chunk once for all writers.
+
+        Unless another writer does or did; behind the last of all, the manifest.
+        """
         with self._lock:
             if index in self._begun:
                 return
@@ -70,7 +73,10 @@ class SaveWork:
         self._digested.set()
 
     def manifest(self, target: HolderId) -> RankManifest | None:
-        """The manifest once every chunk has its digests; None if the leg to `target` was stopped meanwhile."""
+        """Waits for the manifest, which every chunk has part in.
+
+        None if the leg to `target` was stopped meanwhile.
+        """
         while not self._digested.wait(0.1):
             if self.is_stopped(target):
                 return None

@@ -17,7 +17,10 @@ RUNNING: frozenset[Phase] = frozenset({"writing", "committing", "stopping"})
 
 @dataclass(frozen=True, slots=True)
 class SealedSave:
-    """What lies in a sealed slot: a stream of `stream_bytes`, and behind it the JSON of the plain values."""
+    """Describes what lies in a sealed slot.
+
+    A stream of `stream_bytes`, and behind it the JSON of the plain values.
+    """
 
     save: RankSave
     world: int
@@ -39,7 +42,10 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The trainer may write here, or is writing: nothing of it is known before it is sealed."""
+    """Names a slot that the trainer may write to, or writes to.
+
+    Nothing of it is known before it is sealed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,10 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """One arena. `targets`: where saves go, the local one first. `holders`: all whose copies count (⊇ targets)."""
+    """Holds the state of one arena.
+
+    `targets`: where saves go, the local one first. `holders`: all whose copies count (⊇ targets).
+    """
 
     slots: tuple[Slot, ...]
     incarnation: str
@@ -100,7 +109,10 @@ class DrainState:
 
     @property
     def replicas_effective(self) -> int:
-        """Acknowledgements that free a slot: as many as there are targets, at most R, never none."""
+        """Counts the acknowledgements that free a slot.
+
+        As many as there are targets, at most R, never none.
+        """
         return max(1, min(self.replicas, len(self.targets)))
 
     def pending(self) -> tuple[Checkpoint, ...]:
@@ -139,7 +151,10 @@ class SlotStaged:
 
 @dataclass(frozen=True, slots=True)
 class SaveWritten:
-    """Every part of the save is on `target`; only the index entry is missing. Answers WriteTo."""
+    """Tells that every part of a save is on `target`.
+
+    Only the index entry is missing. Answers WriteTo.
+    """
 
     slot: int
     target: HolderId
@@ -163,7 +178,10 @@ class LegRefused:
 
 @dataclass(frozen=True, slots=True)
 class TargetFailed:
-    """`target` did not take it: away, full, or (missing) restarted meanwhile. Answers WriteTo or CommitOn."""
+    """Tells that a target did not take a save.
+
+    It is away, full, or (missing) restarted meanwhile. Answers WriteTo or CommitOn.
+    """
 
     slot: int
     target: HolderId
@@ -208,7 +226,7 @@ Event = SlotStaged | SaveWritten | Acknowledged | LegRefused | TargetFailed | Le
 
 @dataclass(frozen=True, slots=True)
 class WriteTo:
-    """Write every part of the slot's save to `target`, again from its beginning."""
+    """Orders all of a slot's save written, again from its beginning."""
 
     slot: int
     target: HolderId
@@ -216,7 +234,10 @@ class WriteTo:
 
 @dataclass(frozen=True, slots=True)
 class CommitOn:
-    """Commit on `target` with the epoch of the slot's save as the writer's."""
+    """Orders a slot's save committed on `target`.
+
+    The writer's epoch is that of the save.
+    """
 
     slot: int
     target: HolderId

@@ -43,7 +43,9 @@ class Survey:
 
 
 def survey(tier: ObjectStoreTier, remembered: Mapping[RankSave, RankManifest] | None = None) -> Survey:
-    """Every manifest that can be read, and what could not. Raises TierUnavailable where the tier itself is away.
+    """Reads every manifest, and names those that it cannot.
+
+    Raises TierUnavailable where the tier itself is away.
 
     `remembered`: manifests of an earlier look. One whose file is still there, as long as it was, is not read again.
     """
@@ -58,7 +60,7 @@ def survey(tier: ObjectStoreTier, remembered: Mapping[RankSave, RankManifest] | 
 
 
 def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[str, str], tuple[LeftOut, ...]]:
-    """The layout records that are good, by digest, and what is wrong with the others."""
+    """Reads layout records by digest, and tells which are damaged."""
     wanted = sorted(digests)
     found = dict(zip(wanted, read_together(lambda digest: _layout(tier, digest), wanted), strict=True))
     left_out = tuple(one for one in found.values() if isinstance(one, LeftOut))
@@ -69,8 +71,11 @@ def layout_texts(tier: ObjectStoreTier, digests: Collection[str]) -> tuple[dict[
 def coverage(
     tier: ObjectStoreTier, manifests: Iterable[RankManifest], known: Covers | None = None
 ) -> tuple[Covers, tuple[LeftOut, ...]]:
-    """For each set of layouts that some world saved whether they cover every tensor; sets that cannot be judged are
-    left out of the answer, and the record that is to blame is named. `known`: earlier answers, which hold for good."""
+    """Decides which sets of layouts cover every tensor.
+
+    Of those that some world saved. Sets that cannot be judged are left out of the answer, and the record that is to
+    blame is named. `known`: earlier answers, which hold for good.
+    """
     wanted = layouts_to_check(TierReading({}, tuple(manifests)))
     covers = {digests: answer for digests, answer in (known or {}).items() if digests in wanted}
     texts, left_out = layout_texts(tier, {digest for digests in wanted - covers.keys() for digest in digests})
@@ -81,7 +86,10 @@ def coverage(
 
 
 def unjudged(found: Survey, covers: Covers, left_out: Iterable[LeftOut]) -> dict[Checkpoint, str]:
-    """Checkpoints of which nobody can say whether they are complete, each with the record that cannot be read and why."""
+    """Names checkpoints whose completeness cannot be judged.
+
+    Each with the record that cannot be read and why.
+    """
     layouts = {one.digest: one for one in left_out if one.digest is not None}
     told: dict[Checkpoint, str] = {one.checkpoint: str(one) for one in found.left_out if one.checkpoint is not None}
     for checkpoint, ranks in TierReading({}, found.manifests).manifests().items():
@@ -93,7 +101,10 @@ def unjudged(found: Survey, covers: Covers, left_out: Iterable[LeftOut]) -> dict
 
 
 def reasons(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -> dict[Checkpoint, str]:
-    """Why each checkpoint that is there cannot be restored; those that can are not in it."""
+    """Tells why checkpoints that are there cannot be restored.
+
+    Those that can are not in it.
+    """
     by_checkpoint = TierReading({}, found.manifests).manifests()
     told = {}
     for checkpoint in found.seen:
@@ -114,7 +125,10 @@ def reasons(found: Survey, covers: Covers, troubles: Mapping[Checkpoint, str]) -
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """Asks again, a few times, where the tier does not answer; raises its last word."""
+    """Asks a tier again, a few times, where it is silent.
+
+    Raises its last word.
+    """
     for attempt in range(_TRIES):
         try:
             return read()

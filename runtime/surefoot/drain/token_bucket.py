@@ -10,7 +10,9 @@ import time
 
 
 class TokenBucket:
-    """At most `bytes_per_second` on average, in bursts of one second's worth; 0 means as fast as it goes.
+    """Limits bytes a second on average.
+
+    At most `bytes_per_second`, in bursts of one second's worth; 0 means as fast as it goes.
 
     `take` waits its turn and returns False once `stop` was called, so that whoever paces can be ended at once.
     """
@@ -23,7 +25,7 @@ class TokenBucket:
         self._stopped = threading.Event()
 
     def take(self, amount: int) -> bool:
-        """Spends `amount` bytes, in debt if need be, and waits until the debt is paid."""
+        """Spends bytes, and waits until their debt is paid."""
         if self._rate <= 0:
             return not self._stopped.is_set()
         with self._lock:

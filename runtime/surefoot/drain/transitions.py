@@ -50,7 +50,10 @@ from surefoot.protocol.identities import HolderId
 
 
 def step(state: DrainState, event: Event) -> tuple[DrainState, tuple[Command, ...]]:
-    """The next state and what to do. Events that no longer fit (a late answer) change nothing."""
+    """Computes the next state and what to do.
+
+    Events that no longer fit (a late answer) change nothing.
+    """
     commands: list[Command] = []
     now: float | None = None
     match event:

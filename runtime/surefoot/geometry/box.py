@@ -13,7 +13,10 @@ from surefoot.protocol.records import Piece
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """`offsets` and `lengths`, one of each per dimension. A 0-d tensor is `Box((), ())`, with one element."""
+    """Describes a box of a tensor.
+
+    `offsets` and `lengths` have one entry per dimension, in elements. A 0-d tensor is `Box((), ())`, with one element.
+    """
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]

@@ -13,7 +13,10 @@ from surefoot.geometry.box import Box
 
 
 def flat_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    """The boxes that elements `start` to `stop` of the flattened tensor are, in their order."""
+    """Converts a range of the flattened tensor to boxes, in order.
+
+    The range goes from element `start` to `stop`.
+    """
     if not 0 <= start <= stop <= prod(shape):
         raise ValueError(f"elements {start} to {stop} are not in a tensor of shape {shape}")
     if start == stop:
@@ -38,7 +41,10 @@ def _within(shape: tuple[int, ...], row: int, start: int, stop: int) -> list[Box
 
 
 def flat_hull(shape: tuple[int, ...], box: Box) -> tuple[int, int]:
-    """The least range of the flattened tensor that has all elements of a box that has any."""
+    """Finds the least flat range that has all of a box.
+
+    The box must have elements.
+    """
     first = last = 0
     for n, offset, length in zip(shape, box.offsets, box.lengths, strict=True):
         first, last = first * n + offset, last * n + offset + length - 1

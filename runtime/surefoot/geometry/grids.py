@@ -13,7 +13,10 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Ranks at `base` + Σ coordinate × stride; or, where they follow no such rule, `listed` in row-major order."""
+    """Arranges ranks in a grid.
+
+    Those at `base` + Σ coordinate × stride; or, where they follow no such rule, `listed` in row-major order.
+    """
 
     base: int
     sizes: tuple[int, ...]

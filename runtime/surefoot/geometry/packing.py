@@ -12,7 +12,11 @@ from surefoot.protocol.records import CHUNK_BYTES
 
 
 def chunk_starts(tilings: Iterable[Tiling], limit: int = CHUNK_BYTES) -> tuple[int, ...]:
-    """Stream offsets at which chunks begin, when the pieces stand one behind the other; each chunk ≤ `limit` bytes."""
+    """Cuts pieces that stand one behind the other into chunks.
+
+    Returns:
+        Stream offsets in bytes at which chunks begin; each chunk has at most `limit` bytes.
+    """
     starts: list[int] = []
     room, position = 0, 0
     for tiling in tilings:

@@ -32,7 +32,10 @@ class PlacedBox:
 
 @dataclass(frozen=True, slots=True)
 class ShardingRule:
-    """One entry of `cuts` per dimension of the grid: None where its ranks hold the same."""
+    """Describes how a tensor is spread over a grid of ranks.
+
+    One entry of `cuts` per dimension of the grid: None where its ranks hold the same.
+    """
 
     grid: Grid
     cuts: tuple[Cut | None, ...]
@@ -51,7 +54,10 @@ class ShardingRule:
         return tuple(sum(n for _, n in spans) for spans in self._spans(shape, rank))
 
     def parts(self, shape: tuple[int, ...], rank: int) -> list[PlacedBox]:
-        """What the rank holds: one box, or none, or several where cuts within cuts leave gaps."""
+        """Computes the boxes that a rank holds.
+
+        One, or none, or several where cuts within cuts leave gaps.
+        """
         found = []
         placed = [list(_with_positions(spans)) for spans in self._spans(shape, rank)]
         for chosen in product(*placed):
@@ -60,7 +66,7 @@ class ShardingRule:
         return found
 
     def holders(self, shape: tuple[int, ...], wanted: Box) -> Iterator[Grid]:
-        """Groups of ranks that hold elements of `wanted`, the members of each the same ones."""
+        """Groups ranks that hold the same elements of `wanted`."""
         if wanted.volume == 0:
             return
         choices = []

@@ -21,7 +21,10 @@ Sharing = Literal["split", "lowest"]
 
 @dataclass(frozen=True, slots=True)
 class HeldBox:
-    """One box that a rank holds of a tensor. `same`: all that hold it; None: others save it, and it is only read."""
+    """Describes one box that a rank holds of a tensor.
+
+    `same`: all that hold it; None: others save it, and it is only read.
+    """
 
     name: str
     box: Box
@@ -32,7 +35,10 @@ class HeldBox:
 
 @dataclass(frozen=True, slots=True)
 class Sharers:
-    """The holdings that one group of ranks shares, by their numbers, and the shares."""
+    """Names the holdings that one group of ranks shares.
+
+    By their numbers, with the shares.
+    """
 
     numbers: tuple[int, ...]
     shares: Shares
@@ -41,8 +47,11 @@ class Sharers:
 def saved_boxes(
     holdings: Sequence[HeldBox], rank: int, groups: Mapping[Grid, Sharers] | None = None
 ) -> list[tuple[int, Box]]:
-    """(number of the holding, box in the tensor's coordinates) of everything that `rank` saves. `groups`: what `shared`
-    says of these holdings, if the caller has asked it before."""
+    """Computes what a rank saves of its holdings.
+
+    Pairs of a holding's number and a box in the tensor's coordinates. `groups`: what `shared` says of these holdings,
+    if the caller has asked it before.
+    """
     found = []
     for number, held in enumerate(holdings):
         if held.same is None or held.box.volume == 0:
@@ -60,7 +69,10 @@ def saved_boxes(
 
 
 def shared(holdings: Sequence[HeldBox]) -> dict[Grid, Sharers]:
-    """What each group shares, in an order that all its members come to."""
+    """Computes what each group of ranks shares.
+
+    In an order that all its members come to.
+    """
     together: dict[Grid, list[int]] = defaultdict(list)
     reserved: dict[Grid, int] = defaultdict(int)
     for number, held in enumerate(holdings):

@@ -28,14 +28,20 @@ LEAST_BYTES = 64 * 1024 * 1024
 
 
 def chunked(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and length of part `index` when `length` is cut as `torch.chunk` does: equal parts, the last ones less."""
+    """Computes start and length of a part as `torch.chunk` does.
+
+    Equal parts, the last ones less.
+    """
     size = ceil(length / parts)
     start = min(index * size, length)
     return start, min(size, length - start)
 
 
 def shard_box(shape: tuple[int, ...], dimension: int, parts: int, index: int) -> Box:
-    """What rank `index` of `parts` holds of a tensor sharded along `dimension` (FSDP2's and `Shard`'s layout)."""
+    """Computes what a rank holds of a tensor sharded along one dimension.
+
+    Rank `index` of `parts`, in FSDP2's and `Shard`'s layout.
+    """
     start, length = chunked(shape[dimension], parts, index)
     offsets, lengths = [0] * len(shape), list(shape)
     offsets[dimension], lengths[dimension] = start, length
@@ -55,7 +61,10 @@ class ShareShape:
 
     @property
     def unit(self) -> int:
-        """Elements between two places where it may be cut; all of them for a small tensor."""
+        """Counts elements between two places where a tensor may be cut.
+
+        All of them for a small tensor.
+        """
         if self.size_bytes < WHOLE_BYTES:
             return prod(self.lengths)
         unit = 1
@@ -67,7 +76,9 @@ class ShareShape:
 
 
 class Shares:
-    """The shares of `members` ranks in tensors that all of them hold, in an order that all of them know.
+    """Divides tensors that several ranks hold among them.
+
+    In an order that all `members` know.
 
     `reserved` bytes are already the first member's own task.
     """

@@ -25,7 +25,10 @@ TILE_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks `first` to `first + count` of a tiling; contiguous in bytes, from `start` to `stop` within the piece."""
+    """Names contiguous blocks of a tiling.
+
+    `first` to `first + count`; contiguous in bytes, from `start` to `stop` within the piece.
+    """
 
     first: int
     count: int
@@ -35,7 +38,10 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A piece of `lengths` elements cut into tiles of shape `tile`; `itemsize` is one element in bytes."""
+    """Cuts a piece of a tensor into tiles.
+
+    `lengths` and `tile` are in elements, `itemsize` is one element in bytes.
+    """
 
     lengths: tuple[int, ...]
     tile: tuple[int, ...]
@@ -55,7 +61,7 @@ class Tiling:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks: none for an empty piece, one for a 0-d tensor."""
+        """Counts blocks: none of an empty piece, one of 0-d."""
         return prod(self.tiles)
 
     @property
@@ -67,7 +73,10 @@ class Tiling:
         return self._tile_box(self._coordinates(index))
 
     def block_start(self, index: int) -> int:
-        """Byte at which block `index` begins within the piece; the piece's size for the block after the last."""
+        """Returns the byte at which a block begins.
+
+        Within the piece; the piece's size for the block after the last.
+        """
         if index == self.blocks:
             return self.size_bytes
         before, height = 0, 1
@@ -93,11 +102,17 @@ class Tiling:
         return index
 
     def block_sizes(self) -> Sequence[int]:
-        """Bytes of each block in order; cheap for millions of them, since whole bands repeat."""
+        """Lists the bytes of each block in order.
+
+        Cheap for millions of them, since whole bands repeat.
+        """
         return self._sizes(0, self.itemsize)
 
     def runs(self, wanted: Box) -> list[BlockRun]:
-        """The blocks that touch `wanted` (counted from the piece's corner), as few contiguous runs as there are."""
+        """Finds the blocks that touch a box.
+
+        `wanted` is counted from the piece's corner; as few contiguous runs as there are.
+        """
         inside = wanted.intersect(Box.whole(self.lengths))
         if inside is None:
             return []
@@ -140,7 +155,9 @@ class Tiling:
 
 
 def block_shape(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The default tile of a piece: 16 to 64 KiB that stay compact along every dimension it may be cut along later.
+    """Chooses the default tile of a piece.
+
+    16 to 64 KiB that stay compact along every dimension it may be cut along later.
 
     Small pieces are one block, flat ones 64 KiB, matrices 32 rows × 512 bytes (1 KiB where rows are very wide), and
     rows narrower than that stay whole.
