@@ -158,13 +158,13 @@ def _clipped(context: Context) -> Training:
 
 
 CASES = (
-    Case("average", "AveragedModel, exponential", _averaged_model(multi_avg_fn=get_ema_multi_avg_fn(DECAY)), quick=True),
+    Case("average", "AveragedModel, exponential", _averaged_model(multi_avg_fn=get_ema_multi_avg_fn(DECAY))),
     Case("average", "AveragedModel, equal (SWA), with buffers", _averaged_model(use_buffers=True)),
     Case(
         "average", "AveragedModel, swapped by .data as Lightning does",
         _averaged_model(swapping=True, avg_fn=get_ema_avg_fn(DECAY)), quick=True,
     ),
-    Case("average", "torch-ema and diffusers: copy_to and restore", _shadow("copy"), quick=True),
+    Case("average", "torch-ema and diffusers: copy_to and restore", _shadow("copy")),
     Case("average", "shadow weights, .data exchanged", _shadow("point"), quick=True),
     Case("average", "a deep copy, averaged by hand", _by_hand(False)),
     Case("average", "a deep copy, swapped by load_state_dict", _by_hand(True)),
