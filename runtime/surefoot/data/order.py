@@ -9,6 +9,7 @@ or seen twice.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,13 @@ def sample_at(seed: int, size: int, position: int) -> int:
     access in constant memory, and the same on every machine and with every version of every library.
     """
     turn, place = divmod(position, size)
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    return _landed(place, _mixed((seed & _MASK) ^ _mixed(turn)), size)
+
+
+def _landed(place: int, key: int, size: int) -> int:
+    """Where a place's walk ends: once through the network, and again until it lands inside."""
+    half = _half(size)
     low = (1 << half) - 1
-    key = _mixed((seed & _MASK) ^ _mixed(turn))
     while True:
         left, right = place >> half, place & low
         for round_number in range(_ROUNDS):
@@ -45,6 +50,11 @@ def sample_at(seed: int, size: int, position: int) -> int:
         place = (left << half) | right
         if place < size:
             return place
+
+
+def _half(size: int) -> int:
+    """Bits of half a place."""
+    return max(1, ((size - 1).bit_length() + 1) // 2)
 
 
 def samples_at(seed: int, size: int, first: int, count: int) -> list[int]:
@@ -66,19 +76,32 @@ def samples_at(seed: int, size: int, first: int, count: int) -> list[int]:
 def _block(seed: int, size: int, turn: int, start: int, count: int) -> list[int]:
     import numpy as np
 
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    low, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    half = _half(size)
+    low = (1 << half) - 1
     key = _mixed((seed & _MASK) ^ _mixed(turn))
-    keys = [np.uint64((key + (number << 56)) & _MASK) for number in range(_ROUNDS)]
-    places = np.arange(start, start + count, dtype=np.uint64)
+    tables = _tables(key, half)
+    places = np.arange(start, start + count)
     todo = np.arange(count)
-    while todo.size:
-        left, right = places[todo] >> shift, places[todo] & low
-        for round_key in keys:
-            left, right = right, left ^ (_mixed_all(round_key + right) & low)
-        places[todo] = (left << shift) | right
+    while todo.size > _FEW:
+        left, right = places[todo] >> half, places[todo] & low
+        for table in tables:
+            left, right = right, left ^ table[right]
+        places[todo] = (left << half) | right
         todo = todo[places[todo] >= size]
-    return [int(place) for place in places.tolist()]
+    found: list[int] = places.tolist()
+    for at in todo.tolist():
+        found[at] = _landed(found[at], key, size)  # the last ones take long to land
+    return found
+
+
+@lru_cache(maxsize=4)
+def _tables(key: int, half: int) -> list[Any]:
+    """Of each round: what it gives for every half of a place. As many as a place's root, so the order of 10⁹ takes 2 MB."""
+    import numpy as np
+
+    halves, low = np.arange(1 << half, dtype=np.uint64), np.uint64((1 << half) - 1)
+    keys = [np.uint64((key + (number << 56)) & _MASK) for number in range(_ROUNDS)]
+    return [(_mixed_all(one + halves) & low).astype(np.int64) for one in keys]
 
 
 def _mixed_all(values: Any) -> Any:

@@ -225,7 +225,7 @@ class ElasticSampler:
         if not (first <= positions.start and positions.stop <= first + len(samples)):
             # a share of each of the next steps lies in it, and what is between belongs to other ranks
             first = positions.start
-            ahead = min(_CHUNK, self.size, 2 * len(samples))  # doubled: whoever asks once does not pay for thousands
+            ahead = min(_CHUNK, self.size, 4 * len(samples))  # grown: whoever asks once does not pay for thousands
             samples = samples_at(self.seed, self.size, first, max(len(positions), ahead))
             self._chunk = first, samples
         return tuple(samples[positions.start - first : positions.stop - first])
