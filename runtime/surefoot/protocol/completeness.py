@@ -44,6 +44,9 @@ class TierReading:
     _found: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _having: dict[Checkpoint, dict[int, list[HolderId]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
         """checkpoint → rank → every manifest seen for it, wherever. Worked out once: many rules ask, saves are many."""
@@ -55,6 +58,17 @@ class TierReading:
                     found[save.epoch, save.step][save.rank].append(manifest)
             self._found.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
         return self._found
+
+    def having(self) -> Mapping[Checkpoint, Mapping[int, list[HolderId]]]:
+        """checkpoint → rank → holders that have that rank save. Worked out once."""
+        if not self._having:
+            found: dict[tuple[int, int], dict[int, list[HolderId]]] = defaultdict(lambda: defaultdict(list))
+            for holder, manifests in self.holders.items():
+                for manifest in manifests:
+                    save = manifest.save
+                    found[save.epoch, save.step][save.rank].append(holder)
+            self._having.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
+        return self._having
 
 
 def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
@@ -106,15 +120,11 @@ def _world_fits(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
 
 def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[HolderId, str]) -> int:
     """The least over ranks of the number of failure domains whose holders have that rank save; 0 if a rank has none."""
-    holders_of: dict[int, set[str]] = defaultdict(set)
-    world = 0
-    for holder, manifests in reading.holders.items():
-        for manifest in manifests:
-            save = manifest.save
-            if save.step == checkpoint.step and save.epoch == checkpoint.epoch:
-                holders_of[save.rank].add(domains.get(holder, holder.node))
-                world = max(world, manifest.world)
-    return min((len(holders_of.get(rank, ())) for rank in range(world)), default=0)
+    ranks = reading.having().get(checkpoint, {})
+    of_holders = TierReading(reading.holders, None) if reading.persistent else reading
+    copies = of_holders.manifests().get(checkpoint, {}).values()
+    world = max((manifest.world for of_rank in copies for manifest in of_rank), default=0)
+    return min((len({domains.get(h, h.node) for h in ranks.get(rank, ())}) for rank in range(world)), default=0)
 
 
 def complete_persistent(

@@ -32,7 +32,7 @@ def unrecoverable_checkpoints(
 ) -> tuple[Unrecoverable, ...]:
     """Those of the committed epoch that have parts on holders, oldest first; none that was read to be complete."""
     epoch = facts.world.epoch
-    there = {m.save.checkpoint for entries in reading.holders.values() for m in entries if m.save.epoch == epoch}
+    there = {checkpoint for checkpoint in reading.having() if checkpoint.epoch == epoch}
     sessions = reporting_sessions(facts)
     found = []
     for checkpoint in sorted(there.difference(complete)):

@@ -6,7 +6,6 @@ every rank of the new world would refuse the checkpoint, again and again, until 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +17,7 @@ from surefoot_operator import names
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.spec_limits import allowed_sizes
 from surefoot_operator.api.status import Condition, JobStatus
-from surefoot_operator.policy.facts import Facts, reading_at
+from surefoot_operator.policy.facts import Facts, derived_once, reading_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +41,16 @@ def tie_of(facts: Facts, parent: Checkpoint | None) -> Tie | None:
     return _tie(m for m in chain(_entries(facts), older) if m.save.checkpoint == parent)
 
 
+@derived_once
 def present_tie(facts: Facts) -> Tie | None:
     """Returns what ties the committed world; None: nothing."""
     world = facts.world
-    found: dict[Checkpoint, dict[int, RankManifest]] = defaultdict(dict)
-    for manifest in _entries(facts):
-        if manifest.save.epoch == world.epoch or manifest.save.checkpoint == world.parent:
-            found[manifest.save.checkpoint][manifest.save.rank] = manifest
+    read = reading_at(facts, world.epoch).manifests()
+    found = {c: ranks for c, ranks in read.items() if c.epoch == world.epoch or c == world.parent}
     # of some ranks alone nobody could tell that values differ
-    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values())).world]
+    whole = [c for c, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[-1].world]
     if whole:
-        return _tie(found[max(whole, key=lambda c: c.step)].values())
+        return _tie(copies[-1] for copies in found[max(whole, key=lambda c: c.step)].values())
     known = _known(facts.status)
     return Tie(known.message, world.size) if known is not None and world.size else None
 
