@@ -52,7 +52,8 @@ class Consumption:
         handed out: a script that makes an iterator for each batch would else get the same one every time.
         """
         ended, self._over = self._over, False
-        self._iterators += 1
+        # one that ran dry left nothing fetched ahead: what was taken is as certain as with one iterator
+        self._iterators = 1 if ended else self._iterators + 1
         if ended and self._by_step and not self._by_hand and self._ahead != 0:
             carried = self._next - self.consumed < (self._per_step or 1)  # gradients that the next epoch's batches join
             self._next = self._next if carried else self.consumed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -28,6 +28,7 @@ def order(size: int, count: int, seed: int = 1) -> list[int]:
     st.integers(0, 3),
     st.lists(st.integers(1, 30), min_size=1, max_size=4),
 )
+@example(size=3, batch=2, per_step=2, ahead=1, lives=[2])
 def test_epochs_behind_a_prefetcher_go_on_exactly_wherever_they_are_killed(
     size: int, batch: int, per_step: int, ahead: int, lives: list[int]
 ) -> None:
