@@ -83,9 +83,15 @@ def _world(case: Case, life: str, size: int, seed: int, scratch: Path) -> list[L
         if code != wanted and life_of.failure is None:
             text = "it did not end in time" if code is None else f"it ended with {code}"
             log = place / f"{rank}.log"
-            last = log.read_text(errors="replace")[-600:] if log.exists() else ""
-            life_of.failure = ("silence", " ".join(f"{text}: {last}".split()))
+            life_of.failure = ("silence", " ".join(f"{text}: {_last_words(log)}".split()))
     return found
+
+
+def _last_words(log: Path) -> str:
+    """Of a rank that wrote no failure down: where it crashed, else the end of its log."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    fatal = text.find("Fatal Python error")
+    return text[fatal : fatal + 1500] if fatal >= 0 else text[-600:]
 
 
 def _forked(work: Callable[[], None]) -> int:
