@@ -98,6 +98,8 @@ def _forked(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    # torch makes its thread pool anew where it is first asked for behind a fork; two threads that do so at once crash
+    torch.set_num_threads(1)
     code = 1
     try:
         work()

@@ -134,8 +134,11 @@ def _own_randomness_and_threads() -> None:
     if numpy is not None:
         numpy.random.seed()  # else all ranks of all epochs would share the zygote's state
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    if torch is not None and threads.isdigit() and int(threads) > 0:
-        torch.set_num_threads(int(threads))
+    if torch is not None:
+        # also where nothing was said: torch makes its pool anew where a fork first asks for it, and two threads that
+        # ask at once end the process ("Invalid thread pool!")
+        said = threads.isdigit() and int(threads) > 0
+        torch.set_num_threads(int(threads) if said else torch.get_num_threads())
 
 
 def main() -> None:
