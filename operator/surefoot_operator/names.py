@@ -13,9 +13,9 @@ SPEC_REFUSED = "SpecRefused"
 WORLD_SIZE_TIED = "WorldSizeTied"
 """An event too, when it comes about."""
 LOSS_FINITE = "LossFinite"
+SPARES_READY = "SparesReady"
 CHECKPOINTS_FIT = "CheckpointsFit"
 """An event too: they fit again."""
-COMPLETE = "Complete"
 FAILED = "Failed"
 
 # Event reasons

@@ -1,7 +1,7 @@
 """Defines the snapshot that plans are made from.
 
-Built by `reconcile` from the fabric, the coordinator's sessions and the memory tier; read by `policy.plan`. What is
-not known is None or absent, never a guess. All times are Unix seconds of the same clock as `now`.
+Built by `reconcile` from the fabric, the coordinator's sessions and the memory tier; read by `policy.plan`. Unknown
+values are None or absent, never a guess. All times are Unix seconds of the same clock as `now`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEWEST_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A pod or process as its fabric shows it."""
+    """A pod or process as its fabric reports it."""
 
     index: int
     attempt: int
@@ -46,7 +46,7 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class CreateSeen:
-    """A worker that the fabric was asked for and does not show yet."""
+    """A worker whose creation is under way or was refused."""
 
     index: int
     attempt: int
@@ -61,7 +61,7 @@ class CreateSeen:
 
 @dataclass(frozen=True, slots=True)
 class PurgeSeen:
-    """One try at deleting what a deleted job has in its persistent tier."""
+    """One attempt to delete a deleted job's persistent data."""
 
     attempt: int
     phase: Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
@@ -71,6 +71,8 @@ class PurgeSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
+    """A node as its fabric reports it."""
+
     name: str
     domain: str
     ready: bool
@@ -85,7 +87,10 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class ExitSeen:
-    """The first failed trainer of a worker in `epoch`, or that all of them hang (`rank` −1: none is behind)."""
+    """A worker's first failed trainer in `epoch`, or a hang of all.
+
+    `rank` −1: all hang and none is behind the others.
+    """
 
     epoch: int
     rank: int
@@ -100,10 +105,10 @@ class ExitSeen:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The newest few steps, stalls and drains that one agent told of in its epoch, in seconds; see coordinator.timings.
+    """Recent steps, stalls and drains of one agent, in seconds.
 
-    Medians, because one evaluation, one slow disk or the first step's compilation is no trend. Worked out when asked
-    for: few jobs ask, and heartbeats are many.
+    Medians, because one evaluation, one slow disk or the first step's compilation is no trend. Computed when asked for:
+    few jobs ask, and heartbeats are many.
     """
 
     steps: tuple[float, ...] = ()
@@ -129,7 +134,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SessionSeen:
-    """What the coordinator heard of one agent; see coordinator.sessions for how it comes about."""
+    """One agent as the coordinator last heard it; built in `coordinator.sessions`."""
 
     index: int
     attempt: int
@@ -165,7 +170,7 @@ class SessionSeen:
 
 @dataclass(frozen=True, slots=True)
 class HolderSeen:
-    """One instance of the memory tier, as the operator's own calls to it went."""
+    """One instance of the memory tier, as the operator last reached it."""
 
     endpoint: HolderEndpoint
     state: Literal["Ready", "Silent", "Gone"]
@@ -190,7 +195,7 @@ class HolderSeen:
 
 @dataclass(frozen=True, slots=True)
 class SightSeen:
-    """What an agent was asked about a holder that the operator does not reach, in `epoch`."""
+    """An agent's answer about a holder that the operator cannot reach."""
 
     epoch: int
     since_seconds: float
@@ -207,7 +212,10 @@ class SightSeen:
 
 @dataclass(frozen=True, slots=True)
 class PersistentSeen:
-    """The persistent tier as one agent listed it. `read_epoch`: as for holders, and no holder was read later."""
+    """The persistent tier as one agent listed it.
+
+    `read_epoch`: as for holders, and no holder was read later.
+    """
 
     read_epoch: int | None = None
     entries: tuple[RankManifest, ...] | None = None
@@ -222,6 +230,12 @@ class PersistentSeen:
     asked_of: frozenset[int] = frozenset()
     """Workers whose agents were asked and have not answered yet."""
 
+    def unreadable_checkpoints(self, negated: bool) -> frozenset[Checkpoint]:
+        """Lists checkpoints of which a manifest or layout could not be read."""
+        told = {one.checkpoint for one in self.left_out if one.checkpoint is not None}
+        told = {c.negated() for c in told} if negated else told
+        return frozenset(told | {m.save.checkpoint for m in self.entries or () if m.layout in self.lost_layouts})
+
     @property
     def lost_layouts(self) -> frozenset[str]:
         return frozenset(one.digest for one in self.left_out if one.digest is not None)
@@ -229,7 +243,7 @@ class PersistentSeen:
 
 @dataclass(frozen=True, slots=True)
 class HoldSeen:
-    """A planned change under way: the step proposed to all, whether it was bound, or that it was refused."""
+    """A planned change under way: the step proposed, and its answer."""
 
     epoch: int
     step: int
@@ -239,6 +253,8 @@ class HoldSeen:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
+    """Input of `policy.plan`: one job, its surroundings, and the time."""
+
     now: float
     term_seconds: float
     """When this operator's term began: silence is judged only of agents heard in it."""

@@ -1,6 +1,6 @@
 """Defines the operator's limits and intervals, with units.
 
-Built at the edge, handed down as values.
+Built by composition roots and passed down as values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RECONCILES = Backoff(0.05, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Of the agents' server."""
+    """Limits of the agents' server."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,7 +42,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """Of the operator's own calls to holders."""
+    """Limits of the operator's calls to holders."""
 
     call_seconds: float = 1.0
     probe_seconds: float = 0.25
@@ -62,7 +62,7 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """Of one operator process."""
+    """Limits of one operator process."""
 
     coordinator: CoordinatorSettings = CoordinatorSettings()
     memory: MemorySettings = MemorySettings()

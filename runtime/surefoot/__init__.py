@@ -1,7 +1,7 @@
-"""Surefoot's runtime: what a training script imports. `import surefoot` alone loads neither torch nor anything heavy.
+"""Exports the names that a training script imports.
 
-Names are looked up when first used (PEP 562), so that the agent and the operator, which never need torch, can import
-rooms of this package without it.
+Names are looked up when first used (PEP 562): `import surefoot` alone loads neither torch nor anything heavy, so that
+agent and operator can import rooms of this package without torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """What is installed says it: no second place has to be kept."""
+    """Reads the installed version, so that no second place keeps it."""
     from importlib import metadata
 
     try:

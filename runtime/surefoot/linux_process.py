@@ -79,7 +79,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def members(group: int) -> list[int]:
-    """Every living process of a process group."""
+    """Lists the living processes of a process group."""
     return [pid for pid in _all() if group_of(pid) == group]
 
 

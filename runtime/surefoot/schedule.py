@@ -3,7 +3,8 @@
 Pure: a step's number, the rank's own level and the coordinator's decide, and nothing else. A step is due iff it is a
 multiple of interval·2^level. Levels only ever halve the set of due steps, so the sets that different ranks save nest,
 and ranks that back off differently still meet at every step that the slowest one saves. Where a job names seconds, or
-`auto`, the interval is one step and the coordinator's level does the rest. Called by `checkpointer`, once a step.
+`auto` (Young and Daly's interval), the interval is one step and the coordinator's level does the rest. Called by
+`checkpointer`, once a step.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class PersistentSettings:
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What every process of a worker knows of its job (SUREFOOT_JOB_UID, _MEMORY_INTERVAL_STEPS, …)."""
+    """Holds a job's settings for every process of a worker."""
 
     job: str
     interval_steps: int
@@ -53,7 +53,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """One agent's own: where it is, whom it calls, what it runs."""
+    """Holds one agent's place, coordinator and command."""
 
     job: JobSettings
     index: int

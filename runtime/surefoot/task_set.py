@@ -7,8 +7,14 @@ works is worse than what is gone.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+
+def logged(log: logging.Logger) -> Callable[[str, BaseException], None]:
+    """Makes what only writes an error to a log, for a TaskSet."""
+    return lambda name, error: log.error("%s failed: %s", name, error, exc_info=error)
 
 
 class TaskSet:

@@ -180,7 +180,7 @@ def test_what_the_runtimes_image_installs_can_be_had(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", str(environment))
     asked = ("--dry-run", "--python", str(environment / "bin" / "python"), "--only-binary", ":all:")
-    wanted = ("--constraint", "docker/runtime.txt", ".[runtime,cli,embedded-redis]")
+    wanted = ("--constraint", "docker/runtime.txt", ".[runtime,local,embedded-redis]")
     had = run(str(BIN / "uv"), "pip", "install", *asked, *wanted, folder=PROJECT)
     pinned = dict(
         re.findall(r"^([a-z0-9-]+)==(\S+)", (PROJECT / "docker/runtime.txt").read_text("utf-8"), re.MULTILINE)

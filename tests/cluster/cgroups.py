@@ -25,19 +25,30 @@ def of_node(node: Node) -> str:
 
 def make(node: Node) -> None:
     """In every hierarchy: kubelet wants its root to be there."""
+    make_heavy(TOP)
     for hierarchy in _hierarchies():
-        (hierarchy / TOP / node.name).mkdir(parents=True, exist_ok=True)
+        (hierarchy / TOP / node.name).mkdir(exist_ok=True)
+
+
+def make_heavy(top: str) -> None:
+    """A folder in every hierarchy whose processes together weigh as several of the host."""
+    for hierarchy in _hierarchies():
+        (hierarchy / top).mkdir(exist_ok=True)
         for name, one in _ONE.items():  # cgroup v1 and v2
-            file = hierarchy / TOP / name
+            file = hierarchy / top / name
             if file.exists():
                 file.write_text(str(WEIGHT * one))
 
 
 def remove(node: Node) -> None:
     """Its cgroups, deepest first; nobody may live in them any more."""
+    remove_tree(f"{TOP}/{node.name}")
+
+
+def remove_tree(top: str) -> None:
+    """A folder of every hierarchy, with all below it."""
     for hierarchy in _hierarchies():
-        top = hierarchy / TOP / node.name
-        for folder, _, _ in os.walk(top, topdown=False):
+        for folder, _, _ in os.walk(hierarchy / top, topdown=False):
             if not wait(partial(_is_removed, folder), 5.0):
                 raise ClusterError(f"cgroup {folder} is still in use; see its cgroup.procs")
 

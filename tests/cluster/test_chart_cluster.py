@@ -258,7 +258,8 @@ def test_the_operator_may_do_what_it_does_and_no_more(api: Api, installed: Relea
 def test_an_editor_of_a_namespace_makes_jobs_there_and_a_viewer_sees_them(api: Api, installed: Release) -> None:
     """By Kubernetes' own roles, which the controller manager adds ours to in its own time."""
     path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings"
-    for role in ("view", "edit"):
+    roles = ("view", "edit", "admin")
+    for role in roles:
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
         who = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"somebody-with-{role}"}
         body = {"metadata": {"name": f"surefoot-test-{role}"}, "roleRef": reference, "subjects": [who]}
@@ -270,11 +271,19 @@ def test_an_editor_of_a_namespace_makes_jobs_there_and_a_viewer_sees_them(api: A
 
         assert wait(lambda: may("edit", "create", "trainingjobs.surefoot.dev"), SECONDS)
         assert wait(lambda: may("view", "list", "trainingjobs.surefoot.dev"), SECONDS)
-        assert may("edit", "patch", "trainingjobs.surefoot.dev/:scale")
-        assert not may("view", "delete", "trainingjobs.surefoot.dev")
-        assert not may("edit", "patch", "trainingjobs.surefoot.dev/:status")
+        assert wait(lambda: may("admin", "create", "trainingjobs.surefoot.dev"), SECONDS)
+        for role in roles:
+            assert may(role, "watch", "trainingjobs.surefoot.dev")
+            assert may(role, "get", "trainingjobs.surefoot.dev/:status")
+            assert not may(role, "patch", "trainingjobs.surefoot.dev/:status"), "the operator's alone"
+        for role in ("edit", "admin"):
+            assert may(role, "delete", "trainingjobs.surefoot.dev")
+            assert may(role, "patch", "trainingjobs.surefoot.dev/:scale")
+        for verb in ("create", "update", "patch", "delete"):
+            assert not may("view", verb, "trainingjobs.surefoot.dev")
+        assert not _may(api, "list", "trainingjobs.surefoot.dev", "default", user="somebody-with-nothing")
     finally:
-        for role in ("view", "edit"):
+        for role in roles:
             api.call("DELETE", f"{path}/surefoot-test-{role}")
 
 

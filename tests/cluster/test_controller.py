@@ -218,7 +218,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
     first.signal(signal.SIGTERM)
     assert first.ends() == 0
     assert "released the lease" in first.text()
-    second.says("leads: the last leader gave the lease back")
+    second.says("leads: the last leader released the lease")
     assert wait(lambda: leaders(api) == {"b"}, SECONDS)
     # both made, or found, the same secrets
     made = re.findall(r"created secret (\S+)", first.text() + second.text())
@@ -301,7 +301,7 @@ def test_only_the_pod_of_that_worker_is_let_in(api: Api, engine: Engine, operato
 
     audience = said(token_of(api, name, "vault"))
     assert audience.retry is False
-    assert "the API server does not know the token" in audience.reason
+    assert "the API server does not accept the token" in audience.reason
     stranger = said(token_of(api, "stranger", "surefoot"))
     assert stranger.retry is False
     assert f"that worker is pod {name}" in stranger.reason
@@ -334,7 +334,7 @@ def test_jobs_come_and_go_and_another_managers_is_left_alone(
     assert wait(lambda: status(api, "late").get("phase") == "Suspended", SECONDS)
     assert wait(lambda: len(workers(api)) == 1, SECONDS)
     api.call("DELETE", f"{JOBS}/early")
-    assert wait(lambda: re.search(r"job surefoot-controller/early \(\S+\): the job is gone", leader.text()), SECONDS)
+    assert wait(lambda: re.search(r"job surefoot-controller/early \(\S+\): the job is deleted", leader.text()), SECONDS)
     assert wait(lambda: not workers(api), SECONDS)
     assert status(api, "theirs") == {}
     assert "theirs" not in leader.text()

@@ -168,7 +168,7 @@ REFUSED = [
     ({"template": {"spec": {"containers": [{"name": "trainer"}]}}}, "the container named trainer must state its comm"),
     (
         {"template": {"spec": {**SMALL["spec"]["template"]["spec"], "restartPolicy": "Always"}}},
-        "restartPolicy must be Never: the operator itself restarts",
+        "restartPolicy must be Never: the operator restarts workers",
     ),
 ]
 

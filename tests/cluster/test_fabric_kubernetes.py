@@ -217,7 +217,7 @@ async def test_a_pod_of_that_name_that_is_somebody_elses_is_left_alone(lab: Kube
     body = pods.host_pod("contract-worker-0-1", ["sleep", "600"], host_prefix=lab.engine.facts().host_prefix)
     lab.plain.create(PODS, body)
     try:
-        with pytest.raises(FabricError, match="belongs to somebody else"):
+        with pytest.raises(FabricError, match="does not belong to job"):
             await lab.fabric.create_worker(CreateWorker(0, 1), ENVIRONMENT)
     finally:
         lab.plain.call("DELETE", f"{PODS}/contract-worker-0-1?gracePeriodSeconds=0")

@@ -10,16 +10,13 @@ import torch
 
 from compatibility.rows import Row
 
-CRASHED = "it ended with -"
-"""By a signal, with nothing written down: no peer is the cause of that."""
-
 TOLERANCE = 1e-12
 """Over ranks, and at another size: sums in another order."""
 
 
 @dataclass(slots=True)
 class Life:
-    """What one rank wrote down. `failure`: (kind, sentence), kind being ours, other, or silence."""
+    """What one rank wrote down. `failure`: (kind, sentence), kind being ours, other, crashed (by a signal: no peer's doing), or silence."""
 
     restored: int | None = None
     losses: dict[int, float] = field(default_factory=dict)
@@ -61,7 +58,7 @@ def _guilt(life: Life) -> int:
     kind, text = life.failure or ("silence", "")
     if any(sign in text for sign in ("gloo/transport", "Connection reset", "Connection closed by peer")):
         return 3
-    return ("ours", "other", "silence").index(kind) if CRASHED not in text else 1
+    return {"ours": 0, "crashed": 1, "other": 1, "silence": 2}[kind]
 
 
 def _of_failure(life: Life, number: int, resized: bool) -> tuple[str, str]:

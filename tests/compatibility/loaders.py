@@ -7,41 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import surefoot
 from compatibility.case import Case, Context, Training, Unrun
-from support.streamed_files import streamed
-
-GLOBAL_BATCH, SIZE = 6, 100
-Draw = Callable[[], Iterator[list[int]]]
-"""Batches of sample numbers, for one rank, from where the loader stands."""
-
-
-def _training(loader: Any, batches: Draw, world: int, per_step: int = 1, **options: Any) -> Training:
-    """Fits one number to what was drawn; every rank has the same weight, as DDP would keep it."""
-    weight = torch.nn.Linear(1, 1, bias=False).double()
-    optimizer = torch.optim.SGD(weight.parameters(), 1e-3, momentum=0.9)
-    drawing: list[Iterator[list[int]]] = []
-    drawn: list[int] = []
-
-    def advance(step: int) -> float:
-        if not drawing:
-            drawing.append(batches())  # behind the restore, as scripts do
-        drawn.clear()
-        for _ in range(per_step):
-            drawn.extend(next(drawing[0]))
-        summed = torch.tensor([sum(drawn), len(drawn)], dtype=torch.float64)
-        if world > 1:
-            dist.all_reduce(summed)
-        loss = (weight(summed[:1] / summed[1]) - 1.0).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    objects = {"model": weight, "optimizer": optimizer, "loader": loader}
-    return Training(objects, advance, picture=dict, samples=lambda: list(drawn), options=options)
+from compatibility.elastic_streams import STREAMED, hugging_face_rows
+from compatibility.loader_cases import GLOBAL_BATCH, SIZE, Draw, cases_of, per_rank, training_of
 
 
 def _elastic(workers: int = 0, per_step: int = 1, ahead: bool = False, **told: int) -> Callable[[Context], Training]:
@@ -57,7 +27,7 @@ def _elastic(workers: int = 0, per_step: int = 1, ahead: bool = False, **told: i
                 yield waiting.pop(0)
                 waiting.append(next(found))
 
-        return _training(loader, batches, context.world, per_step)
+        return training_of(loader, batches, context.world, per_step)
 
     return build
 
@@ -76,7 +46,7 @@ def _elastic_sampler(workers: int, **options: Any) -> Callable[[Context], Traini
             while True:
                 yield from (batch.tolist() for batch in loader)
 
-        return _training(sampler, batches, context.world)
+        return training_of(sampler, batches, context.world)
 
     return build
 
@@ -103,22 +73,18 @@ def _of_tensors(loader: Any) -> Draw:
     return lambda: (batch.tolist() for batch in loader)
 
 
-def _per_rank(context: Context) -> int:
-    return GLOBAL_BATCH // context.world
-
-
 def _stateful_stream(workers: int) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        loader = StatefulDataLoader(Stream(context.rank), batch_size=_per_rank(context), num_workers=workers)
-        return _training(loader, _of_tensors(loader), context.world)
+        loader = StatefulDataLoader(Stream(context.rank), batch_size=per_rank(context), num_workers=workers)
+        return training_of(loader, _of_tensors(loader), context.world)
 
     return build
 
 
 def _stateful_sampler(
-    workers: int, ahead: bool = False, per_step: int = 1, told: bool = False
+    workers: int, ahead: bool = False, per_step: int = 1, told: bool = False, **options: Any
 ) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         from torch.utils.data.distributed import DistributedSampler
@@ -126,7 +92,9 @@ def _stateful_sampler(
 
         numbers: Any = list(range(SIZE))
         sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
-        loader = StatefulDataLoader(numbers, batch_size=_per_rank(context), sampler=sampler, num_workers=workers)
+        loader = StatefulDataLoader(
+            numbers, batch_size=per_rank(context), sampler=sampler, num_workers=workers, **options
+        )
         if told:
             loader.batches_per_step = per_step
 
@@ -142,7 +110,7 @@ def _stateful_sampler(
                 yield waiting
                 waiting = following
 
-        return _training(loader, taken_ahead if ahead else batches, context.world, per_step)
+        return training_of(loader, taken_ahead if ahead else batches, context.world, per_step)
 
     return build
 
@@ -153,26 +121,26 @@ def _plain_loader(context: Context) -> Training:
 
     numbers: Any = list(range(SIZE))
     sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, seed=1)
-    loader: Any = DataLoader(numbers, batch_size=_per_rank(context), sampler=sampler)
-    return _training(loader, _of_tensors(loader), context.world)
+    loader: Any = DataLoader(numbers, batch_size=per_rank(context), sampler=sampler)
+    return training_of(loader, _of_tensors(loader), context.world)
 
 
 def _plain_stream(context: Context) -> Training:
     from torch.utils.data import DataLoader
 
-    loader: Any = DataLoader(Stream(context.rank), batch_size=_per_rank(context))
-    return _training(loader, _of_tensors(loader), context.world)
+    loader: Any = DataLoader(Stream(context.rank), batch_size=per_rank(context))
+    return training_of(loader, _of_tensors(loader), context.world)
 
 
 def _elastic_over_loader(context: Context) -> Training:
     from torch.utils.data import DataLoader
 
     numbers: Any = list(range(SIZE))
-    return _training(surefoot.ElasticLoader(DataLoader(numbers, batch_size=3), GLOBAL_BATCH), iter, context.world)
+    return training_of(surefoot.ElasticLoader(DataLoader(numbers, batch_size=3), GLOBAL_BATCH), iter, context.world)
 
 
 def _elastic_over_stream(context: Context) -> Training:
-    return _training(surefoot.ElasticLoader(Stream(0), GLOBAL_BATCH), iter, context.world)
+    return training_of(surefoot.ElasticLoader(Stream(0), GLOBAL_BATCH), iter, context.world)
 
 
 def _nodes(context: Context) -> Training:
@@ -182,13 +150,13 @@ def _nodes(context: Context) -> Training:
 
     numbers: Any = list(range(SIZE))
     sampler: Any = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
-    loader: Any = Loader(Batcher(SamplerWrapper(sampler), _per_rank(context)))
+    loader: Any = Loader(Batcher(SamplerWrapper(sampler), per_rank(context)))
 
     def batches() -> Iterator[list[int]]:
         while True:
             yield from loader
 
-    return _training(loader, batches, context.world)
+    return training_of(loader, batches, context.world)
 
 
 def _fabric(stateful: bool) -> Callable[[Context], Training]:
@@ -203,33 +171,32 @@ def _fabric(stateful: bool) -> Callable[[Context], Training]:
         numbers: Any = list(range(SIZE))
         sampler = DistributedSampler(numbers, num_replicas=context.world, rank=context.rank, shuffle=True, seed=1)
         kind: Any = StatefulDataLoader if stateful else DataLoader
-        loader: Any = _FabricDataLoader(kind(numbers, batch_size=_per_rank(context), sampler=sampler))
-        return _training(loader, _of_tensors(loader), context.world)
+        loader: Any = _FabricDataLoader(kind(numbers, batch_size=per_rank(context), sampler=sampler))
+        return training_of(loader, _of_tensors(loader), context.world)
 
     return build
 
 
-def _hugging_face_rows(streamed_too: bool, **options: Any) -> Callable[[Context], Training]:
-    """A data set with numbered rows, through our loader or our stream."""
+def _accelerate(stateful: bool) -> Callable[[Context], Training]:
+    """A loader that Accelerate prepared, which takes one batch ahead and says it does."""
 
     def build(context: Context) -> Training:
-        import datasets
+        from accelerate.data_loader import prepare_data_loader
+        from torch.utils.data import DataLoader
 
-        from surefoot.data.sources import HuggingFaceStream
-
-        datasets.disable_progress_bars()
-        rows: Any = datasets.Dataset.from_dict({"number": list(range(SIZE))})
-        made: Any
-        if streamed_too:
-            source = HuggingFaceStream(rows.to_iterable_dataset(num_shards=12))
-            made = surefoot.ElasticStream(source, GLOBAL_BATCH, seed=3, **options)
-        else:
-            made = surefoot.ElasticLoader(rows, GLOBAL_BATCH, seed=3, **options)
+        numbers: Any = list(range(SIZE))
+        loader: Any = prepare_data_loader(
+            DataLoader(numbers, batch_size=per_rank(context)),
+            num_processes=context.world,
+            process_index=context.rank,
+            use_stateful_dataloader=stateful,
+        )
 
         def batches() -> Iterator[list[int]]:
-            return (batch.data["number"].tolist() if batch.weight else [] for batch in made)
+            while True:
+                yield from _of_tensors(loader)()
 
-        return _training(made, batches, context.world)
+        return training_of(loader, batches, context.world)
 
     return build
 
@@ -251,8 +218,8 @@ def _web(context: Context) -> Training:
                 tar.addfile(info, io.BytesIO(text))
     urls = [str(context.scratch / f"{shard}-{context.rank}.tar") for shard in range(4)]
     read = webdataset.WebDataset(urls, shardshuffle=False, nodesplitter=lambda found: found).decode().to_tuple("txt")
-    loader = webdataset.WebLoader(read, batch_size=_per_rank(context), num_workers=0)
-    return _training(loader, lambda: ([int(text) for text in batch[0]] for batch in loader), context.world)
+    loader = webdataset.WebLoader(read, batch_size=per_rank(context), num_workers=0)
+    return training_of(loader, lambda: ([int(text) for text in batch[0]] for batch in loader), context.world)
 
 
 def _hugging_face(context: Context, buffer: int = 0) -> Any:
@@ -277,10 +244,10 @@ def _hugging_face_stream(buffer: int = 0) -> Callable[[Context], Training]:
         def batches() -> Iterator[list[int]]:
             while True:
                 numbers = (row["number"] for row in rows)
-                while batch := list(itertools.islice(numbers, _per_rank(context))):
+                while batch := list(itertools.islice(numbers, per_rank(context))):
                     yield batch
 
-        return _training(rows, batches, context.world)
+        return training_of(rows, batches, context.world)
 
     return build
 
@@ -289,96 +256,66 @@ def _hugging_face_stateful(buffer: int = 0) -> Callable[[Context], Training]:
     def build(context: Context) -> Training:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        loader = StatefulDataLoader(_hugging_face(context, buffer), batch_size=_per_rank(context))
-        return _training(loader, lambda: (batch["number"].tolist() for batch in loader), context.world)
+        loader = StatefulDataLoader(_hugging_face(context, buffer), batch_size=per_rank(context))
+        return training_of(loader, lambda: (batch["number"].tolist() for batch in loader), context.world)
 
     return build
 
-
-def _elastic_stream(kind: str, **told: Any) -> Callable[[Context], Training]:
-    """What each sample says of itself stands for its number."""
-
-    def build(context: Context) -> Training:
-        folder = context.scratch / f"data-{context.rank}"
-        folder.mkdir(exist_ok=True)
-        source, number = streamed(kind, folder, SIZE)
-        options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "window": 4, "seed": 3, "collate": list, **told}
-        stream = surefoot.ElasticStream(source, **options)
-
-        def batches() -> Iterator[list[int]]:
-            return ([number(sample) for sample in batch.data] if batch.weight else [] for batch in stream)
-
-        return _training(stream, batches, context.world)
-
-    return build
-
-
-def _cases(name: str, build: Callable[[Context], Training], quick: bool = False) -> tuple[Case, ...]:
-    """As many ranks, and two changes of the world each way; in the quick part one change."""
-    found = (
-        Case("loader", name, build, ranks=2, resumed=2),
-        Case("loader", name, build, ranks=3, resumed=2, again=3),
-        Case("loader", name, build, ranks=4, resumed=1, again=4),
-    )
-    return (*found, Case("loader", name, build, ranks=2, resumed=3, quick=True)) if quick else found
-
-
-STREAMED = (
-    *_cases("ElasticStream over text lines", _elastic_stream("text"), quick=True),
-    *_cases("ElasticStream over JSONL, two worker processes", _elastic_stream("json lines", workers=2)),
-    *_cases("ElasticStream over nanoGPT's tokens", _elastic_stream("tokens")),
-    *_cases("ElasticStream over Megatron's documents", _elastic_stream("megatron")),
-    *_cases("ElasticStream over Parquet", _elastic_stream("parquet")),
-    *_cases("ElasticStream over webdataset's tars", _elastic_stream("tars")),
-    *_cases("ElasticStream over MDS", _elastic_stream("mosaic")),
-    *_cases("ElasticStream over Hugging Face streaming", _hugging_face_rows(True)),
-)
 
 CASES = (
     *STREAMED,
-    *_cases("ElasticLoader", _elastic(), quick=True),
-    *_cases("ElasticLoader, two worker processes", _elastic(workers=2)),
-    *_cases("ElasticLoader over a Hugging Face data set", _hugging_face_rows(False)),
-    *_cases("ElasticLoader behind a prefetcher", _elastic(ahead=True), quick=True),
-    *_cases("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
-    *_cases("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
-    *_cases("ElasticLoader, three batches a step, told so", _elastic(per_step=3, batches_per_step=3)),
-    *_cases("DataLoader over ElasticSampler", _elastic_sampler(0)),
-    *_cases(
+    *cases_of("ElasticLoader", _elastic(), quick=True),
+    *cases_of("ElasticLoader, two worker processes", _elastic(workers=2)),
+    *cases_of("ElasticLoader over a Hugging Face data set", hugging_face_rows(False)),
+    *cases_of("ElasticLoader behind a prefetcher", _elastic(ahead=True), quick=True),
+    *cases_of("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
+    *cases_of("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
+    *cases_of("ElasticLoader, three batches a step, told so", _elastic(per_step=3, batches_per_step=3)),
+    *cases_of("DataLoader over ElasticSampler", _elastic_sampler(0)),
+    *cases_of(
         "DataLoader over ElasticSampler, two worker processes that persist",
         _elastic_sampler(2, persistent_workers=True),
     ),
-    *_cases("StatefulDataLoader, a stream a rank", _stateful_stream(0)),
-    *_cases("StatefulDataLoader, a stream a rank, two worker processes", _stateful_stream(2)),
-    *_cases("StatefulDataLoader with DistributedSampler", _stateful_sampler(0)),
-    *_cases("StatefulDataLoader with DistributedSampler, two worker processes", _stateful_sampler(2)),
-    *_cases("StatefulDataLoader with DistributedSampler, behind a prefetcher", _stateful_sampler(0, ahead=True)),
-    *_cases("StatefulDataLoader with DistributedSampler, two batches a step", _stateful_sampler(0, per_step=2)),
-    *_cases(
+    *cases_of("StatefulDataLoader, a stream a rank", _stateful_stream(0)),
+    *cases_of("StatefulDataLoader, a stream a rank, two worker processes", _stateful_stream(2)),
+    *cases_of("StatefulDataLoader with DistributedSampler", _stateful_sampler(0)),
+    *cases_of("StatefulDataLoader with DistributedSampler, two worker processes", _stateful_sampler(2)),
+    *cases_of(
+        "StatefulDataLoader with DistributedSampler, two worker processes, a snapshot every four batches",
+        _stateful_sampler(2, snapshot_every_n_steps=4),
+    ),
+    *cases_of("DataLoader prepared by Accelerate", _accelerate(False)),
+    *cases_of("StatefulDataLoader prepared by Accelerate", _accelerate(True)),
+    *cases_of("StatefulDataLoader with DistributedSampler, behind a prefetcher", _stateful_sampler(0, ahead=True)),
+    *cases_of("StatefulDataLoader with DistributedSampler, two batches a step", _stateful_sampler(0, per_step=2)),
+    *cases_of(
         "StatefulDataLoader with DistributedSampler, two batches a step, told so",
         _stateful_sampler(0, per_step=2, told=True),
     ),
-    *_cases("StatefulDataLoader over Hugging Face streaming, no shuffle buffer", _hugging_face_stateful()),
-    *_cases("StatefulDataLoader over Hugging Face streaming, a shuffle buffer of 10 rows", _hugging_face_stateful(10)),
-    *_cases("Hugging Face streaming data set, no shuffle buffer", _hugging_face_stream()),
-    *_cases("Hugging Face streaming data set, shards shuffled alone", _hugging_face_stream(1)),
-    *_cases("Hugging Face streaming data set, a shuffle buffer of 10 rows", _hugging_face_stream(10)),
-    *_cases("DataLoader with DistributedSampler", _plain_loader),
-    *_cases("DataLoader of an IterableDataset", _plain_stream),
-    *_cases("torchdata.nodes with DistributedSampler", _nodes),
-    *_cases("DataLoader prepared by Lightning's Fabric", _fabric(False)),
-    *_cases("StatefulDataLoader prepared by Lightning's Fabric", _fabric(True)),
-    *_cases("WebDataset", _web),
+    *cases_of("StatefulDataLoader over Hugging Face streaming, no shuffle buffer", _hugging_face_stateful()),
+    *cases_of(
+        "StatefulDataLoader over Hugging Face streaming, a shuffle buffer of 10 rows", _hugging_face_stateful(10)
+    ),
+    *cases_of("Hugging Face streaming data set, no shuffle buffer", _hugging_face_stream()),
+    *cases_of("Hugging Face streaming data set, shards shuffled alone", _hugging_face_stream(1)),
+    *cases_of("Hugging Face streaming data set, a shuffle buffer of 10 rows", _hugging_face_stream(10)),
+    *cases_of("DataLoader with DistributedSampler", _plain_loader),
+    *cases_of("DataLoader of an IterableDataset", _plain_stream),
+    *cases_of("torchdata.nodes with DistributedSampler", _nodes),
+    *cases_of("DataLoader prepared by Lightning's Fabric", _fabric(False)),
+    *cases_of("StatefulDataLoader prepared by Lightning's Fabric", _fabric(True)),
+    *cases_of("WebDataset", _web),
     Unrun(
         "loader",
         "Ray Data's iterator of a rank",
-        "not run: it has no state_dict and is refused like a DataLoader without one. Write the data set with"
-        " write_parquet and give ElasticStream its ParquetRows",
+        "not run, as each rank would begin a cluster of Ray for it: by hand, with Ray 2.60, it is refused like a DataLoader"
+        " without state_dict. Write the data set with write_parquet and give ElasticStream its ParquetRows",
     ),
     Unrun(
         "loader",
-        "MosaicML's StreamingDataset",
-        "not run. Give ElasticStream its folder, MosaicShards, which is exact at any world size",
+        "MosaicML's StreamingDataLoader",
+        "not run, as it needs transformers below 5, which the other rows are of. Give ElasticStream its folder,"
+        " MosaicShards, which is exact at any world size",
     ),
     Case("loader", "ElasticLoader given a DataLoader", _elastic_over_loader, quick=True),
     Case("loader", "ElasticLoader given an IterableDataset", _elastic_over_stream, quick=True),

@@ -83,7 +83,8 @@ def _world(case: Case, life: str, size: int, seed: int, scratch: Path) -> list[L
         if code != wanted and life_of.failure is None:
             text = "it did not end in time" if code is None else f"it ended with {code}"
             log = place / f"{rank}.log"
-            life_of.failure = ("silence", " ".join(f"{text}: {_last_words(log)}".split()))
+            kind = "crashed" if code is not None and code < 0 else "silence"
+            life_of.failure = (kind, " ".join(f"{text}: {_last_words(log)}".split()))
     return found
 
 

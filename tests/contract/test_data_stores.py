@@ -25,6 +25,9 @@ class Web:
 
     def __init__(self) -> None:
         self.body, self.tag, self.failing, self.asked = WORDS, '"one"', 0, 0
+        self.gone = False
+        self.answers = threading.Event()
+        self.answers.set()
         web = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,6 +39,10 @@ class Web:
 
             def _answer(self, whole: bool) -> None:
                 web.asked += 1
+                web.answers.wait(60)
+                if web.gone:
+                    self.send_error(404)
+                    return
                 if web.failing > 0:
                     web.failing -= 1
                     self.send_error(503)
@@ -71,6 +78,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
     yield made
+    made.answers.set()
     made.server.shutdown()
     made.server.server_close()
     thread.join()
@@ -94,6 +102,26 @@ def test_a_server_that_keeps_failing_is_given_up_and_named(web: Web) -> None:
     with pytest.raises(DataError, match=r"words\.txt could not be read, in 5 tries.*503"):
         lines(source)
     assert web.asked == 10, "by HEAD and by GET"
+
+
+def test_a_page_that_is_gone_is_named_at_once(web: Web) -> None:
+    source = TextLines(web.url, shard_bytes=1000)
+    web.gone, web.asked = True, 0
+    with pytest.raises(DataError, match=r"words\.txt is not there \(any more\)"):
+        lines(source)
+    assert web.asked <= 2, "what is certain is not asked again"
+
+
+def test_a_server_that_does_not_answer_is_given_up_and_named(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TextLines(web.url, shard_bytes=1000)
+    monkeypatch.setattr(files, "CALL_SECONDS", 0.05)
+    files._system.cache_clear()
+    web.answers.clear()
+    try:
+        with pytest.raises(DataError, match=r"words\.txt could not be read, in 5 tries \(\w*(Timeout|OS)\w*"):
+            lines(source)
+    finally:
+        files._system.cache_clear()
 
 
 def test_a_page_that_was_changed_is_named(web: Web) -> None:

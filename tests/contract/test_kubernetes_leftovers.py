@@ -44,6 +44,6 @@ async def test_what_an_older_job_of_that_name_left_behind_is_replaced() -> None:
 async def test_what_somebody_else_made_is_left_and_said(name: str) -> None:
     api = FakeApi()
     api.keep(PATH, service("uid-old", "s1", **{name: "somebody"}))
-    with pytest.raises(FabricError, match="belongs to somebody else"):
+    with pytest.raises(FabricError, match="does not belong to job gpt"):
         await api_writes.create(api.api, "services", service("uid-new", "s2"), JOB)
     assert stored_uid(api) == "s1"

@@ -60,7 +60,7 @@ async def test_a_job_that_is_another_one_now_is_never_written_to() -> None:
     server = JobServer()
     fabric = fabric_of(server)
     server.stored["metadata"]["uid"] = "another"
-    with pytest.raises(FabricError, match="this one was deleted"):
+    with pytest.raises(FabricError, match="was deleted and created again"):
         await fabric.patch_status(RUNNING, JobStatus())
     assert "status" not in server.stored
 

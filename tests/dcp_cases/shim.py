@@ -22,8 +22,8 @@ from surefoot.integrations.dcp.common import options_of
 class PathWriter(Writer):
     """A FileSystemWriter by its arguments: the path is the folder, and an id is another path."""
 
-    def __init__(self, path: str | os.PathLike[str], *args: Any, **ignored: Any) -> None:
-        super().__init__(os.fspath(path))
+    def __init__(self, path: str | os.PathLike[str], *args: Any, overwrite: bool = True, **ignored: Any) -> None:
+        super().__init__(os.fspath(path), overwrite=overwrite)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         super().reset(None)

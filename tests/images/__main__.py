@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from images import build, daemon, plan, report
 from images.docker import Docker, observe
@@ -38,15 +38,15 @@ def main(words: list[str]) -> int:
 def _build(options: argparse.Namespace, machine: plan.Machine, chosen: plan.Daemon, docker: Docker) -> int:
     base, name = build.find_base(docker, options.base, machine, _say)
     release = build.release(options.prefix, options.source)
-    images: dict[str, Any] = {}
-    for recipe in RECIPES:
-        if options.only in (None, recipe.name):
-            _say(f"building {release.tag(recipe)}")
-            arguments = build_arguments(recipe, release, name, docker.can_bridge, options.extra_index)
-            seconds = build.build(docker, recipe, arguments)
-            row = build.look_into(docker, recipe, release, options.json.parent)
-            images[release.tag(recipe)] = {**row, "build_seconds": round(seconds, 1)}
-            _say(report.line(release.tag(recipe), images[release.tag(recipe)]))
+    wanted = [recipe for recipe in RECIPES if options.only in (None, recipe.name)]
+    images = build.rows_of_others(docker, options.json, [release.tag(recipe) for recipe in wanted])
+    for recipe in wanted:
+        _say(f"building {release.tag(recipe)}")
+        arguments = build_arguments(recipe, release, name, docker.can_bridge, options.extra_index)
+        seconds = build.build(docker, recipe, arguments)
+        row = build.look_into(docker, recipe, release, options.json.parent)
+        images[release.tag(recipe)] = {**row, "build_seconds": round(seconds, 1)}
+        _say(report.line(release.tag(recipe), images[release.tag(recipe)]))
     if chosen.kind == "own":
         build.forget_older(docker)
     build.write(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,16 @@ def _secrets() -> Iterator[list[str]]:
         Path(folder, "pip.conf").write_text(settings, encoding="utf-8")
         sources = {"pip.conf": str(Path(folder, "pip.conf")), **({"ca.crt": authorities} if authorities else {})}
         yield [word for name in SECRETS if name in sources for word in ("--secret", f"id={name},src={sources[name]}")]
+
+
+def rows_of_others(docker: Docker, path: Path, built: Collection[str]) -> dict[str, Any]:
+    """Rows of images.json that still hold, of images that this build leaves alone.
+
+    A build of the operator alone wrote a file without the runtime that lay beside it.
+    """
+    known = json.loads(path.read_text(encoding="utf-8"))["images"] if path.exists() else {}
+    rows = {name: row for name, row in known.items() if name not in built}
+    return {name: row for name, row in rows.items() if (docker.inspected(name) or {}).get("Id") == row["id"]}
 
 
 def write(path: Path, told: dict[str, Any]) -> None:

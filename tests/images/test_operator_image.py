@@ -39,7 +39,7 @@ def test_its_user_is_nobody_and_can_write_nowhere(built: Built, containers: Cont
 def test_outside_a_cluster_it_says_so_in_one_line(built: Built, containers: Containers) -> None:
     said = containers.run(built.operator)
     assert said.code == 1
-    assert "the operator cannot run: no API server can be named from the pod" in said.text
+    assert "the operator cannot run: no API server is configured by the pod" in said.text
     assert "Traceback" not in said.text
 
 
@@ -55,7 +55,7 @@ def test_an_api_server_that_does_not_answer_is_named_and_asked_again(
         operator.wait_until_it_says("ok", "python", "-c", ASK, "http://127.0.0.1:8080/healthz", seconds=60)
         log = built.docker.tried("logs", operator.name)
     assert "Cannot connect to host 127.0.0.1:1" in log.stdout + log.stderr
-    assert "asked again later" in log.stdout + log.stderr
+    assert "trying again later" in log.stdout + log.stderr
     assert "Traceback" not in log.stdout + log.stderr
 
 

@@ -111,6 +111,22 @@ def test_another_shape_is_refused_and_another_type_is_converted(writer: Writer, 
     assert found["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+@pytest.mark.parametrize("name", ["step-1", "latest", None])
+def test_who_does_not_allow_overwriting_is_refused_before_a_byte_is_written(
+    writer: Writer, reader: Reader, name: str | None
+) -> None:
+    careful = Writer(writer._options.folder, overwrite=False)
+    dcp.save(state(1.0), storage_writer=careful, checkpoint_id=name)
+    before = sorted(Path(str(writer._options.folder)).rglob("*"))
+    with pytest.raises(CheckpointException, match=r"Checkpoint already exists: .* is step 1, and overwrite is False"):
+        dcp.save(state(2.0), storage_writer=careful, checkpoint_id=name)
+    assert sorted(Path(str(writer._options.folder)).rglob("*")) == before
+    dcp.save(state(3.0), storage_writer=careful, checkpoint_id="step-3")
+    found = state(0.0)
+    dcp.load(found, storage_reader=reader, checkpoint_id=name)
+    assert_equal(found, state(1.0 if name else 3.0))
+
+
 def test_saving_in_the_background(writer: Writer, reader: Reader) -> None:
     dcp.async_save(state(3.0), storage_writer=writer, checkpoint_id="step-3", no_dist=True).result()
     found = state(0.0)

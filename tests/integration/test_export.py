@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from support.same_state import assert_same
 from surefoot import Checkpointer
-from surefoot.tools import exporting, importing, safetensors_files, stream_copy
+from surefoot.tools import exporting, importing, stream_copy
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.main import main
 
@@ -128,13 +128,12 @@ def test_the_safetensors_library_reads_what_is_exported(
     kept: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     file_bytes: int,
 ) -> None:
     objects = trained(1)
     kept_by_checkpointer(objects, kept)
-    monkeypatch.setattr(safetensors_files, "FILE_BYTES", file_bytes)
-    ran(exporting, capsys, "--job", "one", "--to", tmp_path / "out", "--as", "safetensors")
+    weights = ("--as", "safetensors", "--file-bytes", file_bytes)
+    ran(exporting, capsys, "--job", "one", "--to", tmp_path / "out", *weights)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     wanted = {n: t for n, t in objects["model"].state_dict().items() if n != "again.weight"}
@@ -146,6 +145,24 @@ def test_the_safetensors_library_reads_what_is_exported(
     assert index.exists() == (len(files) > 1)
     if len(files) > 1:
         assert json.loads(index.read_text())["weight_map"].keys() == wanted.keys()
+
+
+def test_weights_are_exported_as_another_type_and_never_beyond_its_values(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = trained(1)
+    with torch.no_grad():
+        next(objects["model"].parameters()).view(-1)[0] = 1e6  # more than float16 has
+    kept_by_checkpointer(objects, kept)
+    arguments = ["--job", "one", "--to", tmp_path / "out", "--as", "safetensors", "--dtype"]
+    said = ran(exporting, capsys, *arguments, "bfloat16")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    wanted = objects["model"].state_dict()
+    assert said["bytes"] == sum(tensor.nbytes for tensor in found.values())
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name].bfloat16() if wanted[name].is_floating_point() else wanted[name])
+    assert exporting.main([str(one) for one in (*arguments, "float16")]) == 1
+    assert "has values beyond float16" in json.loads(capsys.readouterr().out)["problem"]
 
 
 def test_weights_of_safetensors_can_be_taken_by_a_program(
@@ -218,8 +235,8 @@ spec:
     assert "step 1 of job one: 2 tensors, 0.0 MB" in capsys.readouterr().out
     assert main(["checkpoints", "import", "-f", str(job), "--job", "two", "--step", "4", "--from", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "step 4 of job two now" in told
-    field = yaml.safe_load(told.partition("goes on from it with checkpoint.")[2])
+    assert "as step 4 of job two" in told
+    field = yaml.safe_load(told.partition("set checkpoint.")[2])
     document = yaml.safe_load(job.read_text())
     document["spec"]["checkpoint"] |= field
     assert parse_job(document).spec.checkpoint.restore_from is not None, "what is printed is what a job takes"

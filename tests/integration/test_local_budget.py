@@ -62,7 +62,7 @@ def test_staging_that_is_too_large_is_refused_with_the_numbers_and_training_ends
         assert refused is not None
         assert (refused.status, refused.reason) == ("False", "StagingTooSmall")
         assert (
-            "saves nothing, training goes on: 2 slots of 1.10 TB for 1 rank, 2.20 TB of staging memory, do not fit"
+            "saves nothing, training continues: 2 slots of 1.10 TB for 1 rank, 2.20 TB of staging memory, do not fit"
             in (refused.message)
         )
         # the other worker's saves of steps 5, 10 and 15 will never be checkpoints; that of 20 still may

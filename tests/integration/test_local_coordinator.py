@@ -21,7 +21,7 @@ def test_an_agent_and_its_coordinator_may_die_at_once_and_another_coordinator_in
         run.wait("the node's loss in the status", lambda: any(i.kind == "node-lost" for i in run.status.incidents))
         run.kill_operator()
         run.wait("a world that goes on", lambda: run.progress.finished_step > 100)
-        assert "the operator ended with code -9 and is started again" in run.said
+        assert "the operator exited with code -9 and is restarted" in run.said
         done = run.finish()
     assert_whole(done.report, 120)
     assert_equal(done.report)

@@ -114,7 +114,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> No
     (folder / "thesis.tex").write_text("years of work")
     done = surefoot("local", "-f", str(job(tmp_path, "")), "--run-folder", str(folder))
     assert done.code == 1
-    assert "holds something else" in done.said
+    assert "is not empty and not a run folder" in done.said
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 

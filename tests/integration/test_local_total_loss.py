@@ -21,7 +21,7 @@ def test_a_run_that_lost_every_checkpoint_waits_until_a_person_says_what_is_to_b
         run.open_gate(10)
         run.wait("a word that everything is lost", lambda: bool(run.told("CheckpointLost")))
         assert "node-0" in run.told("CheckpointLost")[0]
-        run.wait("what to do at the keyboard", lambda: "Ctrl-C ends the run" in run.said)
+        run.wait("what to do at the keyboard", lambda: "stop the run with Ctrl-C" in run.said)
         assert run.status.phase == "Recovering"
         assert run.status.world is not None
         epoch = run.status.world.epoch

@@ -154,7 +154,7 @@ async def test_somebody_else_in_the_lease_ends_a_leader(server: FakeApi) -> None
     await leads(first)
     stored = server.objects[WHERE.path]
     server.keep(WHERE.path, {**stored, "spec": {**stored["spec"], "holderIdentity": "z"}})
-    with pytest.raises(LeaseLost, match="the lease is z's"):
+    with pytest.raises(LeaseLost, match="the lease is held by z"):
         await asyncio.wait_for(running, SECONDS)
 
 

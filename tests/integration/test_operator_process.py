@@ -74,7 +74,7 @@ def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Pr
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=SECONDS)
     with refused.value as error:
-        assert (error.code, error.read()) == (503, b"the operator's secrets are not there yet\n")
+        assert (error.code, error.read()) == (503, b"waiting for the operator's secrets\n")
     away.running.send_signal(signal.SIGTERM)
     assert away.running.wait(SECONDS) == 0
     assert "Traceback" not in away.text()
@@ -84,8 +84,8 @@ def test_an_api_server_that_is_away_is_waited_for_and_sigterm_ends_that(away: Pr
     ("flags", "code", "sentence"),
     [
         (["--metrics-port", "x"], 2, "SUREFOOT_METRICS_PORT is 'x'; a port from 0 to 65535 is needed"),
-        (["--kubeconfig", "/nowhere"], 1, "no API server can be named from /nowhere"),
-        ([], 1, "no API server can be named from the pod"),
+        (["--kubeconfig", "/nowhere"], 1, "no API server is configured by /nowhere"),
+        ([], 1, "no API server is configured by the pod"),
     ],
 )
 def test_what_cannot_run_says_why(tmp_path: Path, flags: list[str], code: int, sentence: str) -> None:

@@ -96,7 +96,7 @@ async def test_a_remembered_token_is_no_pass_for_a_pod_that_is_gone() -> None:
     found = await stand.refused(GOOD)
     assert found is not None
     assert found[0] is True
-    assert "not known here yet" in found[1]
+    assert "not in the operator's cache yet" in found[1]
 
 
 async def test_a_remembered_token_is_no_pass_for_another_worker() -> None:
@@ -133,7 +133,7 @@ async def test_a_pod_of_another_namespace_is_no_worker_whatever_it_says_of_itsel
 
 
 async def test_a_stranger_in_disguise_does_not_send_the_true_worker_away() -> None:
-    """Its own pod is not known here yet: it is told to ask again, and not that somebody else is that worker."""
+    """Its own pod is not in the operator's cache yet: it is told to ask again, and not that somebody else is that worker."""
     stand = Stand()
     stand.pods[("evil", "job-worker-0-1")] = {"metadata": {**POD["metadata"], "namespace": "evil", "uid": "evil"}}
     del stand.pods[("team", "job-worker-0-1")]
@@ -158,7 +158,7 @@ async def test_a_token_of_nobody_is_refused_and_not_asked_about_each_time() -> N
     stand = Stand()
     stand.status = {"authenticated": False, "error": "invalid bearer token"}
     bad = replace(GOOD, token=token(salt="bad"))
-    assert await stand.refused(bad) == (False, "the API server does not know the token: invalid bearer token")
+    assert await stand.refused(bad) == (False, "the API server does not accept the token: invalid bearer token")
     assert await stand.refused(bad) is not None
     assert len(stand.bodies) == 1
     stand.now += 6

@@ -171,10 +171,10 @@ async def test_a_secret_without_a_usable_key_says_so(server: FakeApi) -> None:
     mine = certificates.made({}, NAMES, time.time())
     del mine[certificates.CA_KEY]
     stored(server, TLS, {**mine, KEY: other[KEY]})
-    with pytest.raises(FabricError, match=r"holds no usable tls\.crt and tls\.key"):
+    with pytest.raises(FabricError, match=r"has no usable tls\.crt and tls\.key"):
         await CoordinatorTls(server.api, TLS, NAMES).begin()
     stored(server, TLS, {CERTIFICATE: mine[CERTIFICATE]})
-    with pytest.raises(FabricError, match="holds no usable"):
+    with pytest.raises(FabricError, match="has no usable"):
         await CoordinatorTls(server.api, TLS, NAMES).begin()
 
 

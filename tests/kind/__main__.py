@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from chart import helm
 from cluster import kind
-from cluster.engine import Engine
 from cluster.errors import ClusterError
 from cluster.kind import KindCluster
 from images import build, daemon, plan
@@ -29,28 +29,8 @@ from kind.release import NAMESPACE, SMALL, Release
 
 def main(words: list[str]) -> int:
     options = _options(words)
-    began = time.monotonic()
     try:
-        if options.verb == "down":
-            return _down()
-        docker = _docker(make=options.verb in ("up", "first-hour"))
-        if options.verb == "exec":
-            return subprocess.run(options.command, check=False).returncode
-        if options.verb == "load":
-            for image in options.images:
-                loading.load(docker, image, workers(docker, options.cluster))
-            return 0
-        if options.verb == "install":
-            _install(docker, with_runtime=options.runtime)
-            return 0
-        if options.verb == "first-hour":
-            first_hour.run(docker)
-            return 0
-        if options.verb == "status":
-            return subprocess.run([sys.executable, "-m", "cluster", "status"], check=False).returncode
-        _up(docker, options.nodes)
-        _say(f"{options.nodes} workers are Ready after {time.monotonic() - began:.0f} s")
-        return 0
+        return int(options.do(options))
     except (ImagesError, ClusterError) as error:
         print(f"kind: {error}", file=sys.stderr)
         return 2
@@ -63,17 +43,49 @@ def workers(docker: Docker, cluster: str) -> list[str]:
     return sorted(docker.run("ps", *filters, "--format", "{{.Names}}").split())
 
 
-def _up(docker: Docker, nodes: int) -> Engine:
-    engine = KindCluster(stand_ins.node(docker, _say))
-    engine.up(nodes)
-    return engine
+def _up(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    docker = _docker(make=True)
+    KindCluster(stand_ins.node(docker, _say)).up(options.nodes)
+    _say(f"{options.nodes} workers are Ready after {time.monotonic() - began:.0f} s")
+    return 0
 
 
-def _install(docker: Docker, with_runtime: bool) -> None:
+def _down(_options: argparse.Namespace) -> int:
+    """Nothing is left but what is in the cache."""
+    if _found() is not None:
+        KindCluster().down()
+    daemon.end_kept(daemon.cache_folder())
+    return 0
+
+
+def _status(_options: argparse.Namespace) -> int:
+    _docker(make=False)
+    return subprocess.run([sys.executable, "-m", "cluster", "status"], check=False).returncode
+
+
+def _exec(options: argparse.Namespace) -> int:
+    _docker(make=False)
+    return subprocess.run(options.command, check=False).returncode
+
+
+def _load(options: argparse.Namespace) -> int:
+    docker = _docker(make=False)
+    for image in options.images:
+        loading.load(docker, image, workers(docker, options.cluster))
+    return 0
+
+
+def _first_hour(_options: argparse.Namespace) -> int:
+    first_hour.run(_docker(make=True))
+    return 0
+
+
+def _install(options: argparse.Namespace) -> int:
     """The chart as it is, of images on the nodes alone, where only restricted pods may run."""
-    facts = KindCluster().facts()
+    docker, facts = _docker(make=False), KindCluster().facts()
     built = build.release("surefoot/", "unknown")
-    names = [built.tag(recipe) for recipe in RECIPES if with_runtime or recipe is not RUNTIME]
+    names = [built.tag(recipe) for recipe in RECIPES if options.runtime or recipe is not RUNTIME]
     missing = [name for name in names if docker.inspected(name) is None]
     if missing:
         raise ImagesError(f"{' and '.join(missing)} must be built first: `make images`, under `python -m kind exec --`")
@@ -85,13 +97,6 @@ def _install(docker: Docker, with_runtime: bool) -> None:
         release.make_namespace(NAMESPACE)
         release.up(str(stand_ins.CHART), SMALL)
         _say(release.helm("status", helm.RELEASE))
-
-
-def _down() -> int:
-    """Nothing is left but what is in the cache."""
-    if _found() is not None:
-        KindCluster().down()
-    daemon.end_kept(daemon.cache_folder())
     return 0
 
 
@@ -116,19 +121,26 @@ def _found() -> Docker | None:
 
 
 def _options(words: list[str]) -> argparse.Namespace:
+    """Each verb brings the function that does it: none can be asked for that the parser does not know."""
     parser = argparse.ArgumentParser(prog="python -m kind", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    up = verbs.add_parser("up", help="make the cluster, or repair it; waits until every node is Ready")
+    verbs = parser.add_subparsers(required=True)
+
+    def verb(name: str, do: Callable[[argparse.Namespace], int], told: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=told)
+        made.set_defaults(do=do)
+        return made
+
+    up = verb("up", _up, "make the cluster, or repair it; waits until every node is Ready")
     up.add_argument("--nodes", type=int, default=3)
-    verbs.add_parser("down", help="leave nothing but the cache")
-    verbs.add_parser("status", help="what runs, what is Ready")
-    loaded = verbs.add_parser("load", help="bring images into every worker; nothing is written to disk between")
+    verb("down", _down, "leave nothing but the cache")
+    verb("status", _status, "what runs, what is Ready")
+    installed = verb("install", _install, "bring the images that were built into every worker, and install the chart")
+    installed.add_argument("--runtime", action="store_true", help="the image with torch too, for jobs")
+    loaded = verb("load", _load, "bring images into every worker; nothing is written to disk between")
     loaded.add_argument("--cluster", default=kind.CLUSTER)
     loaded.add_argument("images", nargs="+")
-    verbs.add_parser(
-        "first-hour", help="run the commands of docs/install.md in their order, and write how long each took"
-    )
-    given = verbs.add_parser("exec", help="run a command on it, such as `exec -- python -m cluster crash NODE`")
+    verb("first-hour", _first_hour, "run the commands of docs/install.md in their order, and write how long each took")
+    given = verb("exec", _exec, "run a command on it, such as `exec -- python -m cluster crash NODE`")
     given.add_argument("command", nargs="+")
     return parser.parse_args(words)
 

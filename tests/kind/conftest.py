@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from cluster import engines, kind, state
 from cluster.api import Api
 from cluster.engine import Engine
 from cluster.processes import wait
+from cluster.scenarios import rows
 from images.docker import Docker
 from kind import loading, stand_ins
 from kind.release import NAMESPACE, SECONDS, Release
@@ -51,3 +54,13 @@ def release(engine: Engine, loaded: None, tmp_path_factory: pytest.TempPathFacto
         if api.answers(path):
             api.call("DELETE", path)
             assert wait(lambda: not api.answers(path), SECONDS)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Each test here is a row of build/kind.json: how it ended, and its seconds."""
+    path, _, name = report.nodeid.partition("::")
+    if Path(path).parent != Path("tests/kind") or (report.when != "call" and report.passed):
+        return
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    row = {"outcome": report.outcome, "seconds": round(report.duration, 1), "at": at}
+    rows.update("tests", f"{Path(path).stem}.{name}", row, rows.REPORTS[kind.NAME])

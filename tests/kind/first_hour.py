@@ -1,7 +1,7 @@
 """`python -m kind first-hour`: every command of docs/install.md from an empty machine to a recovered job, in its order, with its seconds.
 
 They run as they are written. Where no registry answers, the program `kind` that they find is a shell script around the real one:
-`create` uses the stand-in for its node, and `load` also brings Redis, since no node could pull it.
+`create` uses the stand-in for its node, and `load` also brings Redis and the S3 server, since no node could pull them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from chart import walkthrough
 from cluster import binaries
@@ -27,39 +29,73 @@ COMMAND_SECONDS = 1800.0
 SHIM = """#!/bin/sh
 case "$1 $2" in
 "create cluster") exec {kind} "$@" --image {image} ;;
-"load docker-image") shift 2; exec {python} -m kind load --cluster kind "$@" {redis} ;;
+"load docker-image") shift 2; exec {python} -m kind load --cluster kind "$@" {others} ;;
 *) exec {kind} "$@" ;;
 esac
 """
 
 
+MILESTONES = {
+    "images": "make images",
+    "cluster": "kind load",
+    "chart": "helm test",
+    "job": "kubectl wait trainingjob/minimal",
+    "killed node": "docker kill",
+    "smaller world": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=4",
+    "recovered": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=6",
+    "job with S3": "kubectl wait trainingjob/with-s3",
+}
+"""In their order: each is reached with the next command that begins so."""
+
+Took = dict[str, Any]
+
+
 def run(docker: Docker) -> None:
-    """Writes `first_hour` of build/kind.json: seconds of each command, and those from the first to the last.
+    """Writes `first_hour` of build/kind.json after each command: a walk that ends early leaves its times too.
 
     Raises:
         ClusterError: a command failed; which, and its last words.
     """
-    node, redis = stand_ins.node(docker, print), stand_ins.redis(docker, print)
+    node = stand_ins.node(docker, print)
+    others = [stand_ins.redis(docker, print), stand_ins.s3(docker, print)]
     with tempfile.TemporaryDirectory(prefix="surefoot-first-hour-") as folder:
-        environment = _environment(docker, Path(folder), node, redis)
+        environment = _environment(docker, Path(folder), node, others)
         began = time.monotonic()
-        took: list[dict[str, object]] = []
+        took: list[Took] = []
+        lines = walkthrough.lines()
         try:
-            for line in walkthrough.lines():
+            for line in lines:
                 seconds = _run(line, environment)
-                took.append({"command": line, "seconds": round(seconds, 1)})
+                took.append({"command": line, "seconds": round(seconds, 1), "load": round(os.getloadavg()[0], 1)})
                 print(f"{time.monotonic() - began:7.1f} s  {seconds:6.1f} s  {line}", flush=True)
+                rows.update("first_hour", "commands", _walked(took, len(took) == len(lines)), REPORT)
         except BaseException:
             subprocess.run(["kind", "delete", "cluster"], env=environment, check=False, timeout=300)
             raise
-        total = round(time.monotonic() - began, 1)
-        rows.update("first_hour", "commands", {"total_seconds": total, "commands": took}, REPORT)
 
 
-def _environment(docker: Docker, folder: Path, node: str, redis: str) -> dict[str, str]:
+def _walked(took: list[Took], is_whole: bool) -> Took:
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"at": at, "to_its_end": is_whole, "reached_seconds": reached(took), "commands": took}
+
+
+def reached(took: list[Took]) -> dict[str, float]:
+    """Seconds from the first command to each milestone, as far as the walk came. Pure."""
+    found: dict[str, float] = {}
+    left = list(MILESTONES.items())
+    total = 0.0
+    for one in took:
+        total += one["seconds"]
+        if left and one["command"].startswith(left[0][1]):
+            found[left.pop(0)[0]] = round(total, 1)
+    return found
+
+
+def _environment(docker: Docker, folder: Path, node: str, others: list[str]) -> dict[str, str]:
     shim = folder / "kind"
-    words = {"kind": binaries.kind(), "image": node, "python": sys.executable, "redis": redis}
-    shim.write_text(SHIM.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
+    words = {"kind": binaries.kind(), "image": node, "python": sys.executable}
+    quoted = {name: shlex.quote(str(word)) for name, word in words.items()}
+    shim.write_text(SHIM.format(**quoted, others=shlex.join(others)))
     shim.chmod(0o755)
     programs = [str(folder), str(binaries.kubernetes_folder()), str(binaries.helm().parent)]
     path = ":".join([*programs, docker.environment["PATH"]])

@@ -23,24 +23,6 @@ ENDS = re.compile(r"\b(?:which|that|who|whose|when|where|before|through|with|to)
 NAMED = re.compile(r"`([A-Za-z_][\w.]*)`")
 
 MOST_WORDS = 12
-OTHER_ROOMS = ("surefoot.protocol", "surefoot.data", "surefoot.integrations.dcp")
-"""Where first lines are longer yet."""
-
-SHORT_ROOMS = (
-    *(
-        "surefoot.drain",
-        "surefoot.errors",
-        "surefoot.geometry",
-        "surefoot.ipc.backend",
-        "surefoot.launcher",
-        "surefoot.linux_process",
-        "surefoot.logs",
-    ),
-    *("surefoot.metrics", "surefoot.schedule", "surefoot.settings", "surefoot.task_set", "surefoot.tiers"),
-    *("surefoot_operator.errors", "surefoot_operator.extras", "surefoot_operator.fabric.interface"),
-    *("surefoot_operator.metrics", "surefoot_operator.reconcile"),
-)
-"""Where the first lines of all public functions and classes are short. It only ever gains entries."""
 
 PROTOCOLS = {"surefoot.tiers.tier": "Tier", "surefoot_operator.fabric.interface": "Fabric"}
 """What others implement: every method says what it does."""
@@ -129,25 +111,14 @@ def test_claimed_callers_import_the_module() -> None:
     assert false_claims() == {}
 
 
-def test_first_line_of_a_module_is_short() -> None:
-    """The runtime's, but for usage lines of tools: what is read in passing must be understood in passing."""
+def test_first_line_of_modules_and_of_what_is_public_is_short() -> None:
+    """What is read in passing must be understood in passing."""
     long = {}
     for module, tree in modules().items():
-        first = (ast.get_docstring(tree) or "").split("\n\n")[0]
-        words = re.sub(r"`[^`]*`|\([^)]*\)", "x", first).split()
-        if module.startswith("surefoot.") and not module.startswith(OTHER_ROOMS) and len(words) > MOST_WORDS:
-            long[module] = first
-    assert long == {}
-
-
-def test_first_line_of_what_is_public_is_short_in_rooms_that_are_worked_through() -> None:
-    long = {}
-    for module, tree in modules().items():
-        if f"{module}.".startswith(tuple(f"{room}." for room in SHORT_ROOMS)):
-            for name, node in public(tree, module):
-                first = re.split(r"\n\s*\n", ast.get_docstring(node) or "")[0]
-                if len(re.sub(r"`[^`]*`|\([^)]*\)", "x", first).split()) > MOST_WORDS:
-                    long[name] = first
+        for name, node in ((module, tree), *public(tree, module)):
+            first = re.split(r"\n\s*\n", ast.get_docstring(node) or "")[0]
+            if len(re.sub(r"`[^`]*`|\([^)]*\)", "x", first).split()) > MOST_WORDS:
+                long[name] = first
     assert long == {}
 
 

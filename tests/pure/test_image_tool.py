@@ -7,10 +7,12 @@ import json
 import stat
 import tarfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from images import bom, contents, plan, report
+from images import bom, build, contents, plan, report
+from images.docker import Docker
 from images.errors import ImagesError
 from images.recipes import OPERATOR, RUNTIME, Release, build_arguments, pip_settings
 
@@ -217,3 +219,20 @@ def test_every_kind_of_finding_is_a_sentence() -> None:
     assert len(said) == 5 + 1 + len(report.LABELS)
     assert "its user is root, not 65532:65532" in said
     assert "a secret? environment REGISTRY_PASSWORD" in said
+
+
+def test_a_build_of_one_image_keeps_the_rows_of_those_that_are_still_there(tmp_path: Path) -> None:
+    program, file = tmp_path / "docker", tmp_path / "images.json"
+    program.write_text("""#!/bin/sh
+case "$3" in
+there|built) echo '[{"Id": "sha256:1"}]' ;;
+newer) echo '[{"Id": "sha256:2"}]' ;;
+*) echo "Error: No such image: $3" >&2; exit 1 ;;
+esac
+""")
+    program.chmod(0o755)
+    row = {"id": "sha256:1"}
+    file.write_text(json.dumps({"images": dict.fromkeys(("there", "built", "newer", "gone"), row)}))
+    docker = Docker(str(program))
+    assert build.rows_of_others(docker, file, ["built"]) == {"there": row}
+    assert build.rows_of_others(docker, tmp_path / "none.json", []) == {}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chart import walkthrough
 from cluster.kind import task_pid
-from images import runtime
+from images import build, runtime
+from kind import __main__ as tool
+from kind import first_hour, stand_ins
 from kind.node_image import image_names
+from support.servers import s3_server
 
 TASKS = """TASK                PID     STATUS
 aaa                 101     RUNNING
@@ -23,6 +28,15 @@ bbb                 102     STOPPED
 @pytest.mark.parametrize(("container", "pid"), [("aaa", 101), ("bbb", None), ("ccc", None)])
 def test_a_containers_first_process_is_read_of_the_tasks_that_run(container: str, pid: int | None) -> None:
     assert task_pid(TASKS, container) == pid
+
+
+MAKEFILE = (build.PROJECT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", re.findall(r"^\t\$\(KIND\) (.+)$", MAKEFILE, re.MULTILINE))
+def test_each_line_of_the_makefile_asks_for_a_verb_that_is_there(words: str) -> None:
+    """`install` once had its work, and no parser: `make kind-up` ended there."""
+    assert callable(tool._options(words.split()).do)
 
 
 def test_images_are_found_by_component() -> None:
@@ -66,3 +80,22 @@ def test_a_container_is_asked_for_without_what_needs_the_capability(tmp_path: Pa
     assert done.stdout.split() == command[1:], "runc is asked what was asked"
     found = json.loads(config.read_text())["process"] if verb == "create" else json.loads(process.read_text())
     assert found == {"args": ["sh"], "capabilities": {"bounding": ["CAP_CHOWN"], "effective": []}}
+
+
+def test_the_walk_reaches_every_milestone_in_its_order() -> None:
+    took = [{"command": line, "seconds": 1.0} for line in walkthrough.lines()]
+    found = first_hour.reached(took)
+    assert list(found) == list(first_hour.MILESTONES)
+    assert sorted(found.values()) == list(found.values())
+
+
+def test_a_walk_that_ended_before_the_fault_recovered_from_none() -> None:
+    """The whole world is waited for before the kill too."""
+    kill = next(number for number, line in enumerate(walkthrough.lines()) if line.startswith("docker kill"))
+    took = [{"command": line, "seconds": 1.0} for line in walkthrough.lines()[:kill]]
+    assert list(first_hour.reached(took)) == ["images", "cluster", "chart", "job"]
+
+
+def test_the_s3_server_that_stands_in_bears_the_name_that_the_example_has() -> None:
+    name = stand_ins.s3_name(stand_ins.S3_SERVER.read_text(encoding="utf-8"))
+    assert name.rpartition(":")[2] == s3_server.VERSION

@@ -28,12 +28,14 @@ def _many(first: int, count: int, processes: int) -> int:
     phases: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     struck: Counter[str] = Counter()
+    lossless: Counter[str] = Counter()
     failed: list[Outcome] = []
     with multiprocessing.Pool(processes) as pool:
         for outcome in pool.imap_unordered(simulate, range(first, first + count), chunksize=10):
             phases[outcome.phase] += 1
             totals.update(events=outcome.events, epochs=outcome.epochs, drops=outcome.drops, deletes=outcome.deletes)
             struck.update(outcome.faults)
+            lossless.update(outcome.lossless)
             if outcome.violation is not None:
                 failed.append(outcome)
                 if len(failed) <= SHOWN:
@@ -43,6 +45,7 @@ def _many(first: int, count: int, processes: int) -> int:
     figures = ", ".join(f"{value:,} {name}" for name, value in totals.items())
     print(f"{count} seeds in {seconds:.0f} s ({count / seconds:.1f} a second): {figures}; ended {dict(phases)}")
     print("faults: " + ", ".join(f"{kind} {number:,}" for kind, number in sorted(struck.items())))
+    print("judged to cost no step: " + ", ".join(f"{kind} {number:,}" for kind, number in sorted(lossless.items())))
     print(f"{len(failed)} violations" if failed else "no violation")
     return 1 if failed else 0
 

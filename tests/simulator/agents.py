@@ -6,14 +6,15 @@ Forking, reaping, flushing and hosting a store take their time; the line to the 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulator.caretakers import Keeper
 from simulator.drains import DrainRunner
-from simulator.engine import Line, Process, Refusal, Unavailable
-from simulator.tiers import Holder, Piece
+from simulator.engine import Line, Process
+from simulator.errands import Errands
+from simulator.tiers import Holder
 from simulator.trainers import Trainer
+from simulator.wiring import wire
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.memory import save_progress as saves
@@ -43,7 +44,7 @@ class Agent:
         self._done: dict[Checkpoint, dict[int, int]] = {}
         self.saved: tuple[Checkpoint, int] | None = None
         self.book = saves.SaveTracker()
-        self.promoting: set[RankSave] = set()
+        self._errands = Errands(self)
         rng = self.engine.rng
         self.engine.after(rng.uniform(0.01, 0.2), self.process, self.dial)
         self.engine.after(rng.choice((0.02, 0.5, 1.0, 1.5)), self.process, self.warm, True)
@@ -59,7 +60,7 @@ class Agent:
         if operator is None or not self.network.reaches(self.node, operator.process.site):
             self.engine.after(self.engine.rng.uniform(0.1, 0.4), self.process, self.dial)
             return
-        self.line = Line(self.network, self.process, operator.process)
+        self.line = Line(self.network, self.process, operator.process, wire(self.pod.version, operator.version))
         self.line.hear[self.process] = self._hear
         line = self.line
         self.line.broken[self.process] = lambda: self._broken(line)
@@ -82,7 +83,7 @@ class Agent:
             line.close(self.process)
             self.engine.after(self.engine.rng.uniform(0.02, 0.5), self.process, self.dial)
 
-    def _send(self, message: said.FromAgent) -> None:
+    def say(self, message: said.FromAgent) -> None:
         if self.line is not None:
             self.line.send(self.process, message)
 
@@ -92,15 +93,21 @@ class Agent:
         self.tell(on.Ticked(self.engine.now))
         self.engine.after(0.5, self.process, self._beat_forever)
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it says that it was told to end."""
+        return self.life.leaving is not None
+
     def beat(self) -> None:
         life = self.life
         pending = sorted({c for d in self.drains.values() for c in d.state.pending()})
         settled = self.book.settled(life.started, len(life.ranks), life.progress.settled.upto)
-        self._send(
+        self.say(
             said.Heartbeat(
                 epoch=life.running, stopped=life.stopped, warm=life.warm,
                 pending=tuple(pending), saved=self.saved[0] if self.saved else None,
                 copies=self.saved[1] if self.saved else 0, progress=replace(life.progress, settled=settled),
+                leaving=self.leaving,
             )
         )  # fmt: skip
 
@@ -121,20 +128,17 @@ class Agent:
             case said.Retire(_, exit_code):
                 self.tell(on.LeaveAsked(exit_code))
             case said.ListPersistent(request, manifests=False, layouts=wanted):
-                self._send(said.Listing(request, layouts=dict.fromkeys(wanted or (), "")))
+                self._errands.tell_layouts(request, wanted or ())
             case said.ListPersistent(request):
-                self._list(request)
+                self._errands.tell_listing(request)
             case said.RepairSave():
-                self._repair(message)
+                self._errands.repair(message)
             case said.LookAtHolders(request, holders):
-                self._look(request, [e.holder for e in holders])
+                self._errands.look_at(request, [e.holder for e in holders])
             case said.PromoteSave(saves=saves):
-                for save in saves:
-                    if save not in self.promoting:
-                        self.promoting.add(save)
-                        self.engine.after(0.5, self.process, self._promote, save)
+                self._errands.upload(saves)
             case said.DropPersistent(request, checkpoints):
-                self._drop_persistent(request, checkpoints)
+                self._errands.drop_persistent(request, checkpoints)
             case said.Refused(_, retry):
                 if not retry:
                     self.tell(on.LeaveAsked(1))
@@ -158,7 +162,7 @@ class Agent:
         rng = self.engine.rng
         match command:
             case on.Send(message):
-                self._send(message)
+                self.say(message)
             case on.Beat():
                 self.beat()
             case on.StartStore(epoch):
@@ -229,6 +233,7 @@ class Agent:
             runner = self.drains[trainer.local] = DrainRunner(self, self._freed)
             self._aim(runner)
         self.book = saves.staged(self.book, save)
+        self.engine.after(0.0004, self.process, self.beat)  # what is pending must be known before anybody says Stopped
         staged = runner.stage(save, trainer.assign.world, content)
         if not staged:
             self.book = saves.lost(self.book, save)
@@ -260,135 +265,3 @@ class Agent:
         ):
             self.saved = (save.checkpoint, min(ranks.values()))
             self.beat()
-
-    # ---- errands for the leader -------------------------------------------------------------------------------------
-
-    def _list(self, request: int) -> None:
-        tier = self.simulation.persistent
-
-        def done(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                self._send(said.Listing(request, error=str(answer)))
-            else:
-                found, left = answer
-                self._send(said.Listing(request, tuple(m.to_json() for m in found), left_out=left))
-
-        def listed() -> Any:
-            assert tier is not None
-            self.simulation.oracle.eyes.served.setdefault(request, self.engine.now)
-            return tier.listing()
-
-        if tier is None:
-            self._send(said.Listing(request, error="there is no persistent tier"))
-        else:
-            self.engine.after(
-                tier.slow(), self.process, self.network.call, self.process, tier.process, listed, done, 2.0
-            )
-
-    def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
-        """A good copy of a rank save: (entry, pieces), or None."""
-        if not sources:
-            done(None)
-            return
-        source = sources[0]
-
-        def answered(answer: Any) -> None:
-            good = isinstance(answer, tuple) and answer[1] is not None and len(answer[1]) == 2
-            if good and not any(p.damaged for p in answer[1]):
-                done(answer)
-            else:
-                self._fetch(save, sources[1:], done)
-
-        self.network.call(self.process, source.process, lambda: (source.index.get(save), source.get(save)), answered)
-
-    def _look(self, request: int, holders: list[HolderId]) -> None:
-        """Whether each gives its index; those are asked at once, and the answer is made when the last has come."""
-        seen: dict[HolderId, str] = {}
-
-        def answered(holder: HolderId, answer: Any) -> None:
-            seen[holder] = str(answer) if isinstance(answer, Unavailable | Refusal) else ""
-            if len(seen) == len(set(holders)):
-                trouble = tuple(seen[one] for one in holders)
-                self._send(said.Sighting(request, tuple(not t for t in trouble), trouble))
-
-        for one in dict.fromkeys(holders):
-            known = self.holder(one)
-            if known is None:
-                answered(one, Unavailable("nobody has heard of it"))
-            else:
-                call = self.network.call
-                call(self.process, known.process, lambda known=known: len(known.index), partial(answered, one))
-
-    def _repair(self, order: said.RepairSave) -> None:
-        source, target = self.holder(order.source), self.holder(order.target)
-
-        def reply(error: str | None) -> None:
-            self._send(said.Repaired(order.request, error))
-
-        def write(part: int, entry: Any, pieces: tuple[Piece, ...]) -> None:
-            assert target is not None
-            if part == len(pieces):
-                operation: Any = lambda: target.commit(entry, order.epoch)  # noqa: E731
-            else:
-                operation = lambda: target.put(order.save, pieces[part])  # noqa: E731
-
-            def done(answer: Any) -> None:
-                if isinstance(answer, Unavailable | Refusal):
-                    reply(str(answer))
-                elif part == len(pieces):
-                    reply(None)
-                else:
-                    write(part + 1, entry, pieces)
-
-            self.network.call(self.process, target.process, operation, done)
-
-        if source is None or target is None:
-            reply("gone")
-            return
-        self._fetch(order.save, [source], lambda got: reply("unreadable") if got is None else write(0, *got))
-
-    def _promote(self, save: RankSave) -> None:
-        tier = self.simulation.persistent
-        if tier is None:
-            return
-
-        def uploaded(answer: Any) -> None:
-            error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
-            self.promoting.discard(save)
-            self._send(said.Persisted(save, error, 1000, 0.1))
-
-        def fetched(got: Any) -> None:
-            if got is None:
-                self.promoting.discard(save)
-                self._send(said.Persisted(save, "no copy can be read"))
-                return
-            entry, pieces = got
-
-            def chunks_done(answer: Any) -> None:
-                if isinstance(answer, Unavailable | Refusal):
-                    uploaded(answer)
-                else:
-                    self.network.call(self.process, tier.process, lambda: tier.commit(entry), uploaded, 2.0)
-
-            slow = self.engine.rng.uniform(0.05, 0.5) if tier.slow_put is None else tier.slow_put()
-            self.engine.after(
-                slow, self.process, self.network.call, self.process, tier.process,
-                lambda: tier.put(save, pieces), chunks_done, 2.0,
-            )  # fmt: skip
-
-        sources = [h for e in self.endpoints if (h := self.holder(e.holder)) is not None]
-        self._fetch(save, sources, fetched)
-
-    def _drop_persistent(self, request: int, checkpoints: tuple[Checkpoint, ...]) -> None:
-        tier = self.simulation.persistent
-        if tier is None or not checkpoints:
-            self._send(said.PersistentDropped(request))
-            return
-
-        def done(answer: Any) -> None:
-            if isinstance(answer, Unavailable | Refusal):
-                self._send(said.PersistentDropped(request, str(answer)))
-            else:
-                self._drop_persistent(request, checkpoints[1:])
-
-        self.network.call(self.process, tier.process, lambda: tier.delete(checkpoints[0]), done, 2.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.engine import Refusal, Unavailable
+from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
 from surefoot.protocol.completeness import TierReading, watermark
 from surefoot.protocol.identities import HolderId, RankSave
@@ -30,6 +31,7 @@ class Keeper:
         self._agent = agent
         self._alone_since: float | None = None
         self._busy = False
+        self._known = KnownLayouts()
 
     def look(self) -> None:
         """Begins a round if this agent must; called now and then."""
@@ -58,10 +60,13 @@ class Keeper:
                     self._busy = False
                     return
                 found[holder.id] = answer[1]
+                self._known.learn(answer[2])
             self._read(epoch, rest[1:], found)
 
         network = self._agent.network
-        network.call(self._agent.process, holder.process, lambda: (holder.fence, holder.read()), answered)
+        network.call(
+            self._agent.process, holder.process, lambda: (holder.fence, holder.read(), holder.good_layouts()), answered
+        )
 
     def _keep(self, epoch: int, found: dict[HolderId, tuple[RankManifest, ...]]) -> None:
         assign, simulation = self._agent.life.assign, self._agent.simulation
@@ -71,7 +76,9 @@ class Keeper:
         lineage = tuple(LineageEntry(*entry) for entry in assign.lineage)
         domains = {name: name.node for name in found}
         replicas = simulation.settings.replicas
-        water = watermark(TierReading(found, None), lineage, epoch, frozenset(), simulation.covers, domains, replicas)
+        water = watermark(
+            TierReading(found, None), lineage, epoch, frozenset(), self._known.covers({}), domains, replicas
+        )
         if water is None:
             self._busy = False
             return

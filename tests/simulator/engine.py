@@ -13,7 +13,12 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from surefoot.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from simulator.wiring import Wire
 
 Action = Callable[..., None]
 
@@ -227,8 +232,8 @@ CLOSED = object()
 class Line:
     """An ordered connection of two processes: what is sent arrives in order, or the line breaks."""
 
-    def __init__(self, network: Network, one: Process, other: Process) -> None:
-        self.network = network
+    def __init__(self, network: Network, one: Process, other: Process, wire: Wire | None = None) -> None:
+        self.network, self._wire = network, wire
         self.ends = (one, other)
         self.hear: dict[Process, Callable[[Any], None]] = {}
         self.broken: dict[Process, Callable[[], None]] = {}
@@ -244,8 +249,10 @@ class Line:
         if not self._open[sender]:
             return
         target = self.peer(sender)
-        self._flying[target].append(message)
-        self.network.engine.after(self.network.delay(), target, self._arrive, target)
+        wired = self._wire is not None and message is not CLOSED
+        for packed in self._wire.packed(message) if wired and self._wire is not None else [message]:
+            self._flying[target].append(packed)
+            self.network.engine.after(self.network.delay(), target, self._arrive, target)
 
     def close(self, by: Process) -> None:
         """This end hangs up; the other hears of it after everything that was sent."""
@@ -284,7 +291,14 @@ class Line:
         if message is CLOSED:
             self._leave(target)
             self.broken[target]()
-        else:
+            return
+        if self._wire is not None:
+            try:
+                message = self._wire.unpacked(message)
+            except ProtocolError:
+                self.cut()
+                return
+        if message is not None:
             self.hear[target](message)
 
     def _leave(self, end: Process) -> None:

@@ -13,7 +13,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import DeleteWorker, DropSaves, Plan
+from surefoot_operator.policy.actions import DeleteWorker, DropPersisted, DropSaves, Plan
 from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ PILE = 8
 HEARD_SECONDS = 1.0
 """Whoever said something so lately is there."""
 
+INFINITE = float("inf")
 LISTED_SECONDS = 65.0
 """So often the persistent tier is listed and tidied at least."""
 
@@ -78,6 +79,8 @@ class Eyes:
         if world is None or old == world:
             return
         if world.state == "Committed":
+            if self.simulation.store.status.world != old:
+                return  # decided over what is past, by a reading that came late: the write compares the world, and is refused
             self._looked_for(observed, new)
             self._listed_last(by, observed, world.epoch)
         elif old is not None and old.state == "Committed":
@@ -135,6 +138,8 @@ class Eyes:
         incident = new.incidents[-1] if new.incidents else None
         self._done_already(observed, new)
         world = observed.status.world
+        if new.incidents == observed.status.incidents:
+            return  # a suspension: no incident of its own
         if incident is None or world is None or incident.kind not in ("agent-lost", "worker-silent", "node-lost"):
             return
         engine, network = self.simulation.engine, self.simulation.network
@@ -189,6 +194,20 @@ class Eyes:
         if unsealed:
             self.oracle.fail(f"{min(going)} is dropped while {unsealed[0]} is coming, which counts among the copies")
 
+    def judged(self, by: Operator, kept: Maintenance) -> None:
+        """Nothing is deleted that a leader's own listing could not read: it may be all that there is."""
+        tier = self.simulation.persistent
+        going = {c for e in kept.actions if isinstance(e, DropPersisted) for c in e.checkpoints}
+        for save, entry in tier.manifests.items() if tier is not None and by.listed_at is not None and going else ():
+            assert tier is not None
+            assert by.listed_at is not None
+            unknown = entry.layout not in by.known.digests | by.sessions.orders.layouts.keys()
+            since = min(
+                tier.damaged.get(save, INFINITE), tier.lost_layouts.get(entry.layout, INFINITE) if unknown else INFINITE
+            )
+            if save.checkpoint in going and since < by.listed_at:
+                self.oracle.fail(f"{save.checkpoint} is deleted, of which {save} could not be read when it was listed")
+
     # ---- what was staged --------------------------------------------------------------------------------------------
 
     def handed_over(self, save: RankSave) -> None:
@@ -241,6 +260,7 @@ class Eyes:
         ripe = [
             save.step for save, at in self.staged.items()
             if save.epoch == epoch and self.room_since < at < simulation.engine.now - CALM_SECONDS
+            and all(other in self.staged for other in oracle.saves_of(save.checkpoint))
         ]  # fmt: skip
         if (
             ripe

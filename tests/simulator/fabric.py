@@ -33,7 +33,11 @@ class Pod:
     phase: str = "Pending"
     exit_code: int | None = None
     deleting: bool = False
+    disrupted: bool = False
+    """Its cluster has said that it will end it."""
     agent: Agent | None = None
+    version: int | None = None
+    """Of its image: what its agents speak."""
 
     @property
     def name(self) -> str:
@@ -53,6 +57,8 @@ class Node:
     """As the API shows it."""
     frozen: bool = False
     signal: str = ""
+    cordoned: bool = False
+    """No pod is put here any more."""
     pods: list[Pod] = field(default_factory=list)
     """What really runs here, whatever the API says."""
 
@@ -82,22 +88,26 @@ class Fabric:
         if self._past is not None:
             return self._past[0]
         return tuple(
-            WorkerSeen(p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting)  # type: ignore[arg-type]
+            WorkerSeen(
+                p.index, p.attempt, p.name, p.uid, p.node, p.phase, p.exit_code, "", p.created, p.deleting, p.disrupted  # type: ignore[arg-type]
+            )
             for p in self.pods.values()
-        )
+        )  # fmt: skip
 
     def seen_nodes(self) -> tuple[NodeSeen, ...]:
         if self._past is not None:
             return self._past[1]
         doubt = "its kubelet was not heard" if self.engine.now < self.doubted_until else ""
-        return tuple(NodeSeen(n.name, n.name, n.ready, signal=n.signal, doubt=doubt) for n in self.nodes.values())
+        return tuple(
+            NodeSeen(n.name, n.name, n.ready, not n.cordoned, signal=n.signal, doubt=doubt) for n in self.nodes.values()
+        )
 
     def free_nodes(self) -> int:
         return len(self._free())
 
     def _free(self) -> list[Node]:
         taken = {p.node for p in self.pods.values() if not p.over and p.node}
-        return [n for n in self.nodes.values() if n.ready and n.alive and n.name not in taken]
+        return [n for n in self.nodes.values() if n.ready and n.alive and not n.cordoned and n.name not in taken]
 
     # ---- what it is told --------------------------------------------------------------------------------------------
 
@@ -127,7 +137,8 @@ class Fabric:
         if key in self.pods:
             return
         self.simulation.oracle.created(order)
-        self.pods[key] = Pod(order.index, order.attempt, f"uid{self.simulation.next_number()}", self.engine.now)
+        uid, version = f"uid{self.simulation.next_number()}", self.simulation.pod_version
+        self.pods[key] = Pod(order.index, order.attempt, uid, self.engine.now, version=version)
         self.engine.after(self.engine.rng.uniform(0.02, 0.2), self.engine.environment, self._schedule, key, order)
 
     def _schedule(self, key: tuple[int, int], order: CreateWorker) -> None:
@@ -146,6 +157,9 @@ class Fabric:
     def _start(self, pod: Pod) -> None:
         node = self.nodes[pod.node or ""]
         if pod.over or self.pods.get((pod.index, pod.attempt)) is not pod:
+            return
+        if pod.deleting:
+            self._forget(pod)  # no kubelet starts what is to go
             return
         if not node.alive:
             self._over(pod, None, "Failed")
@@ -180,14 +194,15 @@ class Fabric:
         if pod.agent is None:
             self._forget(pod)
             return
-        now = self.engine.now
-        self.engine.after(
-            self.engine.rng.uniform(0.0, 0.2),
-            pod.agent.process,
-            pod.agent.tell,
-            on.DepartureAsked(143, Departure(now + 5.0, now + 10.0)),
-        )
+        self.ask_to_leave(pod)
         self.engine.after(30.0, self.engine.environment, self._end, pod)
+
+    def ask_to_leave(self, pod: Pod) -> None:
+        """SIGTERM of a pod's agent, by whoever sends it."""
+        if pod.agent is not None:
+            now = self.engine.now
+            event = on.DepartureAsked(143, Departure(now + 5.0, now + 10.0))
+            self.engine.after(self.engine.rng.uniform(0.0, 0.2), pod.agent.process, pod.agent.tell, event)
 
     def _garbage(self, pod: Pod) -> None:
         """The kubelet ends what the API no longer wants, once it hears of it: late, after a thaw or a partition."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import hindrances, lasting
+from simulator import announced, damage, hindrances, lasting, rollout
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
@@ -32,6 +32,10 @@ def schedule(simulation: Simulation) -> None:
 def _strike(simulation: Simulation, kind: str, duration: float) -> None:
     simulation.struck[kind] += 1
     simulation.machines_struck |= not kind.startswith("trainer")
+    if kind in announced.KINDS or kind in rollout.KINDS:
+        simulation.oracle.lossless.announced(kind)
+    else:
+        simulation.oracle.lossless.struck(0.0, damage=kind in damage.KINDS)
     KINDS[kind][1](simulation, duration)
 
 
@@ -225,36 +229,6 @@ def _take_over(simulation: Simulation) -> None:
                 simulation.engine.after(simulation.engine.rng.uniform(0.0, 0.3), pod.agent.process, pod.agent.redial)
 
 
-def _corrupt(simulation: Simulation, duration: float) -> None:
-    """One stored chunk loses a bit."""
-    node = some_node(simulation)
-    if node is None or node.holder is None or not node.holder.chunks:
-        return
-    key = simulation.engine.rng.choice(sorted(node.holder.chunks))
-    piece = node.holder.chunks[key]
-    simulation.engine.say("FAULT {} damages {} part {}", node.holder.id, *key)
-    node.holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
-
-
-def _unwant_node(simulation: Simulation, duration: float) -> None:
-    """Not a fault at all: somebody wants the node left, which works on."""
-    node = some_node(simulation)
-    if node is None:
-        return
-    simulation.engine.say("{} is to be left for {:.1f} s", node.name, duration)
-    node.signal = "it bears the label health=poor"
-    later(simulation, duration, setattr, node, "signal", "")
-
-
-def _delete_pod(simulation: Simulation, duration: float) -> None:
-    """Not a fault either: somebody deletes a pod, which is given time to leave."""
-    pods = [pod for pod in _pods(simulation) if not pod.deleting]
-    if pods:
-        victim = simulation.engine.rng.choice(pods)
-        simulation.engine.say("{} is deleted", victim.name)
-        simulation.fabric.delete_gently(victim)
-
-
 def _answer(simulation: Simulation, answers: Literal["no", "late", "never"], duration: float) -> None:
     fabric = simulation.fabric
     simulation.engine.say("FAULT the API answers {} about pods for {:.1f} s", answers, duration)
@@ -298,13 +272,14 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "persistent tier is away": (1, _part_persistent),
     "operator dies": (2, _kill_operator),
     "operator freezes, another leads": (2, _freeze_operator),
-    "chunk is damaged": (1, _corrupt),
+    "chunk is damaged": damage.KINDS["chunk is damaged"],
     "pods are refused": (1, _refuse_pods),
     "pods are made late": (1, _delay_pods),
     "answers about pods are lost": (1, _lose_answers),
     **hindrances.KINDS,
     **lasting.KINDS,
-    "node is to be left": (0, _unwant_node),
-    "pod is deleted": (0, _delete_pod),
+    **damage.KINDS,
+    **announced.KINDS,
+    **rollout.KINDS,
 }
 """With how often each is drawn; at 0 only where it is named."""

@@ -126,7 +126,7 @@ def _slow_listings(simulation: Simulation, duration: float) -> None:
     if tier is None:
         return
     simulation.engine.say("FAULT listings take up to a minute for {:.1f} s", LASTING * duration)
-    _unkind(simulation, LASTING * duration + 60.0)
+    unkind(simulation, LASTING * duration + 60.0)
     tier.slow = lambda: rng.uniform(1.0, 60.0)
     until = simulation.engine.now + LASTING * duration + 62.0
     simulation.listings_slow_until = max(simulation.listings_slow_until, until)
@@ -140,24 +140,12 @@ def _fail_objects(simulation: Simulation, duration: float) -> None:
         return
     share = rng.choice((0.1, 0.3, 0.6))
     simulation.engine.say("FAULT {:.0%} of the tier's requests fail for {:.1f} s", share, duration)
-    _unkind(simulation, duration)
+    unkind(simulation, duration)
     tier.failing = lambda: rng.random() < share
     later(simulation, duration, setattr, tier, "failing", lambda: False)
 
 
-def _damage_record(simulation: Simulation, duration: float) -> None:
-    """A manifest loses a bit, or its file. The last step's stay: a job that has ended looks no more."""
-    tier, steps = simulation.persistent, simulation.settings.steps
-    found = [save for save in sorted(tier.manifests) if save.step < steps] if tier is not None else []
-    if tier is None or not found:
-        return
-    victim = simulation.engine.rng.choice(found)
-    simulation.engine.say("FAULT the manifest of {} in the persistent tier is damaged", victim)
-    _unkind(simulation, 0.0)
-    tier.damaged.add(victim)
-
-
-def _unkind(simulation: Simulation, seconds: float) -> None:
+def unkind(simulation: Simulation, seconds: float) -> None:
     simulation.persistent_unkind = True
     disturb(simulation, "persistent")
     simulation.faults_until = max(simulation.faults_until, simulation.engine.now + seconds)
@@ -194,7 +182,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "API is away": (1, _go_away),
     "listings are slow": (1, _slow_listings),
     "objects fail": (1, _fail_objects),
-    "record is damaged": (1, _damage_record),
     "clock differs": (1, _skew),
     "operator is busy": (1, _busy),
 }

@@ -42,23 +42,28 @@ class Liveness:
             self._able_since = None
         elif self._able_since is None:
             self._able_since = engine.now
-        elif engine.now - max(self._able_since, self._oracle.stepped_at) > self._patience():
+        elif engine.now > self._due(max(self._able_since, self._oracle.stepped_at)):
             status = self._oracle.simulation.store.status
+            since = engine.now - max(self._able_since, self._oracle.stepped_at)
             self._oracle.fail(
-                f"no step for {self._patience():.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
+                f"no step for {since:.0f} s though {self._oracle.simulation.settings.least_workers} workers could train:"
                 f" epoch {status.world and status.world.epoch} {status.world and status.world.state}; {status.message}"
             )
         engine.after(1.0, engine.environment, self.watch_liveness)
 
-    def _patience(self) -> float:
-        """A listing that decides may take its minute; one that does not decide may not."""
+    def _due(self, since: float) -> float:
+        """When a step must have been made: a claim with its checkpoint in memory has its own time, from the claim on.
+
+        A listing that decides may take its minute; one that does not decide may not.
+        """
         simulation = self._oracle.simulation
         status, now = simulation.store.status, simulation.engine.now
         claimed = status.world is not None and status.world.state == "Claimed"
         in_memory = self.readable(in_memory=True) if claimed else None
+        due = since + LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
         if in_memory is not None and not any(map(self._struck, self._oracle.disturbed)):
-            return RECOVERING_SECONDS
-        return LIVELY_SECONDS + (65.0 if now < simulation.listings_slow_until else 0.0)
+            return min(due, max(since, self._oracle.claimed_at) + RECOVERING_SECONDS)
+        return due
 
     def _able(self) -> bool:
         """Whether an operator and enough workers are well, and see each other and the persistent tier."""
@@ -81,7 +86,12 @@ class Liveness:
             cut -= {(one, other) for one, other in cut if {one, other} - holders == {"operator"}}
         if cut:
             return False
-        if simulation.store.away or simulation.plan_seconds > 0.1 or (tier is not None and tier.failing()):
+        if (
+            simulation.job.spec.suspend
+            or simulation.store.away
+            or simulation.plan_seconds > 0.1
+            or (tier is not None and tier.failing())
+        ):
             return False
         settings = simulation.settings
         return len(well) >= (settings.workers if settings.tied else settings.least_workers)

@@ -27,26 +27,35 @@ MOST_SECONDS = 120.0
 
 
 def noticed(mutation: Mutation, most_seeds: int, most_seconds: float) -> dict[str, object]:
-    """What became of it: by which check it was found, under which seed, and after how many seconds of CPU."""
+    """What became of it: by which check it was found, under which seed, and after how many seconds of CPU.
+
+    A seed that shows a violation without the mutation too finds nothing; it is passed over.
+    """
     began, seed = time.process_time(), 0
     found: dict[str, object] = {"name": mutation.name, "found": False, "redundant": mutation.redundant}
-    with broken(mutation):
-        while seed < most_seeds and time.process_time() - began < most_seconds:
-            try:
-                outcome = simulate(seed, mutation.settings, mutation.rules, mutation.decisions)
-                check, said = outcome.check, outcome.violation
-            except (AssertionError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as error:
-                check, said = "crash", f"{type(error).__name__}: {error}"
-            if said is not None:
-                found |= {"found": True, "check": check, "seed": seed, "violation": said}
-                break
-            seed += 1
-        if not found["found"] and mutation.scope is not None:
-            try:
+    while seed < most_seeds and time.process_time() - began < most_seconds:
+        check, said = _violation(seed, mutation)
+        if said is not None and simulate(seed, mutation.settings).violation is None:
+            found |= {"found": True, "check": check, "seed": seed, "violation": said}
+            break
+        seed += 1
+    if not found["found"] and mutation.scope is not None:
+        try:
+            with broken(mutation):
                 Search(mutation.scope).run()
-            except Found as way:
-                found |= {"found": True, "check": "exhaustive search", "seed": None, "violation": str(way)}
+        except Found as way:
+            found |= {"found": True, "check": "exhaustive search", "seed": None, "violation": str(way)}
     return found | {"seeds": seed, "seconds": round(time.process_time() - began, 1)}
+
+
+def _violation(seed: int, mutation: Mutation) -> tuple[str | None, str | None]:
+    """The check that one run with the broken rule violates, and its sentence."""
+    try:
+        with broken(mutation):
+            outcome = simulate(seed, mutation.settings, mutation.rules, mutation.decisions)
+    except (AssertionError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as error:
+        return "crash", f"{type(error).__name__}: {error}"
+    return outcome.check, outcome.violation
 
 
 def _one(given: tuple[int, int, float]) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """One operator instance: the real policy, sessions, orders and desired messages, with I/O that takes time, fails and can be cut.
 
-It does what the reconciler does: observe, plan, write status by compare-and-swap, then carry out the actions in their
-order, each at a later moment, so that a crash or a freeze can fall between any two. Several may believe to lead.
+It observes, plans, writes status by compare-and-swap, then acts: a crash or a freeze can fall between any two actions.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from simulator.clocks import LeaderClock
 from simulator.dropping import Dropping
 from simulator.engine import Line, Process, Refusal, Unavailable
 from simulator.janitor import Janitor
+from simulator.layouts import KnownLayouts
 from simulator.tiers import Holder
 from simulator.views import Connection, Todo, Uploads, Watch
 from surefoot.protocol import messages as said
@@ -34,6 +34,7 @@ class Operator:
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.simulation, self.engine, self.network = simulation, simulation.engine, simulation.network
         self.process = Process(f"operator {number}", "operator")
+        self.version = simulation.operator_version
         self.clock = LeaderClock(self.engine, simulation.skew_seconds, simulation.drift)
         self.sessions = sessions.begin("job", self.now)
         self.connections: list[Connection] = []
@@ -46,6 +47,7 @@ class Operator:
         self.listed_at: float | None = None
         """When the persistent tier gave what this operator last took for its listing."""
         self.read_at: dict[HolderId, float] = {}
+        self.known = KnownLayouts()
         self.applying = False
         self.outdated = False
         """Another one leads: its lease keeps it from writing, and its watch stands still. It does not know yet."""
@@ -102,8 +104,9 @@ class Operator:
         return session is not None and session.seen.incarnation == connection.incarnation
 
     def _broken(self, connection: Connection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
+        if connection not in self.connections:
+            return  # its agent has come on another line since
+        self.connections.remove(connection)
         if connection.worker is not None and self._current(connection):
             self.sessions = sessions.broken(self.sessions, connection.worker, self.now)
         self.poke()
@@ -170,8 +173,9 @@ class Operator:
             holders=self._holders(),
             persistent=order.persistent,
             hold=order.hold.seen if order.hold is not None else None,
-            covers=simulation.covers,
+            covers=self.known.covers(order.layouts),
             promoted=order.promoted,
+            stumbled=order.stumbled,
             sights=order.sights,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
@@ -199,7 +203,7 @@ class Operator:
         plan = self.simulation.decide(self, observed)
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
-            kept = self.simulation.upkeep(replace(observed, status=status), self.pinned)
+            kept = self.simulation.upkeep(self, replace(observed, status=status))
             status, errands, self.pinned = kept.status, kept.actions, kept.pinned
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
@@ -217,12 +221,7 @@ class Operator:
             if not self.simulation.store.patch(self, status, observed.status):
                 self.engine.say("{}: status moved, planning again", self.process.name)
                 self._applied()
-                unkind = (
-                    self.outdated
-                    or self.simulation.store.away
-                    or self.simulation.store.lag_seconds
-                    or self.simulation.store.losing
-                )
+                unkind = self.outdated or self.simulation.store.unkind
                 self.engine.after(0.5 if unkind else 0.0, self.process, self.poke)
                 return
             self._status = status
@@ -276,7 +275,7 @@ class Operator:
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
-                    order = orders.list_persistent(order, max(there), epoch, now)
+                    order = orders.list_persistent(order, max(there), epoch, now, known=self.known.digests)
             case act.LookAround(worker, epoch, holders):
                 order = orders.look(order, worker, epoch, holders, now)
             case act.ProposeHold(epoch, step, verb):
@@ -284,7 +283,8 @@ class Operator:
                 everyone = [WorkerId(m.index, m.attempt) for m in members]
                 order = orders.propose_hold(order, epoch, step, verb, everyone, now)
             case act.CopySave(worker, epoch, save, source, target):
-                order = orders.repair(order, worker, epoch, save, source, target, now)
+                copy = said.RepairSave(0, epoch, save, source, target)
+                order = orders.repair(order, [(worker, copy)], now)
             case Uploads(shares):
                 order = orders.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):
@@ -305,14 +305,15 @@ class Operator:
                 self.watches[holder.id] = Watch(holder.endpoint, "Silent", self.now)
         for identity, watch in list(self.watches.items()):
             actual = self.simulation.holders[identity]
-            known_dead = not actual.process.alive and (
-                not actual.process.silent or not fabric.nodes[identity.node].ready
-            )
-            if known_dead or current.get(identity) is None:
+            if self._is_known_dead(actual) or current.get(identity) is None:
                 self._turn(watch, "Gone")
             elif not watch.busy and self.now - watch.polled >= 0.5 and world is not None:
                 watch.polled = self.now
                 self._provision(watch, actual, world.epoch)
+
+    def _is_known_dead(self, holder: Holder) -> bool:
+        silent = holder.process.silent and self.simulation.fabric.nodes[holder.id.node].ready
+        return not holder.process.alive and not silent
 
     def _turn(self, watch: Watch, state: str) -> None:
         if watch.state != state:
@@ -331,7 +332,8 @@ class Operator:
             if isinstance(answer, Unavailable | Refusal):
                 self._turn(watch, "Silent")
                 return
-            watch.fence, entries = answer
+            watch.fence, entries, layouts = answer
+            self.known.learn(layouts)
             now = self._status.world
             if entries is not None and now is not None and (now.epoch, now.state) == (epoch, "Committed"):
                 changed = (watch.read_epoch, watch.entries) != (epoch, entries)
@@ -344,8 +346,9 @@ class Operator:
         claimed = rule is not None and rule.state == "Claimed"
 
         # while Claimed only SealHolder raises a fence and reads: the drains of the old epoch still have their grace
-        def visit() -> tuple[int, tuple[RankManifest, ...] | None]:
-            return (holder.provision(epoch - 1), None) if claimed else (holder.provision(epoch), holder.read())
+        def visit() -> tuple[int, tuple[RankManifest, ...] | None, frozenset[str]]:
+            fence = holder.provision(epoch - 1 if claimed else epoch)
+            return fence, None if claimed else holder.read(), holder.good_layouts()
 
         self.network.call(self.process, holder.process, visit, done, CALL_LIMIT_SECONDS)
 
@@ -356,8 +359,7 @@ class Operator:
         if watch.busy:
             self.engine.after(0.02, self.process, self._seal, identity, epoch)
             return
-        watch.sealing = True
-        watch.busy = True
+        watch.sealing = watch.busy = True
 
         def failed() -> None:
             watch.busy = watch.sealing = False
@@ -372,9 +374,8 @@ class Operator:
                 self.poke()
             else:
                 watch.fence = max(watch.fence or 0, epoch)
-                self.network.call(
-                    self.process, holder.process, lambda: (self.engine.now, holder.read()), read, CALL_LIMIT_SECONDS
-                )
+                look = lambda: (self.engine.now, holder.read(), holder.good_layouts())  # noqa: E731
+                self.network.call(self.process, holder.process, look, read, CALL_LIMIT_SECONDS)
 
         def read(answer: Any) -> None:
             if isinstance(answer, Unavailable | Refusal):
@@ -383,6 +384,7 @@ class Operator:
             watch.busy = watch.sealing = False
             watch.read_epoch, watch.entries = epoch, answer[1]
             self.read_at[identity] = answer[0]
+            self.known.learn(answer[2])
             if self.simulation.rules.list_after_read:
                 self.sessions = replace(self.sessions, orders=orders.void_listing(self.sessions.orders))
             self.simulation.oracle.read(holder, epoch)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from simulator.eyes import Eyes
 from simulator.liveness import Liveness
+from simulator.lossless import Lossless
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
@@ -55,19 +56,16 @@ class Oracle(Watcher):
         """Checkpoints that a leader rightly took for fully replicated: older ones may go, these count as safe."""
         self.hopeless: set[Checkpoint] = set()
         """What some leader said can never become complete."""
-        self.once: set[RankSave] = set()
-        """Rank saves that were committed on some holder, whatever became of them."""
+        self.once: set[RankSave] = set()  # were committed on some holder, whatever became of them
         self.most_kept = 0
         """Checkpoints that one holder had parts of at once."""
-        self.claimed_at = 0.0
-        self.stepped_at = 0.0
+        self.claimed_at = self.stepped_at = 0.0
         self.eyes = Eyes(self)
         self.liveness = Liveness(self)
+        self.lossless = Lossless(self)
         self._read: dict[int, set[HolderId]] = defaultdict(set)
         """Holders that were read for an epoch, whoever led."""
-        self.commits = 0
-        self.drops = 0
-        self.deletes = 0
+        self.commits = self.drops = self.deletes = 0
 
     def fail(self, text: str) -> None:
         raise Violation(f"at {self.simulation.engine.now:.4f}: {text}", sys._getframe(1).f_code.co_name.strip("_"))
@@ -151,7 +149,8 @@ class Oracle(Watcher):
         settings = self.simulation.settings
         if world.size != len(world.members) * settings.local_ranks:
             self.fail(f"world of {world.size} ranks from {len(world.members)} members")
-        if len(world.members) not in settings.allowed_workers:
+        nobody = not world.members and self.simulation.suspended_until >= self.claimed_at
+        if len(world.members) not in settings.allowed_workers and not nobody:
             self.fail(f"a world of {len(world.members)} workers is not allowed: {settings.allowed_workers}")
         if len({m.index for m in world.members}) != len(world.members):
             self.fail("one index is twice in the world")
@@ -167,10 +166,13 @@ class Oracle(Watcher):
             self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
         self._newest(parent, set(new.bad))
         self.eyes.in_time(parent, set(new.bad))
+        self.lossless.committed(parent)
         self.eyes.committed(self._read.pop(world.epoch, set()), new.given_up)
         entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
         if (world.epoch, parent, world.size) not in entries:
             self.fail(f"the lineage does not name epoch {world.epoch}")
+        if parent is None and old.recorded:
+            self.fail(f"epoch {world.epoch} begins at step 0 though something was recorded, and nobody was asked")
         self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
         self.base = world.epoch
         self.commits += 1
@@ -178,7 +180,7 @@ class Oracle(Watcher):
     def _damaged(self, checkpoint: Checkpoint) -> bool:
         """Whether a fault made a record of it unreadable: then it binds nobody."""
         tier = self.simulation.persistent
-        return tier is not None and any(save in tier.damaged for save in self.saves_of(checkpoint))
+        return tier is not None and any(tier.struck(save) for save in self.saves_of(checkpoint))
 
     def _newest(self, parent: Checkpoint | None, bad: set[Checkpoint]) -> None:
         """Nothing newer may be complete on holders that were well all the time since the claim, or persistent."""
@@ -205,13 +207,15 @@ class Oracle(Watcher):
     def _floor(self, old: JobStatus, new: JobStatus) -> None:
         if old.floor == new.floor:
             return
-        if new.floor is None or (old.floor is not None and new.floor.step < old.floor.step):
+        binds = old.floor is not None and not self._damaged(old.floor)
+        if binds and old.floor is not None and (new.floor is None or new.floor.step < old.floor.step):
             self.fail(f"the floor went back from {old.floor} to {new.floor}")
+        if new.floor is None:
             return
         tier = self.simulation.persistent
         if not self.on_path(new.floor, self.base):
             self.fail(f"the floor {new.floor} is not on the lineage of epoch {self.base}")
-        if tier is None or not all(tier.holds(s) for s in self.saves_of(new.floor)):
+        if tier is None or not all(tier.holds(s) or tier.struck(s) for s in self.saves_of(new.floor)):
             self.fail(f"the floor {new.floor} is not complete in the persistent tier")
 
     # ---- tiers ------------------------------------------------------------------------------------------------------
@@ -316,7 +320,7 @@ class Oracle(Watcher):
         self.certified.add(water)
 
     def lost(self, holder: Holder) -> None:
-        """A fault took this instance: its copies count as lost, not as deleted."""
+        """A fault took this instance: its copies count as lost."""
 
     def read(self, holder: Holder, epoch: int) -> None:
         self._read[epoch].add(holder.id)
@@ -371,6 +375,7 @@ class Oracle(Watcher):
             self.fail(f"rank {trainer.rank} did step {trainer.step} of epoch {trainer.assign.epoch} twice")
         self.ledger[key].add(trainer.rank)
         self.stepped_at = self.simulation.engine.now
+        self.lossless.stepped(*key)
         parent = self.parents[trainer.assign.epoch]
         if trainer.step <= (parent.step if parent else 0):
             self.fail(f"step {trainer.step} of epoch {trainer.assign.epoch} lies before its parent")
@@ -391,5 +396,5 @@ class Oracle(Watcher):
         """What a complete job ended with lies in the persistent tier, if every rank ever had it on a holder."""
         found = [c for c in self.states if c.step == self.simulation.settings.steps and self.on_path(c, self.base)]
         whole = [c for c in found if all(save in self.once for save in self.saves_of(c))]
-        if whole and not any(all(tier.holds(save) for save in self.saves_of(c)) for c in found):
+        if whole and not any(all(tier.holds(save) or tier.struck(save) for save in self.saves_of(c)) for c in found):
             self.fail(f"the job is complete, and its last checkpoint {max(whole)} is not in the persistent tier")

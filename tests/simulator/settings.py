@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.spec import (
     CheckpointPolicy,
     ElasticPolicy,
@@ -23,6 +24,7 @@ class Settings:
     nodes: int = 3
     workers: int = 3
     least_workers: int = 1
+    spares: int = 0
     local_ranks: int = 1
     steps: int = 30
     interval: int = 3
@@ -46,6 +48,9 @@ class Settings:
     tied: bool = False
     """The program's loader is each rank's own: only as many ranks as saved can restore."""
 
+    version: int | None = None
+    """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
+
     @property
     def allowed_workers(self) -> range:
         return range(self.least_workers, self.workers + 1)
@@ -60,7 +65,7 @@ def draw(rng: random.Random) -> Settings:
     drawn = Settings(
         nodes=workers + rng.choice((0, 0, 1)),
         workers=workers,
-        least_workers=rng.choice((1, 1, 2)),
+        least_workers=rng.choice((1, 1, 2, workers)),
         local_ranks=local_ranks,
         steps=rng.choice((20, 30, 40)),
         interval=interval,
@@ -71,6 +76,10 @@ def draw(rng: random.Random) -> Settings:
         holder_return_seconds=rng.choice((2.0, 5.0, 10.0)),
         faults=rng.choice((0, 1, 2, 3, 4, 6, 8)),
     )
+    drawn = replace(drawn, version=OLDEST if rng.random() < 0.25 else None)
+    # drawn apart: what a seed did before there were spares it does still, unless it has some
+    spares = random.Random(str(drawn)).choice((0, 0, 0, 1, 2))
+    drawn = replace(drawn, spares=spares, nodes=drawn.nodes + spares)
     return replace(drawn, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
 
 
@@ -91,6 +100,7 @@ def job(settings: Settings) -> TrainingJob:
             template=Template(command=("python", "train.py")),
             replicas=settings.workers,
             nproc_per_node=settings.local_ranks,
+            spares=settings.spares,
             elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
             run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=40.0),
             health_policy=HealthPolicy(step_timeout_seconds=settings.step_timeout_seconds),

@@ -18,6 +18,8 @@ LASTING = 10.0
 
 
 def later(simulation: Simulation, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+    """A fault's next turn, or its end."""
+    simulation.oracle.lossless.struck(seconds)
     simulation.engine.after(seconds, simulation.engine.environment, action, *arguments)
 
 
@@ -28,13 +30,16 @@ def some_node(simulation: Simulation) -> Node | None:
 
 def disturb(simulation: Simulation, *nodes: str) -> None:
     for node in nodes:
+        simulation.troubles[node] += 1
         simulation.oracle.disturbed[node] = INFINITE
 
 
 def calm(simulation: Simulation, *nodes: str) -> None:
-    """What was wrong is over; what was sent meanwhile may still need its time limit."""
+    """One thing that was wrong is over; of several the last counts. What was sent meanwhile may still need its time limit."""
     for node in nodes:
-        simulation.oracle.disturbed[node] = simulation.engine.now + 3.0
+        simulation.troubles[node] = max(0, simulation.troubles[node] - 1)
+        if not simulation.troubles[node]:
+            simulation.oracle.disturbed[node] = simulation.engine.now + 3.0
 
 
 def part(simulation: Simulation, pairs: list[tuple[str, str]], duration: float, both: bool = True) -> None:

@@ -3,14 +3,24 @@
 Those that a seed or two show are tried here; `make mutate` tries them all.
 """
 
+from dataclasses import replace
+
 import pytest
 
+from simulator import mutate
 from simulator.mutations import MUTATIONS, Mutation, broken
 from simulator.world import simulate
 
 MOST_SEEDS = 30
 
 SLOW = frozenset({
+    "a new line is not told which holders there are",
+    "a line speaks the newer version of its ends",
+    "an agent is told of holders as its version does not know",
+    "copies on a node that is left count",
+    "a halted world does not wait for its copies",
+    "a world that told of no step is ended without a halt",
+    "one damaged entry hides all that a holder has",
     "a listing that does not decide is waited for without limit",
     "a listing that takes long is given up and begun again",
     "a node that the cluster doubts is lost",
@@ -67,3 +77,9 @@ def test_every_broken_rule_still_names_what_it_breaks(mutation: Mutation) -> Non
 def test_what_is_left_to_make_mutate_exists() -> None:
     assert {mutation.name for mutation in MUTATIONS} >= SLOW
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 60
+
+
+def test_a_seed_that_fails_without_the_mutation_too_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = replace(simulate(0), violation="said by every run", check="run")
+    monkeypatch.setattr(mutate, "simulate", lambda *_: failed)
+    assert not mutate.noticed(Mutation("nothing is broken"), most_seeds=3, most_seconds=60.0)["found"]

@@ -1,12 +1,15 @@
 """The real decisions under an own clock and a seed: whatever fails, what must hold holds, and the job completes."""
 
 import re
+from collections import Counter
 
 import pytest
 
+from simulator import announced, damage, rollout
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
+from surefoot.protocol.wire import OLDEST
 
 BLOCKS = 20
 SEEDS_PER_BLOCK = 10
@@ -42,6 +45,68 @@ def test_what_is_to_be_left_is_left_in_order_whatever_else_fails(kind: str, bloc
 def test_a_world_tied_to_its_size_waits_for_it_whatever_fails(block: int) -> None:
     for seed in range(block * 5, (block + 1) * 5):
         outcome = simulate(seed, Settings(nodes=4, workers=3, least_workers=1, steps=40, tied=True))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+
+
+SHAPES = ((3, 3, 4), (3, 1, 3), (3, 2, 4), (2, 2, 2), (3, 3, 3))
+"""Workers, the fewest that are allowed, nodes."""
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_what_is_announced_costs_no_step(block: int) -> None:
+    judged: Counter[str] = Counter()
+    for seed in range(block * 8, (block + 1) * 8):
+        workers, least, nodes = SHAPES[seed % len(SHAPES)]
+        wish = Settings(
+            nodes=nodes, workers=workers, least_workers=least, steps=60, interval=(1, 3, 50)[seed % 3], replicas=1 + seed % 2,
+            persistent_interval=(None, 6)[seed // 2 % 2], faults=1 + seed % 4, kinds=tuple(announced.KINDS),
+        )  # fmt: skip
+        outcome = simulate(seed, wish)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        judged.update(outcome.lossless)
+    assert judged.total() >= 15
+    assert len({one.partition(", ")[0] for one in judged} & set(announced.KINDS)) >= 4
+
+
+SPARED_FROM = ("node dies", "node freezes", "agent dies", "trainer dies", "operator dies", "pod is deleted",
+               "node is drained", "node is to be left")  # fmt: skip
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_spares_answer_losses_and_are_replaced(block: int) -> None:
+    taken = 0
+    for seed in range(block * 6, (block + 1) * 6):
+        wish = Settings(
+            nodes=5 + seed % 2, workers=3, least_workers=(3, 2, 1)[seed % 3], spares=1 + seed % 2, steps=60,
+            interval=(1, 3, 50)[seed % 3], replicas=1 + seed % 2, faults=1 + seed % 4, kinds=SPARED_FROM,
+        )  # fmt: skip
+        outcome = simulate(seed, wish)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        taken += outcome.spares_taken
+    assert taken >= 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("block", range(2))
+def test_what_cannot_be_read_is_never_taken_for_absent(replicas: int, block: int) -> None:
+    kinds = (*damage.KINDS, "trainer dies", "operator dies", "holder restarts")
+    for seed in range(block * 5, (block + 1) * 5):
+        wish = Settings(replicas=replicas, interval=1, persistent_interval=1, faults=14, steps=60, kinds=kinds)
+        outcome = simulate(seed, wish)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+
+
+ROLLOUTS = (tuple(rollout.KINDS), (*rollout.KINDS, "trainer dies", "node dies", "holder restarts", "lines are cut"))
+"""Alone, and with what else goes on meanwhile."""
+
+
+@pytest.mark.parametrize("kinds", ROLLOUTS, ids=["alone", "with faults"])
+@pytest.mark.parametrize("block", range(2))
+def test_another_version_comes_under_a_job_that_trains(kinds: tuple[str, ...], block: int) -> None:
+    for seed in range(block * 4, (block + 1) * 4):
+        workers, least, nodes = SHAPES[seed % len(SHAPES)]
+        wish = Settings(nodes, workers, least, steps=50, faults=2 + seed % 3, kinds=kinds, version=OLDEST)
+        outcome = simulate(seed, wish)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
 
 

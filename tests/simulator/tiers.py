@@ -63,6 +63,10 @@ class Holder:
     chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
     index: dict[RankSave, RankManifest] = field(default_factory=dict)
     written_after_fence: set[RankSave] = field(default_factory=set)
+    damaged: set[RankSave] = field(default_factory=set)
+    """Whose index entries nobody can read any more."""
+    layouts: dict[str, bool] = field(default_factory=dict)
+    """Layout records by digest, and whether each can be read."""
 
     @property
     def id(self) -> HolderId:
@@ -85,7 +89,12 @@ class Holder:
 
     def read(self) -> tuple[RankManifest, ...]:
         self._ready()
-        return tuple(self.index[save] for save in sorted(self.index))
+        return tuple(self.index[save] for save in sorted(self.index) if save not in self.damaged)
+
+    def good_layouts(self) -> frozenset[str]:
+        """Digests of the layout records that can be read here."""
+        self._ready()
+        return frozenset(digest for digest, good in self.layouts.items() if good)
 
     def put(self, save: RankSave, piece: Piece) -> None:
         self._ready()
@@ -103,6 +112,8 @@ class Holder:
             raise Refusal("missing")
         self.fence = max(self.fence, writer)
         self.index[entry.save] = entry
+        self.damaged.discard(entry.save)
+        self.layouts[entry.layout] = True  # whoever writes a save writes its layout before
         self.watcher.committed(self, entry, writer)
 
     def drop(self, save: RankSave, writer: int) -> None:
@@ -112,6 +123,7 @@ class Holder:
         self.watcher.dropping(self, save, writer)
         if self.rules.drop_index_first:
             self.index.pop(save, None)
+            self.damaged.discard(save)
         for part in range(CHUNKS):
             self.chunks.pop((save, part), None)
 
@@ -135,13 +147,19 @@ class Holder:
         self._ready()
         if save not in self.index:
             return None
+        if not self._describes(save):
+            return ()
         return tuple(self.chunks[save, part] for part in range(CHUNKS) if (save, part) in self.chunks)
 
     def holds(self, save: RankSave) -> bool:
         """For the oracle: whether a good copy is here, whoever may reach it."""
-        return save in self.index and all(
+        return self._describes(save) and all(
             (save, part) in self.chunks and not self.chunks[save, part].damaged for part in range(CHUNKS)
         )
+
+    def _describes(self, save: RankSave) -> bool:
+        """Whether entry and layout of a save are here, and can be read."""
+        return save in self.index and save not in self.damaged and self.layouts[self.index[save].layout]
 
     def _ready(self, provisioning: bool = False) -> None:
         if not self.provisioned and not provisioning:
@@ -157,8 +175,16 @@ class Persistent:
     watcher: Watcher
     chunks: dict[tuple[RankSave, int], Piece] = field(default_factory=dict)
     manifests: dict[RankSave, RankManifest] = field(default_factory=dict)
-    damaged: set[RankSave] = field(default_factory=set)
-    """Whose manifests nobody can read any more."""
+    damaged: dict[RankSave, float] = field(default_factory=dict)
+    """Whose manifests nobody can read any more, since when."""
+    gone: set[RankSave] = field(default_factory=set)
+    """Whose manifests a fault removed."""
+    layouts: dict[str, bool] = field(default_factory=dict)
+    """The shared layout records by digest, and whether each can be read."""
+    worn: set[RankSave] = field(default_factory=set)
+    """Beside which the layout record of its own cannot be read."""
+    lost_layouts: dict[str, float] = field(default_factory=dict)
+    """Digests of which a fault damaged every record that there was, and when."""
     failing: Callable[[], bool] = lambda: False
     """Whether the next request fails."""
     slow: Callable[[], float] = lambda: 0.0
@@ -180,6 +206,7 @@ class Persistent:
                 return
             raise Refusal("another manifest is there")
         self.manifests[entry.save] = entry
+        self.layouts[entry.layout] = True
         self.watcher.persisted(entry)
 
     def listing(self) -> tuple[tuple[RankManifest, ...], tuple[LeftOut, ...]]:
@@ -211,13 +238,32 @@ class Persistent:
         self._answers()
         if save not in self.manifests:
             return None
-        if save in self.damaged:
+        if not self._describes(save):
             return ()
         return tuple(self.chunks[save, part] for part in range(CHUNKS) if (save, part) in self.chunks)
 
     def holds(self, save: RankSave) -> bool:
-        return (
-            save in self.manifests
-            and save not in self.damaged
-            and all((save, part) in self.chunks for part in range(CHUNKS))
-        )
+        return self._describes(save) and all((save, part) in self.chunks for part in range(CHUNKS))
+
+    def struck(self, save: RankSave) -> bool:
+        """For the oracle: whether a fault took what is needed to read it."""
+        entry = self.manifests.get(save)
+        return save in self.damaged or save in self.gone or (entry is not None and not self._readable(entry.layout))
+
+    def layout(self, digest: str) -> LeftOut | None:
+        """None: it was read, be it beside a save that has it, by which the shared one is mended."""
+        if self.failing():
+            return LeftOut(f"layout {digest} was not given", True, digest=digest)
+        if not self._readable(digest):
+            return LeftOut(f"layout {digest} is damaged", False, digest=digest)
+        self.layouts[digest] = True
+        return None
+
+    def _readable(self, digest: str) -> bool:
+        beside = (s for s, m in self.manifests.items() if m.layout == digest and s not in self.worn)
+        return self.layouts.get(digest, False) or next(beside, None) is not None
+
+    def _describes(self, save: RankSave) -> bool:
+        """Whether manifest and layout of a save are here, and can be read."""
+        there = save in self.manifests and save not in self.damaged
+        return there and self._readable(self.manifests[save].layout)

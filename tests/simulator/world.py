@@ -19,6 +19,7 @@ from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
 from simulator.rules import ALL, Rules
 from simulator.settings import Settings, draw, job
+from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
 from surefoot.protocol.identities import Checkpoint, HolderId
@@ -53,6 +54,11 @@ class Store:
         """How old what is read may be."""
         self._written: deque[tuple[float, JobStatus]] = deque([(0.0, self.status)])
 
+    @property
+    def unkind(self) -> bool:
+        """Whether something is wrong with it."""
+        return self.away or self.losing or bool(self.lag_seconds)
+
     def read(self, known: JobStatus) -> JobStatus:
         """What a leader finds that last knew `known`."""
         if self.away:
@@ -74,6 +80,7 @@ class Store:
         old, self.status = self.status, new
         self._written.append((self.simulation.engine.now, new))
         self.simulation.oracle.written(old, new)
+        self.simulation.spare_watch.written(old.world, new.world)
         if old.world != new.world and new.world is not None:
             world = new.world
             self.simulation.engine.say(
@@ -88,14 +95,16 @@ class Simulation:
         self, seed: int, settings: Settings | None, rules: Rules, decisions: Decisions, tracing: bool = False
     ) -> None:
         self.engine = Engine(seed, tracing)
+        self.troubles: Counter[str] = Counter()
+        """Faults that act on each node at this moment."""
         self.settings = settings if settings is not None else draw(self.engine.rng)
         self.rules, self.decisions = rules, decisions
         self.job = job(self.settings)
         self.network = Network(self.engine)
         self.store = Store(self)
         self.oracle = Oracle(self)
+        self.spare_watch = SpareWatch(self)
         self.holders: dict[HolderId, Holder] = {}
-        self.covers = {frozenset({f"{n:016x}"}): True for n in range(1, 17)}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
             self.persistent = Persistent(Process("persistent tier", "persistent"), rules, self.oracle)
@@ -103,7 +112,10 @@ class Simulation:
         self._gatherings: dict[tuple[int, str], Gathering] = {}
         self.operators: list[Operator] = []
         self.cleaned = False
+        self.operator_version = self.pod_version = self.settings.version
+        """Of the next operator and of the next pod."""
         self.hangs: set[int] = set()
+        self.suspended_until = -1.0
         self.faults_until = 0.0
         self.struck: Counter[str] = Counter()
         self.skew_seconds = 0.0
@@ -171,14 +183,22 @@ class Simulation:
         made = self.decisions.plan(observed)
         self.oracle.deciding(by, observed, made.status)
         self.oracle.eyes.ending(observed, made)
+        self.spare_watch.deciding(observed, made)
         return made
 
-    def upkeep(self, observed: Observed, pinned: Checkpoint | None) -> Maintenance:
-        kept = self.decisions.maintain(observed, pinned)
+    def upkeep(self, by: Operator, observed: Observed) -> Maintenance:
+        kept = self.decisions.maintain(observed, by.pinned)
+        self.oracle.eyes.judged(by, kept)
         self.oracle.certify(observed, kept.watermark)
         self.oracle.eyes.keeping(observed, kept)
         self.oracle.despair(h.checkpoint for h in kept.unrecoverable)
         return kept
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a world, by what is written."""
+        world = self.store.status.world
+        return world is not None and world.state == "Committed" and bool(world.members)
 
     @property
     def over(self) -> bool:
@@ -193,7 +213,7 @@ class Simulation:
                 self.oracle.kept(self.persistent)
         elif status.phase == "Failed":
             newest = self.oracle.liveness.readable() or self.oracle.liveness.in_sight()
-            if newest is not None or not status.recorded:
+            if newest is not None or not (status.recorded or self._trained_unsaved()):
                 self.oracle.fail(f"the job failed ({status.message}) although {newest} can be read")
         else:
             world = status.world
@@ -201,6 +221,11 @@ class Simulation:
                 f"the job does not end: phase {status.phase}, epoch {world and world.epoch} {world and world.state}, "
                 f"faults ended at {self.faults_until:.1f}; {status.message}"
             )
+
+    def _trained_unsaved(self) -> bool:
+        """Whether the last step was made and no checkpoint was ever whole: memory was full. Such a job fails, and says so."""
+        whole = any(all(save in self.oracle.once for save in self.oracle.saves_of(c)) for c in self.oracle.states)
+        return not whole and max((step for _, step in self.oracle.ledger), default=0) == self.settings.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +245,10 @@ class Outcome:
     """Which check found the violation."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often each kind struck."""
+    lossless: Mapping[str, int] = field(default_factory=dict)
+    """How often a change of the world that nothing but announcements led to was judged, by what was announced to whom."""
+    spares_taken: int = 0
+    """Commits by which a spare got a rank."""
     trace: tuple[str, ...] = ()
 
 
@@ -244,5 +273,6 @@ def simulate(
     engine, oracle = simulation.engine, simulation.oracle
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
-        engine.now, oracle.most_kept, check, dict(simulation.struck), tuple(engine.lines),
+        engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
+        simulation.spare_watch.taken, tuple(engine.lines),
     )  # fmt: skip

@@ -29,10 +29,11 @@ from surefoot.linux_process import (
     identity_of,
     is_alive,
     send,
+    state_of,
     with_environment,
 )
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import JobStatus, Member
 from surefoot_operator.cli.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import is_trainer
@@ -117,7 +118,7 @@ class Holder:
         """Fence and entries as of one moment."""
         admin = HolderAdmin(self.host, self.port, self.password)
         try:
-            here = HolderEndpoint(HolderId(self.node, admin.instance()), self.host, self.port, self.node)
+            here = HolderEndpoint(HolderId(self.node, admin.instance_of(job)), self.host, self.port, self.node)
         finally:
             admin.close()
         client = HolderClient(here, job, Credentials("", self.password))
@@ -261,6 +262,11 @@ class LocalRun:
         assert self.status.world is not None
         return self.status.world.members[rank].node
 
+    def members(self) -> tuple[Member, ...]:
+        """Of the world that is committed or was last."""
+        world = self.status.world
+        return world.members if world is not None else ()
+
     def operator(self) -> ProcessIdentity:
         """The operator's process, awaited where there is none at this moment."""
         found: list[ProcessIdentity] = []
@@ -275,6 +281,18 @@ class LocalRun:
 
     def kill_a_trainer(self) -> None:
         os.kill(min(self.trainers()), signal.SIGKILL)
+
+    def kill_agent(self, member: Member) -> None:
+        """With it end its trainers."""
+        state = read_json(self.run_folder.worker_state(f"j-{member.index}-{member.attempt}"))
+        assert state is not None
+        assert send(ProcessIdentity.parse(state["life"]), signal.SIGKILL)
+
+    def kill_node(self, member: Member) -> None:
+        """Everything on it ends at once, its Redis too."""
+        body = read_json(self.run_folder.node(member.node))
+        assert body is not None
+        os.killpg(ProcessIdentity.parse(from_json(NodeRecord, body).life).pid, signal.SIGKILL)
 
     def kill_operator(self) -> None:
         """The run starts it again by itself."""
@@ -346,7 +364,7 @@ def assert_little_lost(incidents: Sequence[Mapping[str, Any]], interval_steps: i
 
 
 def _answers(life: ProcessIdentity) -> bool:
-    return is_alive(life) and Path(f"/proc/{life.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+    return is_alive(life) and state_of(life.pid) != "T"
 
 
 def _runs(pid: int, module: str) -> bool:

@@ -1,7 +1,7 @@
 """Limits the size, depth, numbers and text of any job document.
 
-Pure. Called by `loading` with YAML's nodes before a value is made of them, and by `parse` with what an API server
-gives. A thousand bytes of aliases can stand for more values than a machine holds: they are counted, never expanded.
+Pure; called by `loading` before YAML's nodes become values, and by `parse` for what an API server gives. A thousand
+bytes of aliases can expand to more values than a machine holds, so aliases are counted, never expanded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _SIZE = f"at most {MOST_VALUES} values, no deeper than {DEEPEST}, are allowed (e
 
 
 def check_nodes(root: yaml.Node) -> None:
-    """Refuses a YAML document that stands for too much, from its nodes: an alias is one node, counted at each use."""
+    """Refuses a YAML document that is too large or deep. Raises SpecError.
+
+    An alias counts at each of its uses.
+    """
     counts: dict[int, tuple[int, int]] = {}
     stack = [(root, False)]
     open_nodes: set[int] = set()
@@ -42,7 +45,7 @@ def check_nodes(root: yaml.Node) -> None:
                 raise SpecError("the document", Hidden("its size"), _SIZE)
         elif id(node) not in counts:
             if id(node) in open_nodes:
-                raise SpecError("the document", Hidden("an alias that contains itself"), "only what JSON can say is")
+                raise SpecError("the document", Hidden("an alias that contains itself"), "JSON cannot hold it")
             open_nodes.add(id(node))
             stack.append((node, True))
             stack += [(child, False) for child in children if id(child) not in counts]
@@ -55,7 +58,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def check_content(body: object, path: str) -> None:
-    """Refuses, by its path, the first value below `path` that JSON or a program could not be given."""
+    """Refuses the first value that JSON or programs cannot take. Raises SpecError."""
     left: list[tuple[object, str, int]] = [(body, path, 1)]
     seen = 0
     while left:
@@ -84,17 +87,17 @@ def _check_scalar(value: Any, path: str) -> None:
             raise SpecError(path, value, f"whole numbers up to {LARGEST} are allowed")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise SpecError(path, value, "a number that JSON can say is allowed")
+            raise SpecError(path, value, "a finite number is allowed")
     elif value is not None:
         kind = type(value).__name__
-        raise SpecError(path, Hidden(f"a {kind}"), "only what JSON can say is allowed; put text into quotes")
+        raise SpecError(path, Hidden(f"a {kind}"), "only JSON's types are allowed; put text into quotes")
 
 
 def _check_text(value: str, path: str) -> None:
     if "\0" in value:
-        raise SpecError(path, Hidden("text with a NUL"), "no program can be given it: leave the NUL out")
+        raise SpecError(path, Hidden("text with a NUL"), "programs cannot take it as an argument; remove the NUL")
     if not value.isascii() and _HALF.search(value):
-        raise SpecError(path, Hidden("text with half a character"), "text that UTF-8 can say is allowed")
+        raise SpecError(path, Hidden("text with half a character"), "text that UTF-8 can encode is allowed")
 
 
 def _short(key: str) -> str:

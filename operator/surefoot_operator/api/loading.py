@@ -1,6 +1,6 @@
 """Loads one YAML document as a mapping, strictly.
 
-Pure. Called by the CLI. Never repeats a line of the document, which may hold a secret.
+Pure; called by the CLI. Errors never quote the document, which may hold a secret.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNREADABLE = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, Attribu
 
 
 class NotYaml(SpecError):
-    """The file cannot be read as YAML at all. Never repeats its content, which may hold a secret."""
+    """The file is not valid YAML; never quotes it, for secrets."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(where, Hidden(), "YAML is")
@@ -36,7 +36,7 @@ def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, 
         key = str(key_node.value)
         if key in seen:
             line = key_node.start_mark.line + 1
-            raise SpecError(f"line {line}", key, "each field may stand once in its mapping")
+            raise SpecError(f"line {line}", key, "each field may occur once in its mapping")
         seen.add(key)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
@@ -46,7 +46,15 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _u
 
 
 def load_yaml(content: str) -> dict[str, Any]:
-    """The one document in `content`."""
+    """Loads the only document in `content`. Raises SpecError."""
+    documents = load_documents(content)
+    if len(documents) != 1:
+        raise SpecError("the document", len(documents), "exactly one TrainingJob is allowed in a file")
+    return documents[0]
+
+
+def load_documents(content: str) -> list[dict[str, Any]]:
+    """Loads every document in `content`, each a mapping. Raises SpecError."""
     if len(content) > MOST_CHARACTERS:
         raise SpecError("the document", Hidden(f"{len(content)} characters"), f"at most {MOST_CHARACTERS} are allowed")
     try:
@@ -60,9 +68,7 @@ def load_yaml(content: str) -> dict[str, Any]:
         raise NotYaml("the document", f"it is nested too deep; no more than {DEEPEST} levels are allowed") from None
     except _UNREADABLE as error:
         raise NotYaml("the document", type(error).__name__) from None
-    if len(documents) != 1:
-        raise SpecError("the document", len(documents), "exactly one TrainingJob is allowed in a file")
-    return mapping(documents[0], "the document")
+    return [mapping(document, "the document") for document in documents]
 
 
 def _documents(content: str) -> list[Any]:

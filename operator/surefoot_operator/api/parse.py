@@ -48,7 +48,15 @@ _SERVER_METADATA = (
 
 
 def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJob:
-    """The TrainingJob of a mapping as YAML or an API server gives it; `uid` overrides its metadata."""
+    """Parses and validates a TrainingJob from a mapping.
+
+    Args:
+        document: the object as YAML or an API server gives it.
+        uid: replaces `metadata.uid`, which defaults to the job's name.
+
+    Raises:
+        SpecError: with the path, the value and what is allowed.
+    """
     body = mapping(dict(document), "the document")
     check_names(body, ("apiVersion", "kind", "metadata", "spec", "status"), "")
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -87,7 +95,7 @@ def _named(value: object, field: str, pattern: re.Pattern[str], allowed: str) ->
 
 
 def parse_spec(body: object) -> TrainingJobSpec:
-    """`spec` alone."""
+    """Parses and validates `spec` alone. Raises SpecError."""
     found = mapping(body, "spec")
     check_content(found, "spec")
     check_names(found, yaml_fields(TrainingJobSpec), "spec", "TrainingJobSpec")

@@ -1,8 +1,8 @@
-"""Reads from a pod template what every fabric needs.
+"""Reads from a pod template the parts that every fabric needs.
 
-Pure; called by `parse`. The template is kept whole, and what surefoot does not touch is Kubernetes' to judge. Of what
-is read or added to, the types are checked here: a list that is a text would otherwise end an operator in the middle
-of making a pod.
+Pure; called by `parse`. The template is kept whole; fields that surefoot neither reads nor adds to are validated by
+Kubernetes. Of the others the types are checked here: text in place of a list would crash the operator while it builds a
+pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_CONTAINERS, _MOST_WORDS, _MOST_VARIABLES = 32, 256, 512
 
 
 def read_template(body: object) -> Template:
-    """The template, and what of it is the trainer's."""
+    """Checks a pod template and reads its container `trainer`. Raises SpecError."""
     raw = mapping(body, _PATH)
     for name in raw:
         if name not in ("metadata", "spec"):
@@ -46,7 +46,7 @@ def read_template(body: object) -> Template:
         raise SpecError(path, Hidden(f"{len(containers)} containers"), f"at most {_MOST_CONTAINERS} are allowed")
     names = [_container(container, f"{path}[{place}]") for place, container in enumerate(containers)]
     if names.count(TRAINER) != 1:
-        raise SpecError(path, names, "one of them must be named trainer, and one alone")
+        raise SpecError(path, names, "exactly one of them must be named trainer")
     place = names.index(TRAINER)
     return _trainer(containers[place], f"{path}[{place}]", raw)
 
@@ -58,7 +58,7 @@ def _metadata(body: object) -> None:
 
 
 def texts(body: object, path: str) -> None:
-    """Refuses what is no mapping of texts: labels, annotations."""
+    """Refuses labels or annotations whose values are not text. Raises SpecError."""
     for key, value in optional_mapping(body, path).items():
         if not isinstance(value, str):
             raise SpecError(path, Hidden(f"{key!r:.60} with no text"), "text is allowed as each value, in quotes")
@@ -70,7 +70,7 @@ def _pod(pod: dict[str, Any]) -> None:
         raise SpecError(
             f"{path}.restartPolicy",
             pod["restartPolicy"],
-            "Never is allowed: the operator itself restarts, a container that comes back alone would split the world",
+            "Never is allowed: the operator restarts workers; a container that the kubelet restarts would split the world",
         )
     grace = pod.get("terminationGracePeriodSeconds")
     if grace is not None:
@@ -155,7 +155,9 @@ def _environment(body: object, path: str, trainer: bool) -> tuple[tuple[str, str
         if not _VARIABLE.fullmatch(name):
             raise SpecError(f"{path}[{place}].name", name, "at most 512 printable ASCII characters but = are allowed")
         if trainer and name.startswith("SUREFOOT_"):
-            raise SpecError(f"{path}[{place}].name", name, "names that begin with SUREFOOT_ are the fabric's to set")
+            raise SpecError(
+                f"{path}[{place}].name", name, "names that begin with SUREFOOT_ are set by the fabric alone"
+            )
         if "valueFrom" in entry:
             continue
         value = entry.get("value", "")

@@ -1,6 +1,6 @@
-"""Defines what a user asks for in a TrainingJob.
+"""Defines the specification of a TrainingJob; docs/api.md describes each field.
 
-Pure values. Built by `api.parse`, which validates; every other room may rely on what stands here.
+Pure values, built and validated by `api.parse`. Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FINALIZER = f"{GROUP}/persistent-data"
 
 @dataclass(frozen=True, slots=True)
 class ElasticPolicy:
-    """Which numbers of workers a world may have. Absent: exactly `replicas`."""
+    """The numbers of workers that a world may have. Absent: exactly `replicas`."""
 
     min_replicas: int
     max_replicas: int
@@ -37,6 +37,8 @@ class ElasticPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
+    """Limits of a job's run, and its cleanup afterwards."""
+
     backoff_limit: int = 6
     """Restarts caused by the application before the job fails. Node faults do not count."""
     active_deadline_seconds: float | None = None
@@ -52,7 +54,7 @@ class RunPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """First match wins."""
+    """Action for a trainer's exit codes; the first rule that matches wins."""
 
     name: str
     action: Literal["FailJob", "Restart", "RestartAndIgnoreMaxRestarts"]
@@ -62,6 +64,8 @@ class FailureRule:
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
+    """Limits of restarts, and rules by exit code."""
+
     max_restarts: int | None = None
     """Restarts caused by the application within `eval_period_seconds` before the job fails; None: no limit."""
     eval_period_seconds: float = 3600.0
@@ -74,7 +78,10 @@ class FailurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class NodeSignals:
-    """What a node bears when others want it left: its workers move to other nodes and lose nothing."""
+    """Taints, conditions and labels that announce a node's end.
+
+    Workers of such a node move to other nodes at a saved step.
+    """
 
     taints: tuple[str, ...] = ()
     """Keys."""
@@ -104,6 +111,8 @@ KNOWN_SIGNALS = NodeSignals(
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
+    """Timeouts after which an agent or a training step counts as failed."""
+
     heartbeat_seconds: float = 0.5
     heartbeat_timeout_seconds: float = 3.0
     step_timeout_seconds: float = 600.0
@@ -119,7 +128,10 @@ DEFAULT_PERSISTENT_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class MemoryTierSpec:
-    """How often: one of the first three, else every `DEFAULT_MEMORY_STEPS`."""
+    """The tier in memory: interval, copies, retention.
+
+    One of the three intervals is given; without any, saves are `DEFAULT_MEMORY_STEPS` apart.
+    """
 
     interval_steps: int | None = None
     interval_seconds: float | None = None
@@ -132,17 +144,19 @@ class MemoryTierSpec:
 
     @property
     def adaptive(self) -> bool:
-        """The operator chooses the steps, and tells trainers a level."""
+        """Whether the operator chooses the interval, and tells trainers a level."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def base_steps(self) -> int:
-        """What workers are told: saves are due at multiples of this, doubled level times."""
+        """Steps between saves at level 0; each level doubles them."""
         return 1 if self.adaptive else self.interval_steps or DEFAULT_MEMORY_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentTierSpec:
+    """The persistent tier, a folder or S3: interval, retention, access."""
+
     uri: str
     """`file:///…` or `s3://bucket/prefix`."""
     interval_steps: int | None = None
@@ -165,18 +179,18 @@ class PersistentTierSpec:
 
     @property
     def adaptive(self) -> bool:
-        """The operator chooses among what the memory tier has; workers are told of no steps."""
+        """Whether the operator chooses which saves in memory are promoted."""
         return self.interval is not None or self.interval_seconds is not None
 
     @property
     def fixed_steps(self) -> int | None:
-        """What workers are told: such steps are due at every level. None: the operator chooses."""
+        """Steps between saves at every level; None: the operator chooses."""
         return None if self.adaptive else self.interval_steps or DEFAULT_PERSISTENT_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """An older job's checkpoints, read-only. Decided once, when this job begins."""
+    """An older job's checkpoint to start from, read-only, chosen once."""
 
     uid: str | None = None
     """Of a job whose folder lies in this job's own persistent tier."""
@@ -187,6 +201,8 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
+    """Both tiers, and the policy for lost checkpoints."""
+
     memory: MemoryTierSpec = field(default_factory=MemoryTierSpec)
     persistent: PersistentTierSpec | None = None
     drain_grace_seconds: float = 1.0
@@ -199,7 +215,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The pod template as given, and what of it every fabric needs from its container `trainer`."""
+    """The pod template, and the program of its container `trainer`."""
 
     command: tuple[str, ...]
     args: tuple[str, ...] = ()
@@ -210,9 +226,13 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJobSpec:
+    """What a user asks for; `spec` of a TrainingJob."""
+
     template: Template
     replicas: int = 1
     nproc_per_node: int = 1
+    spares: int = 0
+    """Workers beside `replicas` that are warm and hold no rank, to take a lost one's at once."""
     suspend: bool = False
     managed_by: str = MANAGER
     """Another name: that controller looks after the job, and this one leaves it alone."""
@@ -225,7 +245,7 @@ class TrainingJobSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """One job as it stands in the API. `status` is beside it, in `Observed`."""
+    """One job as stored in the API; its status is `Observed.status`."""
 
     name: str
     namespace: str

@@ -1,4 +1,4 @@
-"""Holds the limits of each spec field and of their combinations.
+"""Defines the limits of each spec field and of their combinations.
 
 Pure; called by `spec_reader` and `parse`.
 """
@@ -23,7 +23,10 @@ from surefoot_operator.errors import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a number or a text may be. `quantity`: bytes in Kubernetes' notation. `allowed`: what `pattern` says."""
+    """The allowed range of a number, or form of a text.
+
+    `quantity`: bytes in Kubernetes' notation. `allowed`: `pattern` in words.
+    """
 
     least: float = 0
     most: float | None = None
@@ -54,13 +57,14 @@ _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 
 _COUNT = Limit(least=1, most=100_000)
 _POSITIVE = Limit(least=0.001)
-"""A time that is waited for: nothing here is done faster, and no clock tells less of a job's life."""
+"""A time that is waited for, in seconds: no loop here is faster than a millisecond."""
 _STEPS = Limit(least=1)
 _BYTES = Limit(quantity=True)
 
 LIMITS = {
     ("TrainingJobSpec", "replicas"): _COUNT,
     ("TrainingJobSpec", "nproc_per_node"): Limit(least=1, most=1024),
+    ("TrainingJobSpec", "spares"): Limit(most=1000),
     ("ElasticPolicy", "min_replicas"): _COUNT,
     ("ElasticPolicy", "max_replicas"): _COUNT,
     ("ElasticPolicy", "replica_increment_step"): _COUNT,
@@ -106,11 +110,11 @@ LIMITS = {
     ("RestoreFrom", "step"): _STEPS,
     ("CheckpointPolicy", "expected_bytes"): _BYTES,
 }
-"""Where a number may not be just anything from 0 up, or a text anything of one line."""
+"""Of fields whose numbers are not just any from 0 up, or whose texts are not just any line."""
 
 
 def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
-    """Numbers of workers that a world may have, ascending."""
+    """Lists the numbers of workers that a world may have, ascending."""
     policy = spec.elastic_policy
     if policy is None:
         return (spec.replicas,)
@@ -120,7 +124,7 @@ def allowed_sizes(spec: TrainingJobSpec) -> tuple[int, ...]:
 
 
 def check_spec(spec: TrainingJobSpec) -> None:
-    """Refuses what no world could satisfy, and numbers that contradict each other."""
+    """Refuses fields that contradict each other, or exclude every world. Raises SpecError."""
     if spec.elastic_policy is not None:
         _check_sizes(spec, spec.elastic_policy)
     if not _MANAGER.fullmatch(spec.managed_by):
@@ -132,7 +136,7 @@ def check_spec(spec: TrainingJobSpec) -> None:
             "spec.healthPolicy.heartbeatTimeoutSeconds",
             health.heartbeat_timeout_seconds,
             f"at least two heartbeats, {2 * health.heartbeat_seconds:g} seconds, are allowed:"
-            " one late heartbeat is no silence",
+            " one late heartbeat must not count as a lost worker",
         )
     _check_signals(health.node_signals or NodeSignals())
     names = [rule.name for rule in spec.failure_policy.rules]
@@ -146,8 +150,9 @@ def _check_signals(signals: NodeSignals) -> None:
     path = "spec.healthPolicy.nodeSignals"
     for name, wanted in (("conditions", signals.conditions), ("labels", signals.labels)):
         for place, entry in enumerate(wanted):
-            left, sign, _ = entry.partition("=")
-            if not (left and sign):
+            left, sign, right = entry.partition("=")
+            # a label may have no value; a condition always has a status
+            if not (left and sign) or (name == "conditions" and not right):
                 raise SpecError(f"{path}.{name}[{place}]", entry, "name=value is allowed")
 
 
@@ -175,7 +180,7 @@ def _check_checkpoint(policy: CheckpointPolicy, least_holders: int) -> None:
         raise SpecError(
             "spec.checkpoint.memory.topologyKey",
             memory.topology_key,
-            "only kubernetes.io/hostname is acted upon yet: copies lie on different nodes",
+            "only kubernetes.io/hostname is supported: copies are placed on different nodes",
         )
     _check_interval("spec.checkpoint.memory", memory)
     if persistent is not None:

@@ -1,7 +1,7 @@
 """Reads a mapping into a frozen dataclass by its type hints.
 
-Pure. Called by `parse`, which knows what type hints cannot say. No value is ever converted in silence: `"3"` is no
-number and `1.0` is no whole number, because a guess here becomes a world of the wrong size later.
+Pure; called by `parse`, for what type hints can express. No value is ever converted: `"3"` is not a number and `1.0`
+not a whole number, because a wrong guess becomes a world of the wrong size later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUANTITIES = "a positive number of bytes is allowed, such as 8Gi, 500M or 10485
 
 
 def mapping(body: object, path: str) -> dict[str, Any]:
-    """`body` if it is a mapping with text keys."""
+    """Returns `body` if it is a mapping with text keys. Raises SpecError."""
     if not isinstance(body, dict):
         raise SpecError(path, Hidden() if isinstance(body, str) else body, "a mapping of fields is allowed")
     for key in body:
@@ -42,12 +42,12 @@ def mapping(body: object, path: str) -> dict[str, Any]:
 
 
 def optional_mapping(body: object, path: str) -> dict[str, Any]:
-    """As `mapping`; an empty one where nothing stands."""
+    """Returns an empty mapping for None, else `mapping`."""
     return {} if body is None else mapping(body, path)
 
 
 def check_names(body: Mapping[str, Any], allowed: typing.Iterable[str], path: str, owner: str = "") -> None:
-    """Refuses the first foreign field by name: one that is not acted upon yet, or one that does not exist."""
+    """Refuses the first unknown or unsupported field by name. Raises SpecError."""
     allowed = list(allowed)
     refused = NOT_YET.get(owner, {})
     for name in body:
@@ -55,7 +55,7 @@ def check_names(body: Mapping[str, Any], allowed: typing.Iterable[str], path: st
             continue
         where = f"{path}.{name}" if path else name
         if name in refused:
-            raise SpecError(where, body[name], f"this field is not acted upon yet, leave it out: {refused[name]}")
+            raise SpecError(where, body[name], f"this field is not supported, leave it out: {refused[name]}")
         near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(sorted(allowed))}"
         raise SpecError(path or "the document", name, f"there is no field of that name; {hint}")
@@ -67,7 +67,10 @@ def _hints(cls: typing.Hashable) -> dict[str, Any]:
 
 
 def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None = None) -> T:
-    """One `cls` from `body`; `given` holds fields (dataclass names) that the caller has read itself."""
+    """Reads one `cls` from `body`. Raises SpecError.
+
+    `given` holds fields (by dataclass name) that the caller has read itself.
+    """
     given = given or {}
     values = dict(given)
     named = yaml_fields(cls)
@@ -93,7 +96,7 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
 def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if limit.quantity:
-        return _quantity(value, path)
+        return quantity(value, path)
     if origin in (Union, types.UnionType):
         return _one_of([a for a in arguments if a is not type(None)], value, path, limit)
     if origin is Literal:
@@ -126,7 +129,7 @@ def _one_of(hints: list[Any], value: Any, path: str, limit: Limit) -> Any:
 
 
 def items(value: object, path: str, limit: Limit) -> list[Any]:
-    """`value` if it is a list, no longer than `limit` says."""
+    """Returns `value` if it is a list within the limit. Raises SpecError."""
     if not isinstance(value, list):
         raise SpecError(path, value, "a list is allowed")
     if len(value) > limit.items:
@@ -135,7 +138,7 @@ def items(value: object, path: str, limit: Limit) -> list[Any]:
 
 
 def text(value: object, path: str, limit: Limit = ANYTHING) -> str:
-    """`value` if it is text that is not empty, of one line, and what `limit` says of texts."""
+    """Returns `value` if it is one line within `limit`. Raises SpecError."""
     if not isinstance(value, str) or not value:
         raise SpecError(path, value, "text that is not empty is allowed (numbers and true/false in quotes)")
     # an address may hold a password, in the wrong place
@@ -150,7 +153,7 @@ def text(value: object, path: str, limit: Limit = ANYTHING) -> str:
 
 
 def number(value: object, path: str, limit: Limit, whole: bool) -> int | float:
-    """`value` if it is a number within `limit`."""
+    """Returns `value` if it is a number within `limit`. Raises SpecError."""
     kind = "a whole number" if whole else "a number"
     fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not fits or not limit.holds(typing.cast(float, value)):
@@ -158,7 +161,8 @@ def number(value: object, path: str, limit: Limit, whole: bool) -> int | float:
     return typing.cast(int, value) if whole else float(typing.cast(float, value))
 
 
-def _quantity(value: object, path: str) -> int:
+def quantity(value: object, path: str) -> int:
+    """Reads bytes in Kubernetes' notation. Raises SpecError."""
     size = _bytes_of(value)
     if not size:
         raise SpecError(path, value, _QUANTITIES)

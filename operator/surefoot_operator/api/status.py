@@ -1,6 +1,6 @@
 """Defines the job status: the operator's only durable state.
 
-Pure values; `api.parse` turns them into JSON and back.
+Pure values; `api.status_json` turns them into JSON and back. Times are Unix seconds; None: not yet known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Phase = Literal["Pending", "Starting", "Running", "Recovering", "Resizing", "Sus
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker of a committed world: an agent of another incarnation is not it. `group_rank` is its place."""
+    """One worker of a committed world; its place is its group rank.
+
+    An agent of the same worker with another incarnation is not the member.
+    """
 
     index: int
     attempt: int
@@ -26,10 +29,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The fence. Changed only by a patch that tests the old (epoch, state).
+    """The current epoch; the fencing token of checkpoints.
 
-    `size` counts ranks. While Claimed, members and parent are those of the previous committed epoch, which the claim
-    stands on; `reason` says why the world changes.
+    Changed only by a patch that tests the old (epoch, state). `size` counts ranks. While Claimed, members and parent
+    are those of the previous committed epoch, which the claim is based on; `reason` says why the world changes.
     """
 
     epoch: int
@@ -43,7 +46,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One failure, from the first sign to the first new step. Unix seconds; None: not yet."""
+    """One failure, from the first sign to the first new step."""
 
     kind: str
     """node-lost, worker-silent, trainer-failed, agent-lost, hang, planned, unreadable…"""
@@ -75,7 +78,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often a tier is saved to where the operator chooses, and from what that follows. None: not known yet."""
+    """The save interval chosen for a tier, with its inputs."""
 
     steps: int
     """Between saves: the tier's base, doubled `level` times."""
@@ -101,7 +104,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One restart that a budget may count; `count` of them where so many lie close to each other."""
+    """One restart, or `count` of them merged; restart budgets count these."""
 
     at_seconds: float
     application: bool
@@ -112,6 +115,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
+    """One condition, as in other Kubernetes objects' status."""
+
     type: str
     status: Literal["True", "False", "Unknown"]
     reason: str
@@ -121,6 +126,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedNode:
+    """A node that this job avoids for a time."""
+
     name: str
     reason: str
     until_seconds: float
@@ -128,7 +135,7 @@ class ExcludedNode:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Workers that hold nodes and are too few for any world, and what was done about it since the last commit."""
+    """Attempts to schedule enough workers for a world since the last commit."""
 
     since_seconds: float | None = None
     """Since when they hold nodes without being enough; None: they do not."""
@@ -140,7 +147,7 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class DataRead:
-    """How far the training has come in its data, where its loader tells."""
+    """Progress through the training data, where the loader reports it."""
 
     passes: float
     """Over the data, the share of the present one included: 1.25 is a quarter of the second."""
@@ -150,6 +157,8 @@ class DataRead:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
+    """Everything the operator must remember about a job."""
+
     phase: Phase = "Pending"
     observed_generation: int = 0
     world: World | None = None
@@ -203,7 +212,10 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a write of a status tests. The world stands beside the serial: a status edited by hand moves no fence."""
+    """Precondition of a status write: serial and world must be unchanged.
+
+    The world is tested beside the serial, so that a status edited by hand cannot move the fence.
+    """
 
     serial: int
     epoch: int | None
@@ -215,6 +227,6 @@ class Stamp:
 
 
 def stamp(status: JobStatus) -> Stamp:
-    """Of a status as it was observed."""
+    """The precondition for replacing this status."""
     world = status.world
     return Stamp(status.serial, *((world.epoch, world.state) if world is not None else (None, None)))

@@ -1,34 +1,64 @@
-"""JobStatus <-> JSON: camelCase as a CRD has it, nothing lost either way. Pure; called by fabrics that store status.
+"""Converts JobStatus to camelCase JSON and back without loss.
 
-Reading is lenient about fields that a newer operator added (they are left out) and strict about everything else.
+Pure; called by fabrics that store status. Reading ignores fields that a newer operator added, and is strict otherwise. The
+former version, without `schemaVersion`, had a mapping for each member and holder and its moments in Unix seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surefoot.protocol.strict import JsonShape, Misfit, read
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status_crowds import holder_rows, holders_in, member_rows, members_in
+from surefoot_operator.api.status_moments import with_moments, with_seconds
 from surefoot_operator.api.yaml_names import camel_case
 from surefoot_operator.errors import InvariantBroken
+
+SCHEMA_VERSION = 2
+"""What this operator writes, in `schemaVersion`."""
 
 _SHAPE = JsonShape(foreign=True, rename=camel_case)
 
 
 def status_to_json(status: JobStatus) -> dict[str, Any]:
-    """The status as JSON can hold it; fields at their default are left out."""
-    return typing.cast(dict[str, Any], _plain(status))
+    """Converts a status to JSON, leaving out fields at their default."""
+    members = () if status.world is None else status.world.members
+    world = None if status.world is None else replace(status.world, members=())
+    body: dict[str, Any] = with_moments(_plain(replace(status, world=world, named_holders=())))
+    if members:
+        body["world"]["members"] = member_rows(members)
+    if status.named_holders:
+        body["namedHolders"] = holder_rows(status.named_holders, members)
+    return {"schemaVersion": SCHEMA_VERSION, **body} if body else {}
 
 
 def status_from_json(body: Mapping[str, Any]) -> JobStatus:
-    """The inverse of `status_to_json`. Raises InvariantBroken that names the field and what stands there."""
+    """Parses a status. Raises InvariantBroken with the damaged field and its value."""
     try:
-        return read(JobStatus, dict(body), _SHAPE)
+        return _read(dict(body))
     except Misfit as misfit:
         raise InvariantBroken(f"status{misfit.path} {misfit.why}: the stored status was damaged") from misfit
+
+
+def _read(body: dict[str, Any]) -> JobStatus:
+    version = body.get("schemaVersion", 1)
+    if version not in (1, SCHEMA_VERSION):
+        raise Misfit(".schemaVersion", f"is {version!r:.40}: an operator of another version wrote it")
+    world = body.get("world")
+    members = members_in(world.get("members")) if isinstance(world, dict) else None
+    if isinstance(world, dict) and members is not None:
+        body["world"] = {name: value for name, value in world.items() if name != "members"}
+    holders = holders_in(body.get("namedHolders"), members or ())
+    if holders is not None:
+        del body["namedHolders"]
+    status = read(JobStatus, body if version == 1 else with_seconds(body), _SHAPE)
+    if members is not None and status.world is not None:
+        status = replace(status, world=replace(status.world, members=members))
+    return status if holders is None else replace(status, named_holders=holders)
 
 
 def _plain(value: Any) -> Any:

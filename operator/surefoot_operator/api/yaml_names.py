@@ -1,6 +1,6 @@
 """Maps dataclass fields to YAML names, and lists unsupported fields.
 
-Pure. Called by `spec_reader` and `parse`, and by the test that holds docs/api.md equal to the dataclasses.
+Pure; called by `spec_reader`, `parse`, and the test that compares docs/api.md with the dataclasses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ RENAMED = {
 
 NOT_YET: dict[str, dict[str, str]] = {
     "TrainingJobSpec": {
-        "spares": "the world shrinks and grows without them",
         "nodeSelector": "put it into template.spec",
     },
     "ElasticPolicy": {"gracefulShutdownTimeoutSeconds": "checkpoint.drainGraceSeconds bounds the wait for saves"},
@@ -29,11 +28,11 @@ NOT_YET: dict[str, dict[str, str]] = {
         "faultDeadlineSeconds": "checkpoint.holderReturnSeconds bounds the wait for lost memory",
     },
     "FailurePolicy": {
-        "restartStrategy": "trainers are always restarted in place where a worker lives",
+        "restartStrategy": "trainers are always restarted in place while their worker runs",
     },
     "FailureRule": {"onPodConditions": "rules match exit codes"},
     "CheckpointPolicy": {
-        "onEviction": "a world whose pod is to end halts at a saved step first",
+        "onEviction": "before a pod is evicted, the world halts at a saved step",
     },
 }
 """Fields that a person may expect from the API or from its neighbours: refused by name, never swallowed."""
@@ -42,30 +41,30 @@ NOT_YET: dict[str, dict[str, str]] = {
 REFUSED_VALUES: dict[tuple[str, str], dict[str, str]] = {
     ("RunPolicy", "clean_pod_policy"): {
         "None": "write Running (the default): pods that ended by themselves stay for their logs, and one that still runs"
-        " would hold its node for ever, as nobody looks after it any more"
+        " would hold its node for ever, because nothing would delete it"
     },
     ("TrainingJobSpec", "nproc_per_node"): dict.fromkeys(
         ("auto", "gpu", "cpu"),
-        "write the number of trainers in each worker, as a rule that of its GPUs: the size of a world and who holds what"
-        " of a checkpoint follow from it before any worker has a node that could be asked",
+        "write the number of trainers in each worker, as a rule that of its GPUs: the world size and the placement of"
+        " checkpoints follow from it before any worker runs on a node",
     ),
 }
 """What neighbouring systems take in a field that is here as well: refused with the reason and what to write instead."""
 
 
 def camel_case(name: str) -> str:
-    """`min_replicas` -> `minReplicas`."""
+    """Converts `min_replicas` to `minReplicas`."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 def yaml_name(cls: type[Any], field: str) -> str:
-    """The name of `cls.field` in YAML, or "" where it has none of its own."""
+    """The field's name in YAML; empty where it has none."""
     return RENAMED.get((cls.__name__, field), camel_case(field))
 
 
 def yaml_fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """YAML name -> field, without those that are refused for now."""
+    """Maps YAML names to fields, without those that are refused."""
     refused = NOT_YET.get(cls.__name__, {})
     named = {yaml_name(cls, field.name): field for field in dataclasses.fields(cls)}
     return {name: field for name, field in named.items() if name and name not in refused}

@@ -1,6 +1,6 @@
-"""Reads the size of a complete checkpoint from a holder's index.
+"""Reads the size of a complete checkpoint from the holders' indexes.
 
-Called by `supervise` now and then; never in its way.
+Called by `supervise` every few seconds; every call has a short timeout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CALL_SECONDS = 0.3
 
 
 def checkpoint_bytes(job: str, nodes: list[NodeRecord], checkpoint: Checkpoint) -> int | None:
-    """Bytes of all ranks of one checkpoint, found in the indexes of these nodes' holders; None if not all are there."""
+    """Adds up one checkpoint's bytes over ranks; None while any is missing."""
     found: dict[int, RankManifest] = {}
     for node in nodes:
         for manifest in _index_of(job, node):
@@ -33,7 +33,7 @@ def _index_of(job: str, node: NodeRecord) -> tuple[RankManifest, ...]:
     host, port, password = node.holder.host, node.holder.port, node.holder.admin_password
     admin = HolderAdmin(host, port, password, _CALL_SECONDS)
     try:
-        place = HolderEndpoint(HolderId(node.name, admin.instance()), host, port, node.domain)
+        place = HolderEndpoint(HolderId(node.name, admin.instance_of(job)), host, port, node.domain)
         client = HolderClient(place, job, Credentials("", password), _CALL_SECONDS)
         try:
             return client.index().manifests

@@ -1,7 +1,7 @@
 """Implements `surefoot checkpoints list|verify|export|import|delete`.
 
-Called by `main`. Where: a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's
-file. Reading and writing is done by a process of its own (`surefoot.tools`), which may know the formats.
+Called by `main`. WHERE is a folder or s3://bucket/prefix, as a script without an operator has it, or a TrainingJob's
+file. A child process (`surefoot.tools`) reads and writes: the operator must not import the formats.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from surefoot_operator.api.spec import PersistentTierSpec
+from surefoot_operator.api.spec_reader import quantity
 from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, RunError, UsageError
 from surefoot_operator.cli.output import say
 from surefoot_operator.cli.tools import run_tool
@@ -27,10 +28,10 @@ LIBRARY_JOB = "default"
 _EXAMPLES = {
     "list": "surefoot checkpoints list checkpoints/\nsurefoot checkpoints list -f job.yaml --job UID",
     "verify": "surefoot checkpoints verify checkpoints/ --step 100\nsurefoot checkpoints verify s3://bucket/prefix --job UID",
-    "export": "surefoot checkpoints export checkpoints/ --to weights --as safetensors\n"
+    "export": "surefoot checkpoints export checkpoints/ --to weights --as safetensors --dtype bfloat16 --file-size 2G\n"
     "surefoot checkpoints export -f job.yaml --job UID --step 100 --to out --as dcp",
     "import": "surefoot checkpoints import s3://bucket/prefix --job NEW-UID --step 100 --from out --as dcp",
-    "delete": "surefoot checkpoints delete checkpoints/ --job UID          # says what would go\n"
+    "delete": "surefoot checkpoints delete checkpoints/ --job UID          # lists what would be deleted\n"
     "surefoot checkpoints delete checkpoints/ --job UID --yes",
 }
 
@@ -61,14 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     act: Callable[[argparse.Namespace, PersistentTierSpec, str], int] = given.act
     if (given.where is None) == (given.file is None):
-        raise UsageError(f"checkpoints {given.action} needs a folder or URI, or -f JOB.yaml; one of them")
+        raise UsageError(f"checkpoints {given.action} needs either a folder or URI, or -f JOB.yaml")
     if given.file is None:
         tier = _tier_at(given)
         return act(given, tier, given.job or _only_job(tier))
     job = read_job(given.file)
     persistent = job.spec.checkpoint.persistent
     if persistent is None:
-        raise UsageError(f"{given.file} has no spec.checkpoint.persistent: there is nothing to look at after a run")
+        raise UsageError(f"{given.file} has no spec.checkpoint.persistent: no checkpoint outlives a run of it")
     return act(given, persistent, given.job or job.uid)
 
 
@@ -77,7 +78,7 @@ def _tier_at(given: argparse.Namespace) -> PersistentTierSpec:
     if "://" not in where:
         folder = Path(where)
         if given.action != "import" and not folder.is_dir():
-            raise UsageError(f"{where} is no folder: name the one that Checkpointer(folder=…) was given, or a URI")
+            raise UsageError(f"{where} is not a folder: name the one that Checkpointer(folder=…) was given, or a URI")
         where = folder.resolve().as_uri()
     elif not where.startswith(("file:///", "s3://")):
         raise UsageError(f"{where}: a folder, file:///folder or s3://bucket/prefix is allowed")
@@ -88,7 +89,7 @@ def _tier_at(given: argparse.Namespace) -> PersistentTierSpec:
 
 
 def _only_job(tier: PersistentTierSpec) -> str:
-    """Whose checkpoints are meant where nobody says: a guess between several would one day be the wrong one."""
+    """The folder's only job, where --job is missing; of several none is guessed, the guess could be wrong."""
     if not tier.uri.startswith("file://"):
         return LIBRARY_JOB
     folder = Path(unquote(urlsplit(tier.uri).path))
@@ -126,7 +127,13 @@ def _look(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
 def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.to is None:
         raise UsageError("export needs --to FOLDER")
+    if given.kind == "dcp" and (given.dtype or given.file_size):
+        raise UsageError("--dtype and --file-size are for --as safetensors; DCP converts when it loads")
     arguments = ["--job", uid, *_step(given), "--to", str(given.to), "--as", given.kind, "--name", given.name]
+    if given.dtype:
+        arguments += ["--dtype", given.dtype]
+    if given.file_size:
+        arguments += ["--file-bytes", str(quantity(given.file_size, "--file-size"))]
     found = _ran("exporting", tier, arguments, bar="exporting")
     say(f"step {found['step']} of job {uid}: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB, in {given.to}")
     return EXIT_OK
@@ -134,26 +141,26 @@ def _export(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> in
 
 def _import(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.source is None or given.step is None:
-        raise UsageError("import needs --from PATH, and --step N: how many steps the checkpoint stands for")
+        raise UsageError("import needs --from PATH, and --step N: the number of steps its state was trained for")
     arguments = ["--job", uid, *_step(given), "--from", str(given.source), "--as", given.kind, "--name", given.name]
     found = _ran("importing", tier, arguments, bar="importing")
     say(
-        f"{given.source} is step {found['step']} of job {uid} now: {found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB."
-        f" A job goes on from it with checkpoint.restoreFrom: {{uid: {uid}}}"
+        f"imported {given.source} as step {found['step']} of job {uid}: {found['tensors']} tensors,"
+        f" {found['bytes'] / 1e6:.1f} MB. To start a job from it, set checkpoint.restoreFrom: {{uid: {uid}}}"
     )
     return EXIT_OK
 
 
 def _delete(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if given.job is None and given.file is None:
-        raise UsageError("delete needs --job UID: whose checkpoints go is never guessed")
+        raise UsageError("delete needs --job UID: the job to delete is never guessed")
     found = _ran("delete", tier, [] if given.yes else ["--dry"], job=uid)
     steps = ", ".join(str(entry["step"]) for entry in found["checkpoints"]) or "none"
     if given.yes:
-        say(f"job {uid} is deleted from {tier.uri}; it had checkpoints of steps {steps}")
+        say(f"deleted job {uid} from {tier.uri}; it had checkpoints of steps {steps}")
     else:
         say(
-            f"job {uid} has checkpoints of steps {steps} in {tier.uri}; nothing was deleted: give --yes, and let no run go on"
+            f"job {uid} has checkpoints of steps {steps} in {tier.uri}; nothing was deleted: stop the job, then give --yes"
         )
     return EXIT_OK
 
@@ -164,12 +171,16 @@ def _one_step(action: argparse.ArgumentParser) -> None:
 
 def _export_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("--step", type=int, metavar="N", help="which step (default: the newest that is complete)")
-    action.add_argument("--to", type=Path, metavar="FOLDER", help="where to")
+    action.add_argument("--to", type=Path, metavar="FOLDER", help="where to write")
+    action.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="what floating point weights become"
+    )
+    action.add_argument("--file-size", metavar="SIZE", help="the most of one safetensors file, as 2G (default: 5G)")
     _formats(action)
 
 
 def _import_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--step", type=int, metavar="N", help="the step that it shall be")
+    action.add_argument("--step", type=int, metavar="N", help="the step to import it as")
     action.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder, or a safetensors file")
     _formats(action)
 
@@ -181,15 +192,15 @@ def _formats(action: argparse.ArgumentParser) -> None:
 
 
 def _delete_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--yes", action="store_true", help="delete; without it what would go is said")
+    action.add_argument("--yes", action="store_true", help="delete; without it, list what would be deleted")
 
 
 _ACTIONS: dict[str, tuple[str, Callable[..., int], Callable[[argparse.ArgumentParser], None]]] = {
-    "list": ("say which checkpoints are there", _look, _one_step),
+    "list": ("list the checkpoints of a job", _look, _one_step),
     "verify": ("read every byte and compare it with its digest", _look, _one_step),
     "export": ("write a checkpoint in another format", _export, _export_options),
     "import": ("make a checkpoint of a new job from another format", _import, _import_options),
-    "delete": ("delete all that a job has there", _delete, _delete_options),
+    "delete": ("delete everything that a job has stored", _delete, _delete_options),
 }
 
 

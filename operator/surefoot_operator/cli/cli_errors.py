@@ -1,4 +1,4 @@
-"""Defines errors that end a command with a message and an exit code."""
+"""Defines the errors that end a command, and its exit codes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EXIT_INTERRUPTED = 130
 
 
 class RunError(Exception):
-    """The run cannot go on; everything is ended before this reaches a person."""
+    """The run cannot continue; its processes have ended before this is printed."""
 
 
 class UsageError(Exception):
-    """What was asked cannot be; nothing was started."""
+    """The request cannot be met; nothing was started."""

@@ -17,26 +17,26 @@ INTERVALS_PER_PROMOTION = 10
 
 
 def with_persistent_tier(document: dict[str, Any], job: TrainingJob, root: Path) -> dict[str, Any]:
-    """The job's document, with a folder as persistent tier where it has none: memory is gone when a run is.
+    """Adds a folder as persistent tier to a job that has none.
 
-    The last checkpoint is promoted whatever the interval, and it is the one that is compared.
+    Memory is lost when a run ends. The last checkpoint is promoted whatever the interval, and it is the one compared.
     """
     if job.spec.checkpoint.persistent is not None:
         return document
     memory = job.spec.checkpoint.memory
     steps = INTERVALS_PER_PROMOTION * memory.base_steps
     uri = f"file://{root.resolve() / 'persistent'}"
-    # steps of its own would be saved beside those that the operator chooses
+    # fixed steps would be saved in addition to those that the operator chooses
     often: dict[str, Any] = {"interval": "auto"} if memory.adaptive else {"intervalSteps": steps}
-    words = "as often as pays" if memory.adaptive else f"every {steps} steps"
-    say(f"the job has no persistent tier; for the comparison it gets {uri}, {words}")
+    words = "at intervals that the operator chooses" if memory.adaptive else f"every {steps} steps"
+    say(f"the job has no persistent tier; for the comparison it is promoted to {uri}, {words}")
     spec = document["spec"]
     checkpoint = {**(spec.get("checkpoint") or {}), "persistent": {"uri": uri, **often}}
     return {**document, "spec": {**spec, "checkpoint": checkpoint}}
 
 
 def compare_parameters(mine: TrainingJob, other: TrainingJob) -> dict[str, Any]:
-    """What the tool found: step, max_difference, bit_exact, tensors; or {"problem": why it could not}."""
+    """Compares two runs' final parameters: step, max_difference, bit_exact, tensors; or a problem."""
     tier = mine.spec.checkpoint.persistent
     if tier is None:
         return {"problem": "the job has no persistent tier"}

@@ -23,14 +23,14 @@ _LOG_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that is over."""
+    """What remains of a finished run: job, progress, faults."""
 
     job: TrainingJob
     progress: RunProgress
     struck: tuple[Struck, ...]
     unstruck: tuple[Fault, ...]
     interrupted: bool = False
-    """It was told to stop; what it had come to is said all the same."""
+    """It was told to stop; its report is still written."""
 
     @property
     def outcome(self) -> str:
@@ -39,7 +39,10 @@ class EndedRun:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`sound`: every sample was used once and, where asked for, the comparison could be made."""
+    """The report and closing lines of a run.
+
+    `sound`: every sample was used once and, where asked for, the comparison could be made.
+    """
 
     report: dict[str, Any]
     lines: tuple[str, ...]
@@ -47,7 +50,7 @@ class Conclusion:
 
 
 def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
-    """Builds the report, and says it."""
+    """Builds the report and closing lines of a run and its reference."""
     progress = ended.progress
     lines = list(progress.all_lines())
     kept = ledger.along(lines, progress.lineage)
@@ -72,7 +75,7 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
         )
     )
     said = [*report.timeline(found)]
-    said += [f"not struck, its step was never finished: {fault}" for fault in ended.unstruck]
+    said += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
     if compared is not None and compared.problem:
         said.append(f"the parameters could not be compared: {compared.problem}")
     if ended.outcome not in ("Complete", "Interrupted"):
@@ -110,7 +113,7 @@ def _sources(progress: RunProgress, incidents: tuple[Incident, ...]) -> dict[int
 
 
 def explain_failure(progress: RunProgress) -> list[str]:
-    """Why the job failed: the operator's sentence, the log's last lines, and where that log is."""
+    """Quotes the operator's message and the tail of the log to blame."""
     log = blamed_log(progress.folder.logs, progress.status.incidents) or newest_log(progress.folder.logs)
     lines = [f"the job failed: {progress.status.message}"]
     if log is not None:
@@ -121,9 +124,9 @@ def explain_failure(progress: RunProgress) -> list[str]:
 
 
 def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
-    """The log of the rank that ended the job, else of its agent: its peers write last, and only of how they lost it.
+    """Finds the log of the rank that failed first, else its agent's.
 
-    None: nobody is blamed, or has written a word.
+    Peers write last, and only that they lost the connection. None where no rank is blamed or its logs are empty.
     """
     last = incidents[-1] if incidents else None
     if last is None or last.rank is None or last.first_step_seconds is not None:
@@ -136,7 +139,7 @@ def blamed_log(logs: Path, incidents: tuple[Incident, ...]) -> Path | None:
 
 
 def newest_log(logs: Path) -> Path | None:
-    """The rank's log that was written to last and is not empty, else an agent's."""
+    """Finds the newest rank log that is not empty, else an agent's."""
     for pattern in ("worker-*/epoch-*/rank-*.log", "worker-*/agent.log"):
         found = [path for path in logs.glob(pattern) if path.stat().st_size > 0]
         if found:

@@ -1,6 +1,6 @@
-"""`surefoot data check`: whether samples in files can be read at any world size. Called by `main`.
+"""Implements `surefoot data check`: whether files can be read at any world size.
 
-What it asks is `surefoot.tools.check_data`, in a process of its own: it may know what no operator may import.
+Called by `main`. The check is `surefoot.tools.check_data` in a child process: it imports what no operator may.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from surefoot_operator.extras import lacking
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    said = "read some shards, and say who can read all of them"
+    said = "read some shards, and say at which world sizes all can be read"
     check = actions.add_parser("check", help=said, description=said)
     check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder of MDS, a URL, or a pattern of them")
     kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")

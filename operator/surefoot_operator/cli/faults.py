@@ -1,4 +1,4 @@
-"""Parses the faults to inject into a run, and when.
+"""Parses which faults are injected into a run, and at which step.
 
 Pure; called by `local`. `KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
 """
@@ -29,12 +29,15 @@ _RETURN: dict[str, str] = {
 
 
 class FaultError(ValueError):
-    """A --fault that cannot be: says what is allowed."""
+    """A --fault that is not allowed; the message says what is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`seconds`: until it returns or thaws; None: it stays away (for a trainer or agent: nothing else can be)."""
+    """One fault to inject once a step is finished.
+
+    `seconds`: until its target returns or thaws; None: it stays away, as every killed trainer or agent does.
+    """
 
     kind: Kind
     node: str | None
@@ -43,7 +46,7 @@ class Fault:
 
     @property
     def strikes(self) -> str:
-        """The name under which one thing can be struck only once at a time."""
+        """The target: no second fault hits it before it has returned."""
         return self.node or "coordinator"
 
     def __str__(self) -> str:
@@ -54,14 +57,14 @@ class Fault:
 
 
 def parse_fault(text: str, nodes: tuple[str, ...]) -> Fault:
-    """The fault that `text` says, on one of `nodes` (their names, or their numbers)."""
+    """Parses one fault; a node is given by its name or number."""
     match = _FAULT.fullmatch(text)
     if match is None:
         raise FaultError(f"--fault {shorten(text)}: {GRAMMAR} is allowed; kinds are {', '.join(KINDS)}")
     kind = next((k for k in KINDS if k == match["kind"]), None)
     if kind is None:
         raise FaultError(
-            f"--fault {shorten(text)}: {shown(match['kind'])} is no kind of fault; kinds are {', '.join(KINDS)}"
+            f"--fault {shorten(text)}: {shown(match['kind'])} is not a kind of fault; kinds are {', '.join(KINDS)}"
         )
     step = int(match["step"]) if len(match["step"]) < 19 else 0
     if step < 1:
@@ -96,17 +99,20 @@ def _seconds(text: str, kind: Kind, given: str | None) -> float | None:
     except ValueError:
         seconds = -1.0
     if not math.isfinite(seconds) or seconds <= 0:
-        raise FaultError(f"--fault {shorten(text)}: for={shorten(given)} is allowed to be a number of seconds above 0")
+        raise FaultError(f"--fault {shorten(text)}: for={shorten(given)} must be a number of seconds above 0")
     return seconds
 
 
 def parse_faults(texts: Iterable[str], nodes: tuple[str, ...]) -> tuple[Fault, ...]:
-    """All of them, by step."""
+    """Parses all faults and sorts them by step."""
     return tuple(sorted((parse_fault(text, nodes) for text in texts), key=lambda fault: fault.step))
 
 
 def due(faults: Iterable[Fault], struck: Iterable[Fault], step: int) -> list[Fault]:
-    """Faults whose step is finished and that have not struck yet. One that stands twice strikes twice."""
+    """Lists faults whose step is finished and that were not injected yet.
+
+    A fault given twice is injected twice.
+    """
     left = list(faults)
     for fault in struck:
         left.remove(fault)

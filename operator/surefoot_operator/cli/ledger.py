@@ -20,7 +20,7 @@ from surefoot.protocol.lineage import Lineage, epoch_at
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One rank's finished step."""
+    """One step as one rank finished it."""
 
     epoch: int
     step: int
@@ -34,9 +34,10 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Samples along the lineage. `lost` and `repeated` count samples, `missing_steps` names steps nobody reported.
+    """Counts of samples and steps along the final lineage.
 
-    `unknown` counts samples of ranks that have no line of their step: what was not written down was not lost for that.
+    `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
+    that have no line of their step: a line that could not be written proves no sample lost.
     """
 
     steps: int
@@ -48,7 +49,7 @@ class Account:
 
 
 def parse_line(text: str) -> LedgerLine | None:
-    """The line, or None where it is torn: its writer was killed while it wrote."""
+    """Parses one ledger line; None where a killed writer left it torn."""
     try:
         body = json.loads(text)
         if not isinstance(body, dict):
@@ -69,7 +70,7 @@ def parse_line(text: str) -> LedgerLine | None:
 
 
 def along(lines: Iterable[LedgerLine], lineage: Lineage) -> dict[int, list[LedgerLine]]:
-    """step → the lines of the one execution of it that counts."""
+    """Keeps each step's lines of the one epoch whose execution counts."""
     if not lineage:
         return {}
     last = lineage[-1].epoch
@@ -84,7 +85,7 @@ def along(lines: Iterable[LedgerLine], lineage: Lineage) -> dict[int, list[Ledge
 
 
 def worlds(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lineage) -> dict[int, int]:
-    """step → how many ranks executed it, up to the newest that any rank has a line of."""
+    """Maps each step to the number of ranks that executed it."""
     if not of_step:
         return {}
     sizes = {entry.epoch: entry.size for entry in lineage}
@@ -93,7 +94,10 @@ def worlds(of_step: Mapping[int, Sequence[LedgerLine]], lineage: Lineage) -> dic
 
 
 def finished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> dict[int, list[LedgerLine]]:
-    """Without the newest steps that not every rank has a line of: a run that was ended was in the middle of them."""
+    """Drops the newest steps that not every rank has finished.
+
+    An interrupted run ends in the middle of them.
+    """
     left = dict(of_step)
     while left and len({line.rank for line in left[max(left)]}) < ranks.get(max(left), 0):
         del left[max(left)]
@@ -103,7 +107,7 @@ def finished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> 
 def account(
     of_step: Mapping[int, Sequence[LedgerLine]], first: int = 1, ranks: Mapping[int, int] | None = None
 ) -> Account | None:
-    """Counts samples of step `first` and later; None where the program reports none (its loader is not surefoot's).
+    """Counts samples from step `first` on; None where no loader reports any.
 
     `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost.
     """
@@ -146,7 +150,7 @@ def _compare(spans: Sequence[tuple[int, int]], begin: int, end: int) -> tuple[in
 
 
 def losses(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, float]:
-    """step → the loss of the global batch: the ranks' losses weighted with their samples."""
+    """Averages the ranks' losses of each step, weighted by their samples."""
     found: dict[int, float] = {}
     for step, lines in of_step.items():
         told = [(line.loss, _weight(line)) for line in lines if line.loss is not None]
@@ -164,7 +168,7 @@ def _weight(line: LedgerLine) -> int:
 
 
 def largest_difference(mine: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """The largest difference of two loss curves over the steps that both have; None where they share none."""
+    """The largest difference of two loss curves; None without a common step."""
     shared = mine.keys() & other.keys()
     return max((_apart(mine[step], other[step]) for step in shared), default=None)
 
@@ -186,6 +190,6 @@ def finished_step(lines: Iterable[LedgerLine], epoch: int, world: int) -> int:
 
 
 def median_stall_seconds(lines: Iterable[LedgerLine]) -> float | None:
-    """The median of what a save cost a training step."""
+    """The median time that a save blocked a training step."""
     stalls = [line.stall_seconds for line in lines if line.stall_seconds is not None]
     return statistics.median(stalls) if stalls else None

@@ -46,7 +46,9 @@ MOST_NODES, MOST_RANKS = 64, 512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.yaml", help="the TrainingJob")
-    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas)")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="how many nodes (default: spec.replicas and spec.spares)"
+    )
     parser.add_argument(
         "--fault",
         action="append",
@@ -61,14 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         action="store_true",
-        help="serve Prometheus metrics of operator and workers; RUN-FOLDER/metrics/*.json name them for file_sd_configs",
+        help="serve Prometheus metrics of operator and workers; RUN-FOLDER/metrics/*.json lists the targets (file_sd_configs)",
     )
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRequest:
-    """What was asked, checked."""
+    """The checked arguments of `surefoot local`."""
 
     document: dict[str, Any]
     job: TrainingJob
@@ -82,7 +84,7 @@ class LocalRequest:
 
 
 def run(given: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the job and returns the exit code."""
     request = check(given)
     if given.run_folder is not None:
         return _run_in(request, given.run_folder)
@@ -100,11 +102,11 @@ def run(given: argparse.Namespace) -> int:
 
 
 def check(given: argparse.Namespace) -> LocalRequest:
-    """Refuses what cannot work, before anything is started."""
+    """Checks the arguments and the machine before anything starts. Raises UsageError."""
     document, job = read_document(given.file)
     if job.spec.suspend:
         raise UsageError(f"{given.file}: spec.suspend is true, nothing would run; set it to false")
-    count = job.spec.replicas if given.nodes is None else given.nodes
+    count = job.spec.replicas + job.spec.spares if given.nodes is None else given.nodes
     least = min(allowed_sizes(job.spec))
     if count < least:
         raise UsageError(
@@ -114,13 +116,13 @@ def check(given: argparse.Namespace) -> LocalRequest:
     ranks = count * job.spec.nproc_per_node
     if count > MOST_NODES or ranks > MOST_RANKS:
         raise UsageError(
-            f"{count} nodes of {job.spec.nproc_per_node} ranks are more than one machine is asked for: at most {MOST_NODES} nodes"
+            f"{count} nodes of {job.spec.nproc_per_node} ranks are too many for one machine: at most {MOST_NODES} nodes"
             f" and {MOST_RANKS} ranks are allowed; give --nodes (the elasticPolicy must allow so few), or use a cluster"
         )
     total = _total_steps(given.file, document)
     nodes = tuple(f"node-{number}" for number in range(count))
     if (missing := lacking("runtime")) is not None:
-        raise UsageError(f"trainers and agents run here: {missing}")
+        raise UsageError(f"local runs trainers and agents on this machine: {missing}")
     try:
         faults = parse_faults(given.fault, nodes)
         find_program()
@@ -138,7 +140,7 @@ def _total_steps(path: Path, document: dict[str, Any]) -> int | None:
     if said is None:
         return None
     if not (said.isascii() and said.isdigit() and len(said) < 16 and int(said) > 0):
-        sentence = "how many steps the program makes is allowed, in quotes"
+        sentence = "give the number of steps that the program makes, in quotes"
         raise UsageError(f"{path}: metadata.annotations {TOTAL_STEPS}: {shown(said)} is not allowed; {sentence}")
     return int(said)
 
@@ -148,11 +150,11 @@ def _run_in(request: LocalRequest, root: Path) -> int:
         document = comparison.with_persistent_tier(request.document, request.job, root)
         request = dataclasses.replace(request, document=document, job=parse_job(document))
     for name in ignored_parts(request.job.spec):
-        warn(f"ignored on one machine: {name}")
+        warn(f"ignored by `surefoot local`: {name}")
     disturbed = run_job(request, root, request.faults)
     reference = None
     if request.compare and disturbed.outcome == "Complete":
-        say("the same job, undisturbed:")
+        say("reference run without faults:")
         reference = run_job(request, root / "undisturbed", ())
     found = conclusion.conclude(disturbed, reference)
     for line in found.lines:
@@ -166,19 +168,22 @@ def _run_in(request: LocalRequest, root: Path) -> int:
 
 
 def _write_report(path: Path, report: dict[str, Any]) -> bool:
-    """Whether it was written; else it is said, so that nothing is lost."""
+    """Whether it was written; else it is printed, so that nothing is lost."""
     text = json.dumps(report, indent=2)
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         say(text)
-        warn(f"surefoot: the report {path} could not be written ({error.strerror or error}); it stands above")
+        warn(f"surefoot: the report {path} could not be written ({error.strerror or error}); it is printed above")
         return False
     return True
 
 
 def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> conclusion.EndedRun:
-    """One run of the job under a fresh uid, from nothing to nothing. Being told to stop is an end like others."""
+    """Runs the job once under a fresh uid and ends its processes.
+
+    SIGINT, SIGTERM and SIGHUP end it in order too: what was reached is still reported.
+    """
     folder = RunFolder(root.resolve())
     machine = Machine(folder, request.job.spec.checkpoint.memory.size_limit_bytes, request.metrics)
     interrupted = False

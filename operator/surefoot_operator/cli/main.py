@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 
 from surefoot import __version__
@@ -14,21 +15,18 @@ from surefoot_operator.cli.output import say, warn
 from surefoot_operator.errors import OperatorError
 from surefoot_operator.extras import needing
 
+_PROGRAMS = {"kubectl-surefoot": "kubectl surefoot"}
+"""kubectl finds its plugins by this name."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, 1 failed, 2 cannot be, 3 samples or comparison wrong, 130 interrupted."""
+    """Runs a command and returns its exit code (0, 1, 2, 3 or 130)."""
     if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
         say(f"surefoot {__version__}")  # also where nothing else of it can run
         return EXIT_OK
-    parser = argparse.ArgumentParser(prog="surefoot", description="Training that goes on when nodes die.")
-    parser.add_argument("--version", action="store_true", help="say which version this is")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, said) in _commands().items():
-        command = commands.add_parser(name, help=said, description=said)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    given = parser.parse_args(arguments)
+    given = build_parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = given.run
+    stopped = "; all processes of the run were stopped" if given.command == "local" else ""
     try:
         return run(given)
     except UsageError as error:
@@ -36,23 +34,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RunError, OperatorError) as error:
         return _say(str(error), EXIT_FAILED)
     except BrokenPipeError:
-        # whoever read us has left; without this the interpreter says so once more at its end
+        # the reader of the pipe is gone; without this the interpreter prints a second error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
-        return _say(f"{error}; everything that was started has been ended", EXIT_FAILED)
+        return _say(f"{error}{stopped}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _say("interrupted; everything that was started has been ended", EXIT_INTERRUPTED)
+        return _say(f"interrupted{stopped}", EXIT_INTERRUPTED)
+
+
+def build_parser(program: str | None = None) -> argparse.ArgumentParser:
+    """Builds the parser of all commands; `program` is how it was called."""
+    program = program or _PROGRAMS.get(Path(sys.argv[0]).name, "surefoot")
+    parser = argparse.ArgumentParser(prog=program, description="Training that goes on when nodes die.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, said) in _commands().items():
+        command = commands.add_parser(name, help=said, description=f"{said[0].upper()}{said[1:]}.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
 
 
 def _commands() -> dict[str, tuple[ModuleType, str]]:
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli import checkpoints, data, local, validate
+        from surefoot_operator.cli import checkpoints, convert, data, local, shell_completion, validate
+        from surefoot_operator.cli.cluster import suspend_job
+        from surefoot_operator.cli.jobs import (
+            describe_job,
+            explain_job,
+            job_logs,
+            job_timeline,
+            list_jobs,
+            list_nodes,
+            rollback_job,
+        )
     return {
+        "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),
+        "describe": (describe_job, "show everything about one job, in the order people ask"),
+        "timeline": (job_timeline, "show what happened to a job, and where each recovery's seconds went"),
+        "explain": (explain_job, "say what the operator would do now, and what the next fault would cost"),
+        "nodes": (list_nodes, "show a job's nodes, what runs there, and why they are left"),
+        "logs": (job_logs, "show a job's logs by rank and attempt, the blamed rank first"),
+        "suspend": (suspend_job, "save a job, stop it and give its workers back"),
+        "resume": (suspend_job, "let a suspended job go on"),
+        "rollback": (rollback_job, "print the job that goes on from an earlier step of another"),
         "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
         "validate": (validate, "check a TrainingJob without running it"),
+        "convert": (convert, "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …"),
         "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
         "data": (data, "check whether samples in files can be read at any world size"),
+        "completion": (shell_completion, "print a shell's completion script"),
     }
 
 

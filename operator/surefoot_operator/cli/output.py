@@ -1,7 +1,4 @@
-"""Prints whole lines to the terminal without control characters.
-
-Touches the streams.
-"""
+"""Prints whole lines to the terminal without control characters."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from surefoot.protocol.plain import plain
 
 
 def say(line: str) -> None:
-    """To standard output, at once."""
+    """Prints a line to standard output and flushes it."""
     print(plain(line), flush=True)
 
 
 def warn(line: str) -> None:
-    """To standard error."""
+    """Prints a line to standard error."""
     print(plain(line), file=sys.stderr, flush=True)

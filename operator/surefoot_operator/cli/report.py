@@ -1,8 +1,7 @@
 """Builds the JSON report of a run and its closing sentences.
 
-Pure: from status, faults and ledger to what people read. Seconds of an incident count from the fault that caused it,
-as the machine that struck it wrote down; an incident nobody asked for (a planned change, a real fault) counts from
-its first sign.
+Pure. An incident's seconds count from the fault that caused it; where none was injected (a planned change, a real
+fault), from its first sign.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SAME_CLOCK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that happened, and when."""
+    """An injected fault, when and at which step."""
 
     fault: Fault
     at_seconds: float
@@ -41,7 +40,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Against the undisturbed run."""
+    """Differences from the undisturbed run."""
 
     max_loss_difference: float | None
     max_parameter_difference: float | None
@@ -53,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Everything the report is made of."""
+    """Input of `build`."""
 
     outcome: str
     lineage: Lineage
@@ -66,7 +65,10 @@ class RunFacts:
 
 
 def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
-    """The fault behind an incident: the last one before its first sign that hit its node, else the last before it."""
+    """Finds the injected fault behind an incident.
+
+    The last one before its first sign that hit its node; else, where the incident names no node, the last before it.
+    """
     before = [s for s in struck if s.at_seconds <= incident.detected_seconds + _SAME_CLOCK_SECONDS]
     if incident.kind == "planned":
         drains = [s for s in before if s.fault.kind == "drain" and f"node {s.fault.node} is drained" in incident.reason]
@@ -77,7 +79,7 @@ def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
 
 
 def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, Any]:
-    """One incident with all its phases, in seconds from the fault."""
+    """Reports one incident: its phases in seconds after the fault."""
     cause = cause_of(incident, struck)
     zero = min(cause.at_seconds, incident.detected_seconds) if cause else incident.detected_seconds
     phases = {
@@ -105,7 +107,7 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
 
 
 def build(run: RunFacts) -> dict[str, Any]:
-    """The report."""
+    """Builds the JSON report."""
     compared = run.comparison
     return {
         "outcome": run.outcome,
@@ -137,7 +139,7 @@ def build(run: RunFacts) -> dict[str, Any]:
 
 
 def timeline(report: dict[str, Any]) -> list[str]:
-    """Each incident as a few lines with its phases."""
+    """Renders each incident as a few lines with its phases."""
     lines = []
     for found in report["incidents"]:
         title = f"{found['kind']}: {found['reason']}"
@@ -168,7 +170,7 @@ def _detail(phase: str, found: dict[str, Any]) -> str:
 
 
 def verdict(report: dict[str, Any]) -> list[str]:
-    """What the run showed, in a few sentences; the last thing a person reads."""
+    """Summarizes the run in a few sentences, printed last."""
     worlds = " -> ".join(str(epoch["world"]) for epoch in report["epochs"]) or "none"
     said = [f"{report['outcome']}: {report['steps'] or 0} steps, worlds {worlds}"]
     if report["samples_lost"] is not None:

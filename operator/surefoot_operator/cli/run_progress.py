@@ -21,7 +21,7 @@ from surefoot_operator.fabric.processes.run_folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One event, as the operator told it."""
+    """One event from the operator."""
 
     at_seconds: float
     reason: str
@@ -53,7 +53,7 @@ class _LineTail:
 
 @dataclass(slots=True)
 class RunProgress:
-    """Grows with each `look`. What status keeps only the newest of is collected here for the report."""
+    """Collects a run's history, of which status keeps only the newest."""
 
     folder: RunFolder
     status: JobStatus = field(default_factory=JobStatus)
@@ -95,14 +95,14 @@ class RunProgress:
 
     @property
     def reached_step(self) -> int:
-        """The step that training stands at: while a new epoch restores, the one it restores."""
+        """The current step; while an epoch restores, the step it restores."""
         world = self.status.world
         if world is None or world.state == "Claimed":
             return self.status.step
         return max(self.finished_step, world.parent.step if world.parent is not None else 0)
 
     def all_lines(self) -> Iterator[LedgerLine]:
-        """Every ledger line of the run, for the account at its end."""
+        """Reads every ledger line of the run."""
         for path in sorted(self.folder.ledger.glob("*.jsonl")):
             with open(path, encoding="utf-8", errors="replace") as file:
                 for text in file:

@@ -22,7 +22,10 @@ _LONG_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A worker on a node, or a node without one. `doing`: what it is busy with where it makes no steps."""
+    """A worker on its node, or a node without one.
+
+    `doing`: its present phase (warming up, restoring …) while it has finished no step.
+    """
 
     node: str
     state: str
@@ -55,7 +58,7 @@ class RunSnapshot:
         return max(0, self.total - self.step) / self.steps_per_second
 
     def headline(self) -> str:
-        """Everything but the workers, in one line."""
+        """Renders job, epoch, step, rate, loss and checkpoint in one line."""
         of = "" if self.total is None else f" of {self.total} ({min(100, 100 * self.step // self.total)}%)"
         rate, left = self.steps_per_second, self.left_seconds
         parts = (
@@ -74,7 +77,7 @@ class RunSnapshot:
         return "  ".join(part for part in parts if part)
 
     def waits(self) -> str:
-        """Why no steps are made; empty where they are."""
+        """Says why no step is made; empty while steps are made."""
         busy: dict[str, list[str]] = {}
         for row in self.rows:
             if row.doing:
@@ -86,7 +89,10 @@ class RunSnapshot:
 
 @dataclass(slots=True)
 class ProgressRate:
-    """Steps a second over the last seconds. A world that begins anew is timed anew: what it restores was no step."""
+    """Measures steps a second over a sliding window.
+
+    A new epoch clears the window: the steps that it restored were not trained.
+    """
 
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
     _epoch: int = 0
@@ -108,7 +114,7 @@ class ProgressRate:
 
 @dataclass(slots=True)
 class NewestCheckpoint:
-    """Since when the newest complete checkpoint is known, and how fast steps are made."""
+    """What is carried between snapshots: the newest checkpoint's age and the rate."""
 
     pace: ProgressRate = field(default_factory=ProgressRate)
     checkpoint: object = None
@@ -116,7 +122,7 @@ class NewestCheckpoint:
 
 
 def take(scene: Scene, known: NewestCheckpoint) -> RunSnapshot:
-    """The picture of this moment."""
+    """Takes a snapshot of the run now."""
     now, progress = time.monotonic(), scene.progress
     status, world = progress.status, progress.status.world
     if status.last_complete != known.checkpoint:
@@ -158,13 +164,13 @@ def _rows(scene: Scene, world: World | None, now: float) -> tuple[Row, ...]:
 
 
 def newest_of(ranks: Mapping[int, LedgerLine], world: World | None) -> tuple[LedgerLine, ...]:
-    """Each rank's newest line in the present epoch: what an older one was called is gone with it."""
+    """Each rank's newest line in the present epoch."""
     epoch = world.epoch if world is not None else 0
     return tuple(line for _, line in sorted(ranks.items()) if line.epoch == epoch)
 
 
 def doing(world: World | None, member: bool, created_seconds: float, now: float) -> str:
-    """What a worker without a finished step in this epoch is busy with."""
+    """Names the phase of a worker that has finished no step yet."""
     if world is not None and world.state == "Committed" and member:
         return _since("restoring and making its first step", now - world.changed_seconds)
     if world is not None and world.state == "Claimed" and member:

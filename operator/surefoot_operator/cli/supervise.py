@@ -17,7 +17,6 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.faults import Fault, due
-from surefoot_operator.cli.operator_restarts import OperatorRestarts
 from surefoot_operator.cli.report import Struck
 from surefoot_operator.cli.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.holder_process import free_port
@@ -35,10 +34,13 @@ _ROOM_SECONDS = 1.0
 _LEAST_FREE_BYTES = 256 << 10
 """A status and a round of ledger lines take less."""
 
+OPERATOR_RESTARTS = 3
+"""Restarts of the operator without a step between them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a view shows of one moment."""
+    """The run that is supervised and shown."""
 
     progress: RunProgress
     machine: Machine
@@ -49,12 +51,37 @@ class Scene:
 
 
 def free_bytes(folder: Path) -> int:
-    """What is left to this user on the folder's file system; endless where it cannot be asked, as of one that is gone."""
+    """Free bytes for this user on the folder's file system.
+
+    Unlimited where the file system does not answer, as for a folder that was removed: no alarm without a figure.
+    """
     try:
         found = os.statvfs(folder)
     except OSError:
         return sys.maxsize
     return found.f_bavail * found.f_frsize
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRestarts:
+    """Counts restarts of the operator since training last finished a step.
+
+    A run under many faults may need any number of restarts; without this limit an operator that crashes before every
+    first step would be restarted for ever.
+    """
+
+    count: int = 0
+    step: int = 0
+    """The last finished step when the operator ended the last time."""
+
+    def ended(self, step: int) -> OperatorRestarts:
+        """Counts one end of the operator; `step` is the last finished one."""
+        return OperatorRestarts(1 if step > self.step else self.count + 1, step)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the limit of restarts is exceeded."""
+        return self.count > OPERATOR_RESTARTS
 
 
 @dataclass(slots=True)
@@ -66,7 +93,10 @@ class _Return:
 
 
 class Supervisor:
-    """Runs one job. `show` is called every tick, `tell` with each sentence as it becomes true."""
+    """Runs one job to its end and injects its faults.
+
+    `show` is called every tick, `tell` with each event's sentence and whether it is a warning.
+    """
 
     def __init__(
         self,
@@ -91,7 +121,10 @@ class Supervisor:
         self._lost = False
 
     def run(self) -> None:
-        """Until the job is over. Raises RunError if it cannot go on, KeyboardInterrupt if it is told to stop."""
+        """Runs until the job is complete or failed.
+
+        Raises RunError if it cannot continue, KeyboardInterrupt if it was told to stop.
+        """
         self._machine.start_operator(self._port)
         for name in self._scene.nodes:
             self._machine.start_node(name)
@@ -124,12 +157,12 @@ class Supervisor:
         self._show(self._scene)
 
     def _check_folder(self) -> None:
-        """The run folder is what an API server is elsewhere: without it no fault is answered, and nobody would say so."""
+        """The run folder holds the job's status: without it no failure is handled, and no process would report that."""
         folder = self._machine.folder.root
         if not folder.is_dir():
             raise RunError(
-                f"the run folder {folder} was removed while the job ran: its status, workers and logs are gone, so the run is"
-                " ended; what is in the persistent tier is there to begin from again (checkpoint.restoreFrom)"
+                f"the run folder {folder} was removed while the job ran: its status, workers and logs are gone, so the run"
+                " was stopped; start again from the persistent tier with checkpoint.restoreFrom"
             )
 
     def _measure(self) -> None:
@@ -149,7 +182,7 @@ class Supervisor:
         self._progress.checkpoint_bytes = size or self._progress.checkpoint_bytes
 
     def _check_room(self) -> None:
-        """Says it where people look: what runs cannot write it into its logs."""
+        """Warns on the terminal of a full disk: processes cannot write that into their logs."""
         if time.monotonic() < self._room_at:
             return
         self._room_at = time.monotonic() + _ROOM_SECONDS
@@ -157,12 +190,12 @@ class Supervisor:
         full = free_bytes(root) < _LEAST_FREE_BYTES
         if full and not self._full:
             self._tell(
-                f"the disk of {root} is full: trainers go on, but no failure can be answered until the operator can write"
-                " its status there, and logs and ledgers wait: make room",
+                f"the disk of {root} is full: training continues, but no failure can be handled, because the operator"
+                " cannot write its status; logs and ledgers wait too: free some space",
                 True,
             )
         elif self._full and not full:
-            self._tell(f"the disk of {root} has room again", False)
+            self._tell(f"the disk of {root} has free space again", False)
         self._full = full
 
     def _check_loss(self) -> None:
@@ -170,8 +203,8 @@ class Supervisor:
         lost = any(c.type == CHECKPOINT_LOST for c in self._progress.status.conditions)
         if lost and not self._lost:
             self._tell(
-                "the job waits: Ctrl-C ends the run in order; checkpoint.onTotalLoss: Restart in the job's file lets another"
-                " run begin again by itself",
+                "the job waits for a decision: stop the run with Ctrl-C; with checkpoint.onTotalLoss: Restart in the job's"
+                " file another run starts over by itself",
                 True,
             )
         self._lost = lost
@@ -187,9 +220,9 @@ class Supervisor:
                     waiting.discard(name)
                 log = self._machine.folder.logs / f"{name}.log"
                 if record is not None and record.message:
-                    raise RunError(f"{name} cannot work: {record.message}")
+                    raise RunError(f"{name} failed to start: {record.message}")
                 if self._machine.node_exit_code(name) is not None:
-                    raise RunError(f"{name} ended at its start: {last_words(log)} (log: {log})")
+                    raise RunError(f"{name} exited during its start: {last_words(log)} (log: {log})")
             if time.monotonic() > deadline:
                 raise RunError(f"{', '.join(sorted(waiting))} did not start within {_NODES_UP_SECONDS:g} s")
 
@@ -209,8 +242,8 @@ class Supervisor:
         log = self._machine.folder.logs / "operator.log"
         self._operator_restarts = self._operator_restarts.ended(self._progress.finished_step)
         if self._operator_restarts.exhausted:
-            raise RunError(f"the operator ended with code {code}: {last_words(log)} (log: {log})")
-        self._tell(f"the operator ended with code {code} and is started again: {last_words(log)} (log: {log})", True)
+            raise RunError(f"the operator exited with code {code} and made no progress: {last_words(log)} (log: {log})")
+        self._tell(f"the operator exited with code {code} and is restarted: {last_words(log)} (log: {log})", True)
         self._machine.start_operator(self._port)
 
     # ---- faults ---------------------------------------------------------------------------------------------------

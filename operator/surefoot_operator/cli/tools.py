@@ -1,6 +1,6 @@
-"""Runs a `surefoot.tools` module in a process of its own.
+"""Runs a `surefoot.tools` module in a child process.
 
-The tool's last line of output is JSON; while it runs it tells how far it is, and a bar shows it on a terminal.
+The last line of its output is the result in JSON; its stderr reports progress, shown as a bar on a terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def run_tool(
     job: str | None = None,
     bar: str | None = None,
 ) -> dict[str, Any]:
-    """What the tool said; `job` goes to it by the environment, `bar` is what a terminal shows beside its progress."""
+    """Runs one tool on a tier and returns its JSON result.
+
+    `job` reaches it through its environment, `bar` labels the progress bar. {"problem": …} says why there is no result.
+    """
     if (missing := lacking("runtime")) is not None:
         return {"problem": missing}
     console = Console(stderr=True)
@@ -76,7 +79,7 @@ def _run(
         finally:
             ending.cancel()
     if time.monotonic() >= until and code < 0:
-        return {"problem": f"surefoot.tools.{name} did not end within {seconds:g} s"}
+        return {"problem": f"surefoot.tools.{name} did not finish within {seconds:g} s and was killed"}
     return _answer(name, code, output, words)
 
 
@@ -99,8 +102,8 @@ def _answer(name: str, code: int, output: str, words: list[str]) -> dict[str, An
         body = None
     if isinstance(body, dict):
         return body
-    said = next((line for line in reversed(words) if line), "it said nothing")
-    return {"problem": f"surefoot.tools.{name} ended with code {code}: {said}"}
+    said = next((line for line in reversed(words) if line), "it printed no error")
+    return {"problem": f"surefoot.tools.{name} exited with code {code}: {said}"}
 
 
 def _environment(tier: PersistentTierSpec, job: str | None) -> dict[str, str]:

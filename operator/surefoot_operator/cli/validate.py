@@ -27,19 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     job = read_job(given.file)
     sizes = ", ".join(map(str, allowed_sizes(job.spec)))
-    say(f"{given.file} is sound: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
+    say(f"{given.file} is valid: {job.name}, worlds of {sizes} workers × {job.spec.nproc_per_node} ranks")
     for name in ignored_parts(job.spec):
         say(f"`surefoot local` ignores: {name}")
     return EXIT_OK
 
 
 def read_job(path: Path) -> TrainingJob:
-    """The job in a file. Raises UsageError that names the file and what is wrong with it."""
+    """Reads and checks the job in a file. Raises UsageError."""
     return read_document(path)[1]
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], TrainingJob]:
-    """The job in a file, as it is written and as it is understood."""
+    """Reads a job's file: the document and the job parsed from it."""
     try:
         with open(path, "rb") as file:
             content = file.read(4 * MOST_CHARACTERS + 1)  # no more of /dev/zero than shows that it is too long

@@ -1,7 +1,6 @@
 """Displays a running job: a live table or plain lines.
 
-`local` makes one and `supervise` draws through `show` and `tell`. Drawing happens on the caller's thread: a thread of
-its own would be one more parent that processes could die with.
+Drawn by the caller's thread: a thread of its own would be one more parent that child processes could die with.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BAR_WIDTH = 60
 
 
 class View(Protocol):
-    """A context manager, so that the terminal is always given back."""
+    """A display of the run; a context manager that restores the terminal."""
 
     def show(self, scene: Scene) -> None: ...
 
@@ -43,13 +42,13 @@ class View(Protocol):
 
 
 def view_for(plain: bool) -> View:
-    """A live view where there is a terminal and nobody asked for lines."""
+    """Chooses the live view on a terminal, else plain lines."""
     return PlainView() if plain or not sys.stdout.isatty() else LiveView()
 
 
 @dataclass(slots=True)
 class PlainView:
-    """A line every two seconds while something changes, and one for each thing that happens."""
+    """Prints a line at most every two seconds, and one per event."""
 
     _known: NewestCheckpoint = field(default_factory=NewestCheckpoint)
     _next: float = 0.0
@@ -78,7 +77,7 @@ class PlainView:
 
 
 class LiveView:
-    """A table of workers that stays in place, with what happens scrolling above it."""
+    """Shows a table of workers in place, with events scrolling above it."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -106,7 +105,7 @@ class LiveView:
 
 
 def drawn(picture: RunSnapshot) -> Group:
-    """The picture for a terminal: how far, why it waits, and the workers."""
+    """Renders progress, reason for waiting, and workers for a terminal."""
     parts: list[RenderableType] = [Text(plain(picture.headline()))]
     if picture.total is not None:
         line = Table.grid()  # a bar alone ends no line

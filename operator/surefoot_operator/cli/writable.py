@@ -1,6 +1,6 @@
 """Checks that output files and folders are writable before a run.
 
-Touches the file system and leaves it as it was. A run of hours must not end at the name of its report.
+A run of hours must not fail at its end because its report cannot be written. Leaves the file system as it was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from surefoot_operator.cli.cli_errors import UsageError
 
 
 def try_file(option: str, path: Path) -> None:
-    """Raises UsageError where `path` cannot be written; what it holds stays."""
+    """Checks that `path` can be written, keeping its content. Raises UsageError."""
     try:
         path.resolve().parent.mkdir(parents=True, exist_ok=True)
         there = path.exists()
@@ -27,7 +27,7 @@ def try_file(option: str, path: Path) -> None:
 
 
 def try_folder(option: str, path: Path) -> None:
-    """Makes the folder if need be. Raises UsageError where it cannot be made or written to."""
+    """Creates a writable folder, or checks an existing one. Raises UsageError."""
     try:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{option} {path} is a file; name a folder, new or of a former run")

@@ -1,6 +1,6 @@
 """Starts `surefoot-operator`, the operator of a cluster.
 
-Ends with 0 after SIGTERM or SIGINT, with 1 and a sentence if it cannot run.
+Exits with 0 after SIGTERM or SIGINT, with 1 and a message if it cannot run, with 2 for a setting that is not allowed.
 """
 
 from __future__ import annotations

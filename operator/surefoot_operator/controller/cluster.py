@@ -1,7 +1,7 @@
 """Assembles, starts and stops the operator of a cluster.
 
-Made and run by `__main__`. A replica that stands by has everything but the jobs: it watches, listens, and sends
-agents on. Everything it knows it can lose: status lies in the API server, the rest is heard again.
+Run by `__main__`. A standby replica has everything but the jobs: it watches, listens, and refers agents to the leader.
+Its memory is soft: status is stored in the API server, everything else is reported again.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ PROGRESS_SECONDS = 3.0
 """Between writes of a job's status that only report progress: hundreds of jobs must not flood the API server."""
 
 BEGIN_SECONDS = 120.0
-"""How long an API server that is away is waited for at first; then the process ends, and its pod says so."""
+"""How long an API server that is away is waited for at first; then the process exits, as its pod's status shows."""
 LEAVE_SECONDS = 5.0
-"""How long the jobs are let go of in peace; and again as long for everything else."""
+"""How long stopping the jobs may take; and again as long for everything else."""
 ACCESS_SECONDS = 20.0
-"""How often the secret with the memory tier's password is read: after a change the tier is unseen for so long at most."""
+"""How often the memory tier's password is read: after a change holders refuse the operator for so long at most."""
 _BACKOFF = Backoff(0.2, 5.0)
 
 
 class ClusterOperator:
-    """One replica. `run` until `ended` is set."""
+    """One replica of the operator."""
 
     def __init__(self, api: Api, settings: ClusterSettings) -> None:
         self._api, self._settings = api, settings
@@ -74,10 +74,13 @@ class ClusterOperator:
         self._runners: JobRunners | None = None
         self._beside = TaskSet(self._beside_failed)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._begun = "nothing has begun yet"
+        self._begun = "the operator is starting"
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Stands by, leads, ends in peace. Raises LeaseLost if it led and must not any more; FabricError, OSError."""
+        """Stands by, leads, and shuts down once `ended` is set.
+
+        Raises LeaseLost if it led and may not any more; FabricError, OSError.
+        """
         living = asyncio.create_task(self._live(), name="live")
         ending = asyncio.create_task(ended.wait(), name="ended")
         try:
@@ -97,9 +100,9 @@ class ClusterOperator:
         await self._probes.start()
         log.info("/metrics, /healthz and /readyz on port %d", self._probes.port)
         self._beside.start(self._lag.run())
-        self._begun = "the operator's secrets are not there yet"
+        self._begun = "waiting for the operator's secrets"
         shared = await self._patiently(self._shared)
-        self._begun = "the cluster is not listed yet"
+        self._begun = "waiting for the first list of the cluster's objects"
         await self._patiently(self._cache.start)
         self._wakening.start()
         self._runners = JobRunners(shared, self._settings.only_namespace)
@@ -123,7 +126,7 @@ class ClusterOperator:
         return MemoryMaintenance(shared, given.namespace, given.memory_daemonset, runners.safeties)
 
     async def _shared(self) -> Shared:
-        """Secrets, and the server that stands on them; it listens already, and sends agents on."""
+        """Reads the secrets and starts the server; it refers agents to the leader already."""
         given = self._settings
         tls: CoordinatorTls | None = None
         if given.coordinator_url.startswith("wss:"):
@@ -159,7 +162,7 @@ class ClusterOperator:
         return Shared(self._cache, server, telling, pods, access, settings, clock=self._clock)
 
     async def _tier_access(self) -> TierAccess:
-        """What the operator reaches holders with. Where they are to speak TLS, their certificate is kept too."""
+        """Reads the credentials for holders; with TLS it keeps their certificate too."""
         given = self._settings
         access = TierAccess(password=await admin_password(self._api, self._at(given.memory_admin_secret)))
         tls: CoordinatorTls | None = None
@@ -172,7 +175,7 @@ class ClusterOperator:
         return access
 
     async def _follow_access(self, access: TierAccess, tls: CoordinatorTls | None) -> None:
-        """Until cancelled: what holders are reached with follows its secrets. A failure is logged and tried again."""
+        """Rereads the credentials for holders until cancelled. A failure is logged and retried."""
         while True:
             await asyncio.sleep(ACCESS_SECONDS * random.uniform(0.75, 1.0))
             try:
@@ -186,7 +189,7 @@ class ClusterOperator:
         return SecretAt(self._settings.namespace, name)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """An API server that is away may return; one that refuses will not change its mind."""
+        """Retries while the API server is away; a refusal is final."""
         deadline = time.monotonic() + BEGIN_SECONDS
         failures = 0
         while True:
@@ -203,9 +206,9 @@ class ClusterOperator:
     # ---- beside -----------------------------------------------------------------------------------------------------
 
     def _beside_failed(self, name: str, error: BaseException) -> None:
-        """Ends the process: nothing of this may end by itself."""
+        """Ends the process: none of these tasks may end by itself."""
         if isinstance(error, LeaseLost) and self._server is not None:
-            self._server.lead(False)  # before anything else: agents may believe us no more
+            self._server.lead(False)  # before anything else: agents must not follow us any more
             metrics.leader.set(0)
         if not self._failed.done():
             self._failed.set_exception(error)
@@ -230,7 +233,7 @@ class ClusterOperator:
     # ---- ending -----------------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        """Jobs first, then the lease, so that another may begin; then everything else. Bounded: what hangs is left."""
+        """Stops the jobs, then releases the lease for another replica, then closes the rest; each within a limit."""
         await self._within("jobs", self._let_go())
         await self._within("connections", self._close())
         if self._failed.done() and not self._failed.cancelled():

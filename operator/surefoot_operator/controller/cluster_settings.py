@@ -23,7 +23,7 @@ _HIGHEST_PORT = 65535
 
 
 class BadSetting(OperatorError):
-    """A variable or flag that cannot be: names it, its value and what is allowed."""
+    """A variable or flag is not allowed: its name, value, what is."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; {allowed}")
@@ -31,20 +31,20 @@ class BadSetting(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """One operator process. Each field is a variable of the same name in capitals after `SUREFOOT_`."""
+    """Settings of one process, each read from a `SUREFOOT_` variable."""
 
     namespace: str
-    """Where the operator itself lives: its lease and its secrets."""
+    """Of the operator itself, its lease and its secrets."""
     pod_name: str
     """Its pod, for the leader's label."""
     identity: str
-    """Among the replicas. The pod's name: one that starts again in its pod knows its own lease, and need not wait for it."""
+    """Among the replicas. The pod's name: a container that restarts knows its own lease, and need not wait for it."""
     coordinator_url: str
-    """What agents are told. `wss` is served over TLS, `ws` (on a desk only) without."""
+    """Given to agents. `wss` is served over TLS, `ws` (for development only) without."""
     kubeconfig: Path | None = None
     """Only a flag; None: the API server of the pod that this runs in."""
     only_namespace: str = ""
-    """Jobs of this namespace alone are looked after; empty: all. Two operators may share a cluster so."""
+    """Only jobs of this namespace are managed; empty: all. So two operators can share a cluster."""
     lease_name: str = "surefoot-operator"
     coordinator_port: int = 8443
     """0: any free one."""
@@ -75,9 +75,10 @@ class ClusterSettings:
 def cluster_settings(
     environment: Mapping[str, str], arguments: Sequence[str], pod_namespace: str = "", life: str = ""
 ) -> ClusterSettings:
-    """Flags win over variables, variables over defaults. `pod_namespace`: what the pod's own files say. Raises BadSetting.
+    """Reads flags, then variables, then defaults. Raises BadSetting.
 
-    `life`: a word that no other process bears, for an operator on a desk: two of one name may run there.
+    `pod_namespace`: from the pod's service-account files. `life`: a random suffix of the identity when run outside a
+    pod, where two processes of one name may run.
     """
     chosen = _parser().parse_args(arguments)
     told = {name: text for name, text in environment.items() if name.startswith("SUREFOOT_") and text}
@@ -120,15 +121,15 @@ def cluster_settings(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="surefoot-operator",
-        description="The Surefoot operator. In a pod it needs no flag; on a desk, --kubeconfig.",
+        description="The Surefoot operator. In a pod it needs no flag; outside one, --kubeconfig.",
     )
     parser.add_argument("--version", action="version", version=f"surefoot-operator {__version__}")
     parser.add_argument("--kubeconfig", type=Path, help="an API server other than the one of this pod")
-    parser.add_argument("--namespace", help="where the operator's lease and secrets lie (default surefoot-system)")
-    parser.add_argument("--only-namespace", help="look after the jobs of one namespace (default all)")
+    parser.add_argument("--namespace", help="namespace of the operator's lease and secrets (default surefoot-system)")
+    parser.add_argument("--only-namespace", help="manage the jobs of one namespace (default all)")
     parser.add_argument("--pod-name", help="this operator's identity in the lease (default the host's name)")
-    parser.add_argument("--coordinator-url", help="what agents are told, as wss://HOST:PORT/v1/agents")
-    parser.add_argument("--coordinator-port", help="where agents are listened for (default 8443; 0: any free one)")
+    parser.add_argument("--coordinator-url", help="where agents connect, as wss://HOST:PORT/v1/agents")
+    parser.add_argument("--coordinator-port", help="port that agents connect to (default 8443; 0: any free one)")
     parser.add_argument("--metrics-port", help="/metrics, /healthz and /readyz (default 8080; 0: any free one)")
     parser.add_argument("--log-level", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
     parser.add_argument("--log-format", help="text or json (default text)")

@@ -1,6 +1,6 @@
 """Runs one TrainingJob: its fabric, agent channel, holders and reconciler.
 
-Made by `job_runners` while this operator leads. Holds no state that another leader could miss.
+Made by `job_runners` while this operator leads. Keeps nothing that another leader would lack.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """One life of one job: a job made anew under its name is another."""
+    """One incarnation of a job; recreated under its name it is another."""
 
     namespace: str
     name: str
@@ -52,7 +52,7 @@ class JobKey:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all jobs of an operator stand on."""
+    """What all jobs of one operator share."""
 
     cache: ClusterCache
     server: AgentServer
@@ -67,7 +67,7 @@ class Shared:
 
 
 class JobRunner:
-    """`start`, then `stop` once."""
+    """Reconciles one job between `start` and `stop`."""
 
     def __init__(self, key: JobKey, shared: Shared) -> None:
         self.key = key
@@ -85,29 +85,32 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Agents of the job are heard, and it is reconciled from now on."""
+        """Accepts the job's agents and starts its reconciler."""
         self._shared.server.serve(self.key.uid, self._channel)
         self._task = asyncio.create_task(self._run(), name=f"reconcile {self.key}")
         log.info("started the runner of job %s (%s)", self.key, self.key.uid)
 
     @property
     def round_seconds(self) -> float:
-        """How long the round under way takes already; 0 between two."""
+        """Age of the reconcile under way; 0 between two."""
         return self._reconciler.round_seconds
 
     @property
     def safety(self) -> JobSafety:
-        """Whether the job could spare a holder, as of its last round."""
+        """Whether the job can lose a holder, as of its last reconcile."""
         known = self._reconciler.safety
         if known is None:
-            return JobSafety(str(self.key), False, "this operator has not looked at it yet", self._shared.clock())
+            return JobSafety(str(self.key), False, "this operator has not reconciled it yet", self._shared.clock())
         return replace(known, job=str(self.key))
 
     def wake(self, urgent: bool = True) -> None:
         self._reconciler.wake(urgent)
 
     async def stop(self, gone: bool) -> None:
-        """Ends it. `gone`: nothing shows the job any more; then its agents and what holders have of it go too."""
+        """Stops the reconciler; cleans memory of a job that was deleted.
+
+        `gone`: the cache shows the job no more. The API server is asked again before anything is deleted.
+        """
         self._shared.server.forget(self.key.uid)
         if self._task is not None:
             self._task.cancel()
@@ -125,7 +128,7 @@ class JobRunner:
             "stopped the runner of job %s (%s): the job is %s",
             self.key,
             self.key.uid,
-            "gone" if gone else "left as it is",
+            "deleted" if gone else "unchanged",
         )
 
     async def _is_gone(self) -> bool:

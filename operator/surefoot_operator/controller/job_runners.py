@@ -1,7 +1,6 @@
 """Starts and stops a runner for each job in the cache.
 
-Level-triggered. Called by the cluster's composition root: `lead` starts it, `wake` says that something about jobs may
-have changed.
+Level-triggered; called by the composition root.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from surefoot.task_set import TaskSet
+from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.spec import MANAGER
 from surefoot_operator.controller.health import process_metrics
@@ -38,12 +37,15 @@ def _key(job: Object) -> JobKey:
 
 
 class JobRunners:
-    """`start`, `wake` any time, `close`. One event loop."""
+    """The runners of all jobs while this operator leads.
+
+    `wake` may be called at any time, in one event loop.
+    """
 
     def __init__(self, shared: Shared, only_namespace: str = "") -> None:
         self._shared, self._only_namespace = shared, only_namespace
         self._runners: dict[JobKey, JobRunner] = {}
-        self._ending = TaskSet(lambda name, error: log.error("%s failed: %s", name, error, exc_info=error))
+        self._ending = TaskSet(logged(log))
         self._leading = False
         self._soon: asyncio.TimerHandle | None = None
 
@@ -52,21 +54,21 @@ class JobRunners:
         return frozenset(self._runners)
 
     def round_seconds(self) -> dict[str, float]:
-        """How long each job's round under way takes already."""
+        """Age of each job's reconcile under way; 0 between two."""
         return {str(key): runner.round_seconds for key, runner in self._runners.items()}
 
     def safeties(self) -> tuple[JobSafety, ...]:
-        """What each job says to the restart of a holder."""
+        """What each job says about restarting a holder."""
         return tuple(runner.safety for runner in self._runners.values())
 
     def start(self) -> None:
-        """From now on this operator leads: every job that is there is looked after when this returns."""
+        """Begins to lead: starts a runner for every cached job."""
         self._leading = True
         self._shared.cache.listen("trainingjobs", self._heard)
         self.wake()
 
     def wake(self) -> None:
-        """Holds runners and jobs against each other."""
+        """Starts missing runners and stops those whose job is gone."""
         if not self._leading:
             return
         wanted = looked_after(self._shared.cache.jobs.items.values(), self._only_namespace)
@@ -77,7 +79,7 @@ class JobRunners:
         process_metrics.jobs.set(len(self._runners))
 
     def wake_soon(self) -> None:
-        """The same, once for many calls: every write of every job's status is such a call."""
+        """Wakes once for many calls: every status write is one."""
         if self._leading and self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(GATHERING_SECONDS, self._woken)
 
@@ -86,13 +88,13 @@ class JobRunners:
         self.wake()
 
     async def resync(self) -> None:
-        """Until cancelled: wakes now and then, whatever else did or did not."""
+        """Wakes every half minute until cancelled, in case events were missed."""
         while True:
             await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.75, 1.0))
             self.wake()
 
     async def close(self) -> None:
-        """Lets go of every job; each stays as it is."""
+        """Stops every runner and leaves the jobs as they are."""
         if self._leading:
             self._shared.cache.unlisten("trainingjobs", self._heard)
         self._leading = False

@@ -1,8 +1,7 @@
 """Wakes the controller through kopf when a TrainingJob changes.
 
-Runs in a thread of its own with a loop of its own, because kopf takes what it runs in for its own: it installs signal
-handlers and cancels every task that is younger than itself. Nothing is decided from what it says; docs/adr/0005 has
-the reasons. Made and ended by the cluster's composition root.
+Runs in a thread and event loop of its own, because kopf installs signal handlers and cancels every task younger than
+itself. No decision depends on its events; docs/adr/0005 has the reasons. Made by the composition root.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ _END_SECONDS = 3.0
 
 
 class KopfTrigger:
-    """`start` it in a running loop; `woken` is called there after each event; `close` ends it within seconds.
+    """Calls `woken` in the loop that started it after each event.
 
-    `login` is called in kopf's own loop, at first and whenever the server refuses what it gave.
+    `login` is called in kopf's loop, at first and whenever the server refuses the credentials. `close` takes seconds at
+    most.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KopfTrigger:
 
     @property
     def end(self) -> str:
-        """Why nobody is woken any more; empty while somebody is."""
+        """Why kopf wakes us no more; empty while it does."""
         dead = self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
         return "the thread that watches jobs through kopf has ended" if dead else ""
 
@@ -116,7 +116,7 @@ class KopfTrigger:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Bounded in time, writing nothing, asking for no right but to watch the jobs."""
+    """Configures kopf to watch jobs only: bounded waits, no writes."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -136,7 +136,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 async def connection(kubeconfig: Path | None) -> kopf.ConnectionInfo:
-    """The same server and identity as everything else here, in kopf's words. Raises FabricError."""
+    """Gives kopf our API server and identity. Raises FabricError."""
     found = await loaded(kubeconfig)
     token = await found.get_api_key_with_prefix("BearerToken")
     return kopf.ConnectionInfo(

@@ -1,7 +1,7 @@
 """Runs the operator of one job on one machine.
 
-Started by the machine under `surefoot local`. It may be killed at any moment and started again: the status lies in
-the run folder, everything else is heard again from agents and holders.
+Started by `surefoot local`. It may be killed at any moment and restarted: status is in the run folder, agents and
+holders report the rest again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AGAIN_SECONDS = 0.1
 
 
 class LocalOperator:
-    """One job's operator over any fabric. `start`, then `stop`; `reconciler` runs in between."""
+    """One job's operator over any fabric, between `start` and `stop`."""
 
     def __init__(self, fabric: Fabric, secrets: Secrets, settings: OperatorSettings) -> None:
         self._fabric, self._secrets, self._settings = fabric, secrets, settings
@@ -61,7 +61,10 @@ class LocalOperator:
         return self._server.url
 
     async def start(self) -> None:
-        """Listens, then reconciles. Raises FabricError without a job, OSError if the port stays taken."""
+        """Listens, then reconciles.
+
+        Raises FabricError without a job, OSError if the port stays taken.
+        """
         job = await _patiently(self._job, FabricError)
         await _patiently(self._server.start, OSError)
 
@@ -88,7 +91,7 @@ class LocalOperator:
         log.info("operator of job %s (%s) at %s", job.name, job.uid, self._server.url)
 
     async def stop(self) -> None:
-        """Ends everything of the operator; workers and holders stay as they are, agents look for a coordinator."""
+        """Stops the operator; workers and holders continue."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -113,7 +116,10 @@ async def _patiently(call: Callable[[], Awaitable[T]], hopeful: type[Exception])
 
 
 async def run(folder: Path, port: int, with_metrics: bool) -> None:
-    """Runs until SIGTERM or SIGINT. `with_metrics`: its own and its workers' are served, each on a free port."""
+    """Runs until SIGTERM or SIGINT.
+
+    `with_metrics`: it and its workers serve metrics, each on a free port.
+    """
     settings = OperatorSettings(coordinator=CoordinatorSettings(port=port), metrics_port=0 if with_metrics else None)
     operator = LocalOperator(ProcessesFabric(folder), secrets_in(folder), settings)
     ended = asyncio.Event()

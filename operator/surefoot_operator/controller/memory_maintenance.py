@@ -1,7 +1,6 @@
 """Rolls out holder revisions and removes data of jobs that are gone.
 
-Runs beside the jobs from when this operator leads; made by the cluster's composition root. An error is counted, said
-once, and tried again at the next round: nothing waits for it.
+Runs beside the jobs while this operator leads. An error is counted, logged once and retried; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ _PAGE = 500
 
 
 class MemoryMaintenance:
-    """`run` until cancelled. `safeties`: what each job says to the restart of a holder."""
+    """Maintains the memory tier until cancelled.
+
+    `safeties`: what each job says about restarting a holder.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Joins one job's sessions and connections, and sends what agents must know.
 
 Holds state, decides nothing: every change goes through `sessions`, `orders` and `desired_messages`. Called by
-`coordinator.agent_server` for what agents say, by `reconcile` for what the API and the tier say. Runs on one event
-loop.
+`coordinator.agent_server` with agents' messages and by `reconcile` with the stored state. Runs on one event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AgentChannel:
 
     @property
     def sessions(self) -> Sessions:
-        """As they are at this moment: heartbeats change them in place. What is kept for later comes from `taken`."""
+        """The sessions now, which heartbeats change in place; copies: `taken`."""
         return self._sessions
 
     @sessions.setter
@@ -61,18 +60,12 @@ class AgentChannel:
     # -- from the reconciler
 
     def know(self, workers: Iterable[WorkerId]) -> None:
-        """Sets the workers that may connect, those just created included.
-
-        The fabric's workers, those just created included: whoever else says hello is refused.
-        """
+        """Sets the workers that may connect, those just created included."""
         self._known = frozenset(workers)
         self.sessions = transitions.forgotten(self.sessions, self._known)
 
     def rule(self, rule: DesiredState) -> None:
-        """Takes the state now stored and sends agents what follows from it.
-
-        What stands in the API and the tier now; agents hear what follows from it at once.
-        """
+        """Takes the state now stored and sends agents what follows from it."""
         before, old = self.sessions, self._rule
         if old is not None and rule.holders == old.holders:
             rule = replace(rule, holders=old.holders)  # the same value for all time: what is made of it is made once
@@ -82,15 +75,12 @@ class AgentChannel:
         self._tell(None if everybody else concerned(before, self.sessions))
 
     def change(self, transition: Callable[[Sessions], Sessions]) -> None:
-        """Applies a pure transition and sends agents what follows from it.
-
-        Applies a wish (a pure transition, of `orders` mostly) and says what follows from it.
-        """
+        """Applies a pure transition and sends agents what follows from it."""
         before, self.sessions = self.sessions, transition(self.sessions)
         self._tell(concerned(before, self.sessions))
 
     def taken(self) -> tuple[Sessions, float]:
-        """The sessions with their notices and failures, which are forgotten here, and the time."""
+        """Copies the sessions and the time; empties notices and failures."""
         whole = self.sessions
         self.sessions = replace(whole, notices=(), orders=replace(whole.orders, failures=()))
         return replace(whole, by_worker=dict(whole.by_worker)), self._clock()
@@ -101,10 +91,7 @@ class AgentChannel:
         return transitions.refusal(self.sessions, hello, self._known)
 
     def join(self, hello: Hello, line: AgentConnection) -> None:
-        """Accepts a hello; its connection replaces the worker's older one.
-
-        An accepted hello: its line takes the place of an older one of the same worker.
-        """
+        """Accepts a hello; its connection replaces the worker's older one."""
         worker = WorkerId(hello.index, hello.attempt)
         older = self._lines.pop(worker, None)
         if older is not None:
@@ -118,7 +105,7 @@ class AgentChannel:
         self._changed(True)
 
     def hear(self, line: AgentConnection, message: FromAgent) -> None:
-        """One message; what a replaced line still had to say is ignored."""
+        """Applies one message; those of a replaced connection are ignored."""
         worker = line.worker
         if worker is None or self._lines.get(worker) is not line:
             return
@@ -134,7 +121,7 @@ class AgentChannel:
         self._changed(spoke or _matters(old.seen, self.sessions.by_worker[worker].seen, claimed))
 
     def leave(self, line: AgentConnection) -> None:
-        """The line ended, for whatever reason."""
+        """Records that a connection ended."""
         worker = line.worker
         if worker is not None and self._lines.get(worker) is line:
             del self._lines[worker]

@@ -1,7 +1,7 @@
 """Sends messages to one agent through a bounded queue.
 
-Sending never blocks the caller: an agent that does not take its messages is cut off, and hears the whole word anew
-when it comes back. Owned by `coordinator.agent_server`, which runs `pump` and calls `cut`.
+Sending never blocks the caller: an agent that does not read its messages is disconnected, and receives everything again
+when it returns. Owned by `coordinator.agent_server`, which runs `pump` and calls `cut`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE_SECONDS = 1.0
 
 
 class AgentConnection:
-    """A connection whose hello was accepted, or that is about to be refused."""
+    """One agent's connection, accepted or about to be refused."""
 
     def __init__(
         self, websocket: web.WebSocketResponse, request: web.Request, queue_limit: int, shared: SharedTexts
@@ -50,13 +50,13 @@ class AgentConnection:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def tell(self, wanted: Iterable[ToAgent]) -> None:
-        """Queues what of this the agent was not told yet."""
+        """Queues those of these messages that the agent lacks."""
         messages, self._told = outbox_diff(self._told, wanted)
         for message in messages:
             self.send(message)
 
     def send(self, message: ToAgent) -> None:
-        """Queues one message; cuts the line if too many wait already."""
+        """Queues one message; a full queue cuts the connection."""
         if isinstance(message, Assign | Holders) and (self.version is None or self.version >= HolderChanges.SINCE):
             changed = self._shared.between(self._holders, message.holders, self.version)
             self._holders = message.holders
@@ -79,7 +79,7 @@ class AgentConnection:
             self.cut()
 
     async def pump(self) -> None:
-        """Sends what is queued, in order, until cancelled or the line breaks."""
+        """Sends queued messages until cancelled or disconnected."""
         try:
             while True:
                 await self._write(await self._queue.get())
@@ -113,10 +113,10 @@ class AgentConnection:
             self.cut()
 
     async def close(self, wait_seconds: float) -> None:
-        """Closes politely, within `wait_seconds`."""
+        """Closes the WebSocket within `wait_seconds`, else cuts it."""
         try:
             async with asyncio.timeout(wait_seconds):
-                await self._websocket.close(code=1001, message=b"the coordinator leaves")
+                await self._websocket.close(code=1001, message=b"the coordinator is shutting down")
         except (TimeoutError, ConnectionError, RuntimeError):
             self.cut()
 

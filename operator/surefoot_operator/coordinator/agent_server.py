@@ -1,7 +1,7 @@
 """Serves one WebSocket for each agent.
 
-Touches the network; what messages mean is `agent_channel`'s and the pure rooms' below it. Built by `controller`. One
-server carries all jobs of an operator; while that operator does not lead, everyone is told to try again.
+Touches the network; `agent_channel` and the pure modules below it interpret messages. Built by `controller`. One server
+carries all jobs of an operator; while that operator does not lead, agents are told to try again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ Authenticator = Callable[[Hello], Awaitable[Refused | None]]
 
 
 def tokens(expected: Callable[[str, int, int], str]) -> Authenticator:
-    """An authenticator that knows each worker's token: `expected(job, index, attempt)`. Compares in constant time."""
+    """Authenticates by each worker's expected token, compared in constant time.
+
+    `expected(job, index, attempt)` gives the token.
+    """
 
     async def authenticate(hello: Hello) -> Refused | None:
         right = expected(hello.job, hello.index, hello.attempt)
@@ -77,24 +80,27 @@ class AgentServer:
         return self._port
 
     def serve(self, job: str, channel: AgentChannel) -> None:
-        """From now on agents of this job are heard."""
+        """Accepts agents of this job from now on."""
         self._jobs[job] = channel
 
     def forget(self, job: str) -> None:
-        """No agent of this job is heard any more: it is gone, or another operator's."""
+        """Refuses agents of this job from now on and disconnects them."""
         gone = self._jobs.pop(job, None)
         for line in gone.lines if gone is not None else ():
             line.cut()
 
     def lead(self, leading: bool) -> None:
-        """Whether this operator leads. One that stops leading cuts every line at once: it may not be believed."""
+        """Sets whether this operator leads.
+
+        One that stops leading disconnects every agent: they must not follow its messages any more.
+        """
         self._leading = leading
         if not leading:
             for line in tuple(self._open):
                 line.cut()
 
     async def start(self) -> None:
-        """Begins to listen; raises OSError if the port is taken."""
+        """Listens. Raises OSError if the port is taken."""
         app = web.Application()
         app.router.add_get(PATH, self._agent)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._settings.close_seconds)
@@ -113,7 +119,10 @@ class AgentServer:
         self._port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Closes every line and stops listening, within a second or so. Agents go on, and look for a coordinator."""
+        """Closes every connection and stops listening, within a second or so.
+
+        Agents continue and look for another coordinator.
+        """
         self._leading = False
         await asyncio.gather(*(line.close(self._settings.close_seconds) for line in tuple(self._open)))
         if self._listening is not None:
@@ -184,7 +193,7 @@ class AgentServer:
             return _refused("worker", bad)
         agents = sum(line.worker is not None for line in self._open)
         if agents >= self._settings.lines:
-            text = f"{agents} agents are on their lines, no more are taken: raise `lines` in the operator's settings"
+            text = f"{agents} agents are connected, no more are accepted: raise `lines` in the operator's settings"
             return _refused("full", Refused(text, retry=True))
         return hello, channel
 
@@ -193,7 +202,7 @@ class AgentServer:
         if frame.type is not WSMsgType.TEXT:
             raise ProtocolError(f"the first frame is {frame.type.name}, not a hello")
         if len(frame.data) > self._settings.hello_bytes:
-            raise ProtocolError(f"the first message has {len(frame.data)} characters: no hello is so long")
+            raise ProtocolError(f"the first message has {len(frame.data)} characters: a hello is never that long")
         message, version = decode_versioned(frame.data)
         if line.version is None:
             line.version = version
@@ -214,7 +223,7 @@ class AgentServer:
                 message = decode(frame.data) if frame.type is WSMsgType.TEXT else None
                 if not isinstance(message, _FROM_AGENT) or isinstance(message, Hello):
                     raise ProtocolError(
-                        f"{frame.type.name} frame with {type(message).__name__}: no agent says that here"
+                        f"{frame.type.name} frame with {type(message).__name__}: agents send no such message here"
                     )
                 channel.hear(line, message)
         except ProtocolError as error:

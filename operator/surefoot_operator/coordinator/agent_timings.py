@@ -1,7 +1,7 @@
 """Collects recent step, stall and drain times from one agent's heartbeats.
 
-Pure. Agents speak at once when a save is staged and when it has all its copies, so the time between those two words
-is its drain. Called by `sessions`; ends with the epoch, since another world has other steps.
+Pure; called by `sessions`. Agents report at once when a save is staged and when it has all its copies; the time between
+is its drain. Ends with the epoch, since another world has other steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ MOST_SAVES = 9
 
 
 def timed(timings: Timings, beat: Heartbeat, grown: bool, now: float) -> Timings:
-    """With one heartbeat more, of the same epoch; `grown`: it tells of a new step."""
+    """Adds one heartbeat of the same epoch.
+
+    `grown`: it reports a new step.
+    """
     told = beat.progress
     if grown and told.step_seconds is not None:
         timings = replace(timings, steps=(*timings.steps, told.step_seconds)[-MOST_STEPS:])

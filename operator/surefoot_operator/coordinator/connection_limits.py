@@ -1,9 +1,8 @@
 """Limits connections that have not authenticated yet.
 
-Whoever reaches the agents' port can connect to it. Without this, one pod that says nothing on thousands of lines
-shuts all agents out, and one hello of many megabytes costs the operator ten times as much memory. Used by
-`agent_server`, which says of each connection that it was let in; what stands behind it is aiohttp's protocol,
-untouched.
+Whoever reaches the agents' port can connect to it. Without this, one pod with thousands of silent connections shuts all
+agents out, and one hello of many megabytes costs the operator ten times as much memory. Used by `agent_server`, which
+reports who was admitted; behind it aiohttp's protocol is unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HEAD_BYTES = 16 * 1024
 
 
 class ConnectionLimiter:
-    """Counts strangers, and turns away those that are too many. `door` makes the protocol of one connection."""
+    """Counts unauthenticated connections and refuses those beyond the limits."""
 
     def __init__(self, settings: CoordinatorSettings, behind: Callable[[], asyncio.Protocol]) -> None:
         self.settings = settings
@@ -34,18 +33,18 @@ class ConnectionLimiter:
         self._shut = False
 
     def door(self) -> asyncio.Protocol:
-        """The protocol of a new connection."""
+        """Creates the protocol of a new connection."""
         return LimitedConnection(self, self._behind())
 
     def admit(self, transport: asyncio.BaseTransport | None) -> None:
-        """This connection's hello was accepted: no limit of this gate binds it any more."""
+        """Lifts the limits from a connection whose hello was accepted."""
         door = self._strangers.get(transport) if transport is not None else None
         if door is not None:
             door.admitted = True
             self.left(door)
 
     def came(self, door: LimitedConnection) -> bool:
-        """Whether a connection that was just made may stay."""
+        """Decides whether a new connection may stay."""
         if self._of_peer[door.peer] >= self.settings.strangers_of_a_peer:
             return self._turned_away(door.peer)
         if len(self._strangers) >= self.settings.strangers:
@@ -63,7 +62,7 @@ class ConnectionLimiter:
         return True
 
     def left(self, door: LimitedConnection) -> None:
-        """It ended, or was let in."""
+        """Stops counting a connection that ended or was admitted."""
         if door.transport is not None and self._strangers.pop(door.transport, None) is not None:
             self._of_peer[door.peer] -= 1
             if not self._of_peer[door.peer]:
@@ -78,7 +77,7 @@ class ConnectionLimiter:
 
 
 class LimitedConnection(asyncio.Protocol):
-    """One connection: passes everything on, until a stranger takes too much or too long."""
+    """Passes one connection's data on until it exceeds a limit."""
 
     def __init__(self, gate: ConnectionLimiter, behind: asyncio.Protocol) -> None:
         self._gate, self._behind = gate, behind

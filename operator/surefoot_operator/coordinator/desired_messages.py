@@ -1,8 +1,8 @@
 """Derives the messages each agent must have received, and the unsent rest.
 
-Pure. Level-triggered: `desired_messages` says the whole word, `outbox_diff` the difference to what a connection was
-told. A new connection was told nothing, so it hears everything again; agents take a repeated word as the same word.
-Called by `coordinator.agent_channel` after every change, and by the simulator.
+Pure and level-triggered: `desired_messages` gives everything, `outbox_diff` the difference from what a connection was
+sent. A new connection was sent nothing, so it receives everything; agents ignore what they have already. Called by
+`coordinator.agent_channel` after every change, and by the simulator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from surefoot.protocol import messages
 from surefoot.protocol.completeness import effective_replicas
-from surefoot.protocol.identities import HolderEndpoint, WorkerId
+from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, WorkerId
 from surefoot.protocol.messages import Assign, Holders, SaveLevel, Stop, ToAgent
 from surefoot.protocol.placement import targets
 from surefoot_operator.api.status import JobStatus
@@ -32,7 +32,7 @@ _VERBS: Mapping[str, Literal["propose", "bind", "cancel"]] = {
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What stands in the API and in the tier: everything said to agents follows from it."""
+    """The stored state from which every message to agents is derived."""
 
     status: JobStatus
     replicas: int
@@ -50,7 +50,7 @@ class DesiredState:
 
     @property
     def told(self) -> tuple[object, ...]:
-        """Everything of it that some agent hears of: two that agree in this say the same to everybody."""
+        """The parts that agents receive; states equal in these send alike."""
         status = self.status
         level = None if status.memory_interval is None else status.memory_interval.level
         shared = (status.world, status.restarts, status.lineage, status.older_job, level)
@@ -60,7 +60,7 @@ class DesiredState:
 def desired_state_after(
     old: DesiredState | None, status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str
 ) -> DesiredState:
-    """`desired_state`, with what stays as it was taken from the one before.
+    """Derives the desired state, reusing what has not changed.
 
     Most rounds change neither world nor holders, and placing each worker's copies anew would cost most of the round.
     """
@@ -71,13 +71,13 @@ def desired_state_after(
 
 
 def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: int, token: str = "") -> DesiredState:
-    """The rule that follows from `status`, the holders that are ready for this epoch, the spec's R and its secret.
+    """Derives the desired state from status, ready holders, R and the secret.
 
-    A holder must stand in status as named before an agent hears of it: what is saved there could be the newest, and
-    whoever chooses the next restore point must know whom to wait for.
+    A holder must be named in status before an agent hears of it: what is saved there could be the newest, and whoever
+    chooses the next restore point must know whom to wait for.
     """
     named = {endpoint.holder for endpoint in status.named_holders}
-    holders = tuple(sorted((e for e in ready if e.holder in named), key=lambda e: (e.holder.node, e.holder.instance)))
+    holders = tuple(sorted((e for e in ready if e.holder in named), key=ENDPOINT_ORDER))
     members = status.world.members if status.world is not None else ()
     wanted = effective_replicas(replicas, len({e.domain for e in holders}))
     places = targets({m.index: m.node for m in members}, holders, wanted)
@@ -86,10 +86,10 @@ def desired_state(status: JobStatus, ready: Iterable[HolderEndpoint], replicas: 
 
 
 def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
-    """Workers whose messages may differ after a change of sessions, beside the worker that spoke; None: everybody's.
+    """Workers whose messages a change of sessions may affect; None: all.
 
-    Most of what an agent says concerns itself alone. Were it all said again to everybody, a world that answers one
-    question would cost the square of its size.
+    Besides the one that spoke. Most of what an agent reports concerns itself alone; sending it all to everybody would
+    cost a world the square of its size.
     """
     if before.world != after.world or store_address(before) != store_address(after):
         return None
@@ -109,7 +109,7 @@ def concerned(before: Sessions, after: Sessions) -> Collection[WorkerId] | None:
 
 
 def desired_messages(rule: DesiredState, sessions: Sessions, worker: WorkerId) -> tuple[ToAgent, ...]:
-    """Everything that this worker's agent must have heard by now."""
+    """Lists every message that this worker's agent must have received."""
     session = sessions.by_worker.get(worker)
     world = rule.status.world
     if session is None:
@@ -168,8 +168,7 @@ def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: 
 
 def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
     orders = sessions.orders
-    asked = ((number, order.message) for number, order in orders.outstanding.items() if order.worker == worker)
-    words: list[ToAgent] = [message for _, message in sorted(asked, key=lambda one: one[0])]
+    words: list[ToAgent] = [*orders.requests_of(worker)]
     if worker in orders.promotions:
         words.append(orders.promotions[worker])
     if worker in orders.retired:
@@ -178,7 +177,7 @@ def _orders(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
 
 
 def slot_of(message: ToAgent) -> str:
-    """Messages of one slot replace each other; requests have a slot each."""
+    """Names a message's slot: a newer message of one slot replaces it."""
     match message:
         case messages.ListPersistent() | messages.RepairSave() | messages.DropPersistent() | messages.LookAtHolders():
             return f"request {message.request}"
@@ -189,7 +188,7 @@ def slot_of(message: ToAgent) -> str:
 
 
 def outbox_diff(told: Delivered, wanted: Iterable[ToAgent]) -> tuple[tuple[ToAgent, ...], Delivered]:
-    """What must be sent, in order, and what will have been told then."""
+    """Returns the messages to send, and what will have been delivered."""
     send: list[ToAgent] = []
     now_told: dict[str, ToAgent] = {}
     for message in wanted:

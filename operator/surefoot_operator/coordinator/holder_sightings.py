@@ -17,7 +17,7 @@ Sightings = Mapping[HolderId, SightSeen]
 
 @dataclass(frozen=True, slots=True)
 class SightingRequest:
-    """One question to one agent."""
+    """A question to one agent about holders."""
 
     epoch: int
     asked_seconds: float
@@ -25,7 +25,7 @@ class SightingRequest:
 
 
 def asked(sights: Sightings, question: SightingRequest) -> Sightings:
-    """What was seen in an older epoch counts no more."""
+    """Records a question and drops what older epochs saw."""
     found = {holder: sight for holder, sight in sights.items() if sight.epoch == question.epoch}
     for endpoint in question.holders:
         now = question.asked_seconds
@@ -35,9 +35,9 @@ def asked(sights: Sightings, question: SightingRequest) -> Sightings:
 
 
 def answered(sights: Sightings, question: SightingRequest, answer: Sighting, now: float) -> Sightings:
-    """One that sees a holder is believed before one that does not, which may stand on the wrong side of a broken line.
+    """Merges an answer: seeing a holder outweighs not seeing it.
 
-    An answer that does not fit its question is none.
+    An agent that does not see it may be cut off itself. An answer that does not match its question is ignored.
     """
     if len(answer.seen) != len(question.holders) or len(answer.trouble) != len(question.holders):
         return sights

@@ -1,9 +1,8 @@
 """Assembles the pages of a listing and selects missing layout records.
 
-Pure; part of `orders`. An agent first tells the manifests, which name their layouts by digest; then it is asked for
-the layouts that are not known here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent
-unasked they filled the line that heartbeats go by. Each page is read as it comes, so that no listing holds up the
-operator for long.
+Pure; part of `orders`. An agent first sends the manifests, which name their layouts by digest; then it is asked for the
+layouts unknown here, a few at a time. Layouts of thousands of ranks are hundreds of megabytes: sent unasked they
+delayed heartbeats on the same connection. Each page is parsed as it comes, so that none holds up the operator for long.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LAYOUTS_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """What one or more pages said."""
+    """The content of one or more pages."""
 
     entries: tuple[RankManifest, ...] = ()
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -33,32 +32,35 @@ class ListingPage:
 
 @dataclass(frozen=True, slots=True)
 class PartialListing:
-    """Of one listing: what earlier requests brought, and the pages of the present one."""
+    """A listing under way: earlier requests' content, and this one's pages."""
 
     before: ListingPage = field(default_factory=ListingPage)
     pages: tuple[ListingPage, ...] = ()
 
     def whole(self) -> ListingPage:
-        """All of it as one."""
+        """Joins everything received so far."""
         return _joined((self.before, *self.pages))
 
     def asked_anew(self) -> PartialListing:
-        """Once the present request is answered, for the next one."""
+        """Starts the next request, once the present one is answered."""
         return PartialListing(self.whole())
 
     def answered(self, asked: Collection[str]) -> PartialListing:
-        """Once these layouts were asked for: one that was neither given nor named counts as withheld, lest it be asked
-        for without an end."""
+        """Marks layouts that were asked for and not sent as withheld.
+
+        Otherwise they would be asked for without end.
+        """
         found = self.whole()
         withheld = set(asked) - found.layouts.keys() - {one.digest for one in found.left_out}
-        told = tuple(LeftOut(f"layout {d} was not told by the agent", True, digest=d) for d in sorted(withheld))
+        told = tuple(LeftOut(f"layout {d} was not sent by the agent", True, digest=d) for d in sorted(withheld))
         return replace(self, before=replace(self.before, left_out=(*self.before.left_out, *told)))
 
 
 def taken(gathered: PartialListing, page: Listing, manifests: bool) -> PartialListing | None:
-    """With one page more; None where pages before it are missing. One that came before belongs to an answer begun anew.
+    """Adds a page; None where pages before it are missing.
 
-    `manifests`: whether they were asked for; older agents tell them with whatever they are asked.
+    A page that came before starts the answer anew. `manifests`: whether they were asked for; older agents send them
+    with every answer.
     """
     if page.page > len(gathered.pages):
         return None
@@ -67,7 +69,7 @@ def taken(gathered: PartialListing, page: Listing, manifests: bool) -> PartialLi
 
 
 def lacking(found: ListingPage, known: Collection[str]) -> tuple[str, ...]:
-    """Digests of layouts that the manifests name and nobody has given or refused yet: the next to be asked for."""
+    """Digests of missing layouts that the next request asks for."""
     told = {one.digest for one in found.left_out}
     named = {m.layout for m in found.entries}
     return tuple(sorted(named - told - set(known) - found.layouts.keys())[:LAYOUTS_AT_ONCE])

@@ -1,7 +1,7 @@
 """Limits the size of each agent message by its kind.
 
-Pure; called by `agent_server` before it reads one. An agent runs beside a user's program, and one operator serves all
-jobs: what one of them sends must not cost the others theirs. Only a listing has a reason to be large.
+Pure; called by `agent_server` before it parses one. An agent runs beside a user's program, and one operator serves all
+jobs: one job's messages must not exhaust the others' memory. Only a listing has a reason to be large.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ _LARGEST_NUMBER = 2**53
 
 
 def check_size(text: str) -> None:
-    """Raises ProtocolError if a message is larger than its kind ever is."""
+    """Raises ProtocolError if a message is too large for its kind."""
     if len(text) <= USUAL_CHARACTERS:
         return
     found = _TYPE.match(text)
     name = found[1] if found is not None else "unknown"
     limit = _LARGER.get(name, USUAL_CHARACTERS)
     if limit is not None and len(text) > limit:
-        raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is so long")
+        raise ProtocolError(f"a message ({name}) of {len(text)} characters: no such message is that long")
 
 
 def check_hello(hello: Hello) -> None:
-    """Raises ProtocolError if a field of a hello is what no agent says: it is looked up, kept, and named in sentences."""
+    """Raises ProtocolError if a hello's field is out of bounds.
+
+    Its fields are used as keys, stored, and quoted in messages.
+    """
     for name, most in _HELLO_CHARACTERS.items():
         text = getattr(hello, name)
         if text is not None and len(text) > most:
@@ -47,4 +50,4 @@ def check_hello(hello: Hello) -> None:
     for name in ("index", "attempt", "epoch", "stopped"):
         number = getattr(hello, name)
         if not 0 <= number <= _LARGEST_NUMBER:
-            raise ProtocolError(f"Hello.{name} is {shown(number)}, which is no such number")
+            raise ProtocolError(f"Hello.{name} is {shown(number)}, which is out of range")

@@ -1,12 +1,12 @@
 """Tracks requests to agents and their answers.
 
 Pure. Called by `coordinator.sessions` with the agents' answers and by `reconcile.apply_plan` with the reconciler's
-wishes. Soft state: a coordinator that returns starts with none, and asks again what still matters.
+requests. Soft state: a new coordinator starts with none and asks again what still matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,11 +25,12 @@ from surefoot.protocol.messages import (
     RepairSave,
     Retire,
     Sighting,
+    ToAgent,
 )
-from surefoot.protocol.plain import listed
 from surefoot_operator.coordinator import holder_sightings
 from surefoot_operator.coordinator.holder_sightings import SightingRequest
 from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
+from surefoot_operator.coordinator.request_words import request_words
 from surefoot_operator.observed import HoldSeen, PersistentSeen, SightSeen
 
 MOST_TOLD = 5
@@ -44,7 +45,7 @@ MOST_PROMOTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to one worker that its agent has not answered yet."""
+    """A request that its worker's agent has not answered yet."""
 
     worker: WorkerId
     message: ListPersistent | RepairSave | DropPersistent | LookAtHolders
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HoldProposal:
-    """A planned change: who must still accept it."""
+    """A planned change, and who must still accept it."""
 
     seen: HoldSeen
     awaited: frozenset[WorkerId]
@@ -86,6 +87,14 @@ class Orders:
     """What agents see of holders that the operator does not reach, as of the newest epoch that asked."""
     failures: tuple[str, ...] = ()
     """Sentences of what agents could not do; taken by whoever logs them."""
+    _asked: dict[WorkerId, list[ToAgent]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def requests_of(self, worker: WorkerId) -> Sequence[ToAgent]:
+        """Lists this worker's requests, oldest first; sorted by worker once."""
+        if not self._asked:
+            for _, request in sorted(self.outstanding.items()):
+                self._asked.setdefault(request.worker, []).append(request.message)
+        return self._asked.get(worker, ())
 
 
 # ---- asking --------------------------------------------------------------------------------------------------------
@@ -99,10 +108,10 @@ def propose_hold(
     members: Iterable[WorkerId],
     now: float,
 ) -> Orders:
-    """A proposal asks every member; it binds by itself once all have accepted, and is refused once one has not.
+    """Proposes a hold to every member, or cancels it.
 
-    `cancel` refuses what stands; `bind` confirms what has bound already and binds nothing else: nobody may bind
-    before every agent acknowledged.
+    It binds once all have accepted, and is refused once one has not. `cancel` refuses a pending one; `bind` changes
+    nothing: nobody may bind before every agent acknowledged.
     """
     hold = orders.hold
     if verb == "cancel":
@@ -123,8 +132,11 @@ def list_persistent(
     older: OlderJob | None = None,
     known: frozenset[str] = frozenset(),
 ) -> Orders:
-    """Asks one agent. Whoever was asked before, in the same epoch and since the same reading, may still answer first:
-    a listing that takes longer than the patience with it would otherwise never end. `known`: digests of layouts."""
+    """Asks one agent for a listing.
+
+    Agents asked before, for the same reading, may answer too: otherwise a listing slower than its timeout would never
+    end.
+    """
     same = {
         n: o
         for n, o in orders.outstanding.items()
@@ -144,7 +156,7 @@ def list_persistent(
 
 
 def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndpoint, ...], now: float) -> Orders:
-    """Asks one agent what it sees of these holders; what it was asked before is asked no more."""
+    """Asks one agent which holders it sees, replacing its former question."""
     others = {
         n: o
         for n, o in orders.outstanding.items()
@@ -157,27 +169,33 @@ def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndp
 
 
 def void_listing(orders: Orders) -> Orders:
-    """A holder was read after the listing was asked for: data may have moved past it, ask again."""
+    """Discards a listing asked for before a holder was read."""
     others = {n: o for n, o in orders.outstanding.items() if not _lists(o, older=False)}
     seen = replace(orders.persistent, read_epoch=None, asked_seconds=None)
     return replace(orders, outstanding=others, persistent=seen)
 
 
-def repair(
-    orders: Orders, worker: WorkerId, epoch: int, save: RankSave, source: HolderId, target: HolderId, now: float
-) -> Orders:
-    """Asks one agent to copy a rank save; nothing new while the same copy is under way."""
-    for order in orders.outstanding.values():
-        message = order.message
-        if isinstance(message, RepairSave) and (message.save, message.target, message.epoch) == (save, target, epoch):
-            return orders
-    number = orders.next_request
-    order = Request(worker, RepairSave(number, epoch, save, source, target), epoch, now)
-    return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
+def repair(orders: Orders, copies: Iterable[tuple[WorkerId, RepairSave]], now: float) -> Orders:
+    """Asks agents to copy rank saves that none of them copies yet.
+
+    All of a round at once: a holder that came back empty lacks thousands, and one by one each looks through all others.
+    The requests are numbered here.
+    """
+    messages = (order.message for order in orders.outstanding.values())
+    asked = {(m.save, m.target, m.epoch) for m in messages if isinstance(m, RepairSave)}
+    new: dict[int, Request] = {}
+    for worker, copy in copies:
+        if (copy.save, copy.target, copy.epoch) not in asked:
+            asked.add((copy.save, copy.target, copy.epoch))
+            number = orders.next_request + len(new)
+            new[number] = Request(worker, replace(copy, request=number), copy.epoch, now)
+    if not new:
+        return orders
+    return replace(orders, next_request=orders.next_request + len(new), outstanding={**orders.outstanding, **new})
 
 
 def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
-    """What each worker shall upload now; whoever is not named uploads nothing more."""
+    """Sets what each worker uploads; a worker not named stops."""
     wanted = {
         worker: replace(share, round=old.round) if (old := orders.promotions.get(worker)) is not None else share
         for worker, share in shares.items()
@@ -197,7 +215,7 @@ def drop_persistent(
 
 
 def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orders:
-    """These very workers leave; a later attempt of the same index is another worker."""
+    """Tells exactly these attempts of workers to leave."""
     wanted = {**orders.retired, **dict.fromkeys(workers, message)}
     return orders if wanted == orders.retired else replace(orders, retired=wanted)
 
@@ -206,7 +224,7 @@ def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orde
 
 
 def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
-    """Takes an agent's answer; one that fits no request of ours changes nothing."""
+    """Applies an agent's answer; one that matches no request is ignored."""
     if isinstance(message, HoldAnswer):
         return _hold_answered(orders, worker, message)
     if isinstance(message, Persisted):
@@ -223,7 +241,7 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
         return replace(orders, sights=holder_sightings.answered(orders.sights, asked, message, now))
     if message.error is not None:
-        orders = _failed(orders, f"{worker} could not {_words(order)}: {message.error}")
+        orders = _failed(orders, f"{worker} could not {request_words(order.message)}: {message.error}")
     if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
         gone = set(order.message.checkpoints)
         entries = tuple(m for m in orders.persistent.entries if m.save.checkpoint not in gone)
@@ -252,13 +270,15 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
     error, gathered = page.error, taken(order.gathered, page, asked.manifests)
     if error is None and gathered is None and not page.more:
         missing = len(order.gathered.pages) + 1
-        error = f"page {missing} of {page.page + 1} of the listing did not come"
+        error = f"page {missing} of {page.page + 1} of the listing was not received"
     if error is None and page.more:
         waits = order if gathered is None else replace(order, gathered=gathered)
         return replace(orders, outstanding={**orders.outstanding, page.request: waits})
     rest = {n: o for n, o in orders.outstanding.items() if n != page.request}
     if error is not None or gathered is None:
-        orders = _failed(replace(orders, outstanding=rest), f"{order.worker} could not {_words(order)}: {error}")
+        orders = _failed(
+            replace(orders, outstanding=rest), f"{order.worker} could not {request_words(order.message)}: {error}"
+        )
         seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
         return replace(orders, persistent=seen) if asked.older_job is None else replace(orders, older=seen)
     gathered = gathered.answered(asked.layouts or ())
@@ -281,7 +301,7 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
     if older is not None:
         entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
     seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
-    seen = replace(seen, unjudged=_unjudged(seen, older is not None))
+    seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
     named = {m.layout for m in entries}
     known = orders.layouts if older is None else orders.older_layouts
     layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
@@ -292,13 +312,6 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
     if older is not None:
         return replace(orders, older=seen, older_layouts=layouts)
     return replace(orders, persistent=seen, layouts=layouts)
-
-
-def _unjudged(seen: PersistentSeen, negated: bool) -> frozenset[Checkpoint]:
-    """Those with a manifest that could not be read, and those that need a layout record which could not."""
-    told = {one.checkpoint for one in seen.left_out if one.checkpoint is not None}
-    told = {c.negated() for c in told} if negated else told
-    return frozenset(told | {m.save.checkpoint for m in seen.entries or () if m.layout in seen.lost_layouts})
 
 
 def _same_listing(order: Request, other: Request) -> bool:
@@ -326,7 +339,7 @@ def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
 
 
 def promotion_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | None:
-    """How long its upload took: workers go side by side, a worker's ranks one after another. None: not seen here."""
+    """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
     spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
 
@@ -349,17 +362,6 @@ def _failed(orders: Orders, sentence: str) -> Orders:
     return replace(orders, failures=(*orders.failures, sentence)[-32:])
 
 
-def _words(order: Request) -> str:
-    message = order.message
-    if isinstance(message, RepairSave):
-        return f"copy {message.save} from {message.source} to {message.target}"
-    if isinstance(message, ListPersistent):
-        return f"list {message.older_job or 'the persistent tier'}"
-    if isinstance(message, LookAtHolders):
-        return f"look at {listed([str(e.holder) for e in message.holders])}"
-    return "delete from the persistent tier"
-
-
 def _lists(order: Request, older: bool) -> bool:
     message = order.message
     return isinstance(message, ListPersistent) and (message.older_job is not None) == older
@@ -369,7 +371,7 @@ def _lists(order: Request, older: bool) -> bool:
 
 
 def moved(orders: Orders, epoch: int, committed: bool) -> Orders:
-    """The world is now (epoch, Committed or not): what was asked of another one is void."""
+    """Voids requests of another epoch than the present world's."""
     kept = {n: o for n, o in orders.outstanding.items() if o.epoch == epoch}
     hold = orders.hold if orders.hold is not None and orders.hold.seen.epoch == epoch and committed else None
     promotions = {w: p for w, p in orders.promotions.items() if p.epoch == epoch and committed}
@@ -379,7 +381,7 @@ def moved(orders: Orders, epoch: int, committed: bool) -> Orders:
 
 
 def left(orders: Orders, worker: WorkerId) -> Orders:
-    """This agent is gone for good (another incarnation came, or the worker was deleted): its requests end unanswered."""
+    """Drops the requests of an agent that is gone for good."""
     kept = {n: o for n, o in orders.outstanding.items() if o.worker != worker}
     promotions = {w: p for w, p in orders.promotions.items() if w != worker}
     if (len(kept), len(promotions)) == (len(orders.outstanding), len(orders.promotions)):

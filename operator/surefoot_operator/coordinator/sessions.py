@@ -1,8 +1,7 @@
 """Tracks each agent's session: what every message changes.
 
-Pure: time is an argument. Called by `coordinator.agent_channel` (and, as it is, by the simulator) for each hello,
-message and broken line; `seen` is what the plan is made from. Nothing here is durable: a coordinator that returns
-hears all of it again.
+Pure: time is an argument. Called by `coordinator.agent_channel` and the simulator for each hello, message and broken
+connection; plans are made from `seen`. Nothing here is durable: agents report it all to a new coordinator.
 
 Facts belong to an epoch: `epoch` of a session is the newest one its trainers were started for, and step, exit,
 finished, held and unreadable are about that one, also after its trainers have stopped (`stopped` grows beyond it).
@@ -39,7 +38,7 @@ MOST_NOTICES = 64
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One worker's newest agent."""
+    """The session of one worker's newest agent."""
 
     seen: SessionSeen
     hello_epoch: int = 0
@@ -56,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """All of one job's, and what stands in `status.world` as far as the coordinator was told."""
+    """All sessions of one job, with the world they belong to."""
 
     job: str
     term_seconds: float
@@ -69,22 +68,28 @@ class Sessions:
 
 
 def begin(job: str, now: float) -> Sessions:
-    """A new term: nothing is known yet. Requests are numbered from the time on, so that terms never share a number."""
+    """Begins a term without any session.
+
+    Requests are numbered from the time on, so that no two terms share a number.
+    """
     return Sessions(job, now, Orders(next_request=int(now * 1000)))
 
 
 def seen(sessions: Sessions) -> tuple[SessionSeen, ...]:
-    """What plans are made from, in the order of workers."""
+    """Lists the sessions for a snapshot, ordered by worker."""
     return tuple(sessions.by_worker[worker].seen for worker in sorted(sessions.by_worker))
 
 
 def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None) -> Refused | None:
-    """Why this hello cannot be accepted, if so. `known` are the fabric's workers; None: not looked yet."""
+    """Says why this hello is refused; None: it is accepted.
+
+    `known`: the fabric's workers; None: not known yet.
+    """
     worker = WorkerId(hello.index, hello.attempt)
     if hello.job != sessions.job:
         return Refused(f"this coordinator serves job {sessions.job}, not {hello.job}", retry=False)
     if known is None:
-        return Refused("this coordinator has just begun and does not know its workers yet", retry=True)
+        return Refused("this coordinator has just started and does not know its workers yet", retry=True)
     if worker not in known:
         newer = max((w.attempt for w in known if w.index == worker.index), default=0)
         if newer > worker.attempt:
@@ -102,7 +107,7 @@ def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None)
 
 
 def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
-    """An accepted hello: the same incarnation goes on with its facts, another one begins without any."""
+    """Applies an accepted hello; a new incarnation starts without facts."""
     worker = WorkerId(hello.index, hello.attempt)
     old = sessions.by_worker.get(worker)
     if old is not None and old.seen.incarnation == hello.incarnation:
@@ -125,7 +130,7 @@ def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
 
 
 def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
-    """The line of this worker's agent broke. What is known of it stays."""
+    """Records that this worker's connection broke; its facts stay."""
     session = sessions.by_worker.get(worker)
     if session is None or not session.seen.connected:
         return sessions
@@ -133,7 +138,7 @@ def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
 
 
 def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
-    """Workers that the fabric no longer has, and whose lines are broken, need no session any more."""
+    """Drops disconnected sessions of workers that no longer exist."""
     keep = set(known)
     gone = {w for w, s in sessions.by_worker.items() if w not in keep and not s.seen.connected}
     if not gone:
@@ -147,7 +152,7 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
 
 
 def ruled(sessions: Sessions, world: World | None) -> Sessions:
-    """`status.world` as it now stands: requests of another one are void."""
+    """Takes over `status.world`; requests of another one are void."""
     if world == sessions.world:
         return sessions
     epoch, committed = (world.epoch, world.state == "Committed") if world is not None else (0, False)
@@ -155,7 +160,7 @@ def ruled(sessions: Sessions, world: World | None) -> Sessions:
 
 
 def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) -> Sessions:
-    """One message of a connected agent."""
+    """Applies one message of a connected agent."""
     session = sessions.by_worker.get(worker)
     if session is None:
         return sessions
@@ -177,7 +182,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
 
 
 def store_address(sessions: Sessions) -> str | None:
-    """Where the committed epoch's store answers; None until its host has said so."""
+    """The committed epoch's store address; None until its host reports it."""
     world = sessions.world
     if world is None or world.state != "Committed" or not world.members:
         return None
@@ -213,7 +218,10 @@ def _in_epoch(session: Session, epoch: int) -> Session:
 
 
 def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -> Session:
-    """A heartbeat of a connected agent. Nearly all messages are of this kind: one copy of what is seen, no more."""
+    """Applies a heartbeat, copying no more than what is seen.
+
+    Nearly all messages are heartbeats.
+    """
     session = _in_epoch(session, beat.epoch)
     old = session.seen
     progress, grown, timings = old.progress, False, old.timings

@@ -1,7 +1,7 @@
-"""Encodes what many agents are told alike once, and shares the text.
+"""Encodes messages that many agents receive alike once.
 
-Called by `coordinator.agent_connection`. Two thousand copies of a list of two thousand holders would be seconds of the
-event loop, and more memory than the operator has.
+Called by `coordinator.agent_connection`. Two thousand copies of a list of two thousand holders would take seconds of
+the event loop, and more memory than the operator has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ LARGE_AT_A_TIME = 32
 
 
 class SharedTexts:
-    """One server's. Holder lists are known by identity: equal ones are made one value where rules are taken."""
+    """Caches one server's encoded holder lists by the lists' identity.
+
+    Equal lists are made one object where the desired state is taken.
+    """
 
     def __init__(self) -> None:
         self._texts: OrderedDict[tuple[int, int, int | None], tuple[HoldersTold, HoldersTold, str | None]] = (
@@ -30,7 +33,7 @@ class SharedTexts:
         self.large = asyncio.Semaphore(LARGE_AT_A_TIME)
 
     def between(self, told: HoldersTold, wanted: HoldersTold, version: int | None) -> str | None:
-        """What to send to whoever was told `told`, so that it knows `wanted`; None: nothing."""
+        """Encodes the difference of two holder lists; None: they are equal."""
         if told is wanted:
             return None
         key = (id(told), id(wanted), version)

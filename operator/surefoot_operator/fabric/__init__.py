@@ -1,1 +1,1 @@
-
+"""Contains the Fabric protocol and its two implementations."""

@@ -1,7 +1,7 @@
 """Defines the Fabric protocol: workers, nodes, holders, job and status.
 
-Touches nothing itself. Implemented by `fabric.processes` (one machine) and by the Kubernetes fabric; called by
-`reconcile` alone. A fabric decides nothing about the world: it shows, and it does as told.
+Implemented on one machine (`fabric.processes`) and on Kubernetes; called by `reconcile` alone. A fabric decides nothing
+about the world: it reports what exists, and carries out what a plan says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, Event
 
 @dataclass(frozen=True, slots=True)
 class FabricSeen:
-    """Holds one consistent look at everything a fabric knows of a job."""
+    """One consistent observation of everything a fabric knows of a job."""
 
     job: TrainingJob
     status: JobStatus
@@ -38,10 +38,10 @@ class FabricSeen:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """Holds what an agent must be told to find its job.
+    """The variables that an agent needs to find its job.
 
-    Nothing of `secret` may be logged or stand on a command line. The fabric adds what only the place knows: SUREFOOT_NODE, SUREFOOT_HOST, SUREFOOT_RUN_FOLDER, the template's own
-    env, and the persistent tier's credentials (`secret_ref`).
+    Nothing of `secret` may be logged or appear on a command line. The fabric adds SUREFOOT_NODE, SUREFOOT_HOST,
+    SUREFOOT_RUN_FOLDER, the template's own env, and the persistent tier's credentials (`secret_ref`).
     """
 
     plain: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Monitors one holder: probes it repeatedly and tracks its state.
 
-A task of its own per holder, so that a frozen one delays nobody else; the blocking visit runs in a thread. Owned by
-`memory.job_holders`. Tells `changed` only when something that a plan could read has changed.
+A task of its own per holder, so that a frozen one delays no other; the blocking visit runs in a thread. Owned by
+`memory.job_holders`. Calls `changed` only for what a plan could read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class HolderMonitor:
-    """One place, from when the fabric first named it until it names another process there."""
+    """Monitors one place until the fabric names another process there."""
 
     def __init__(
         self,
@@ -65,27 +65,30 @@ class HolderMonitor:
         self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
 
     def settle(self, settling: bool) -> None:
-        """Whether its pod is not Ready yet. No reason to wait for long."""
+        """Sets whether its pod is not Ready, which delays it briefly."""
         if self._probe.settling and not settling:
             self._wake.set()
         self._probe.settling = settling and self._clock() < self._settles_until
 
     def renew(self, place: HolderPlace) -> None:
-        """The same server, reached with another password or authority: tried at once."""
+        """Reconnects to the same server with another password or authority."""
         log.info("reconnecting to the holder on %s with new credentials", place.node)
         self.place = place
         self._probe.renew(place)
         self._wake.set()
 
     def follow(self, world: World | None, resting: bool = False) -> None:
-        """The world as status has it. A new commit, and the end of a rest, are reasons to look at once."""
+        """Takes the stored world; a new one ends the pause between visits."""
         if world != self._world or (self._resting and not resting):
             self._world = world
             self._wake.set()
         self._resting = resting
 
     def seal(self, epoch: int) -> bool:
-        """Seal at this claimed epoch, then read: by the next visit, which begins now. Whether that is still to come."""
+        """Seals at this claimed epoch, then reads, in the next visit.
+
+        Returns whether that is still to come.
+        """
         if self.seen is not None and self.seen.read_epoch == epoch:
             return False
         if self._sealing != epoch:
@@ -94,7 +97,7 @@ class HolderMonitor:
         return True
 
     def look(self) -> None:
-        """Read the index again soon: something was just changed there."""
+        """Reads the index again soon, as it was just changed."""
         self._read_due = 0.0
         self._wake.set()
 
@@ -116,12 +119,12 @@ class HolderMonitor:
         return self._probe
 
     async def stop(self) -> None:
-        """Ends the task, and waits for the call under way (≤ its time limits)."""
+        """Ends the task, waiting for the call under way."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Gives the connections back, once no thread uses them."""
+        """Closes the connections once no thread uses them."""
         async with self._turn:
             self._probe.close()
 
@@ -214,7 +217,7 @@ class HolderMonitor:
                 self._changed(True)
             return
         if self.seen.state == "Ready":
-            log.warning("%s is silent: %s", self.seen.endpoint.holder, error)
+            log.warning("%s does not answer: %s", self.seen.endpoint.holder, error)
             self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
             news = True
         self.seen = replace(self.seen, trouble=self.trouble, refusing=refusing)
@@ -239,6 +242,6 @@ def start_monitor(
     clock: Callable[[], float],
     changed: Changed,
 ) -> HolderMonitor:
-    """A monitor with connections of its own; begins at once. Needs a running event loop."""
+    """Starts a monitor with connections of its own."""
     probe = HolderProbe(place, job, account, settings)
     return HolderMonitor(place, probe, pool, settings, clock, changed)

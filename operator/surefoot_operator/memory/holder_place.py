@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TierAccess:
-    """What the operator reaches every holder with now: its owner changes it when a secret was, and each look reads it."""
+    """The operator's current credentials for every holder.
+
+    Its owner updates it when a Secret changes; every observation reads it.
+    """
 
     user: str = "default"
     password: str = field(default="", repr=False)
@@ -17,11 +20,11 @@ class TierAccess:
 
 @dataclass(frozen=True, slots=True)
 class HolderPlace:
-    """Where the memory tier runs one holder. Which instance answers there is found by asking it, not by the fabric.
+    """One holder's address and credentials; its instance is asked for there.
 
-    `process` names one life of the server as far as the fabric can tell (pid and start time, container id): another
-    value means that whatever was held there before is lost. `running` False means known to be dead; a frozen or
-    unreachable one stays True. A place that a fabric leaves out is unknown (silent), not gone. One a node.
+    `process` names one run of the server as the fabric knows it (pid and start time, container id): another value means
+    that what was held there before is lost. `running` False means known to be dead; a frozen or unreachable one stays
+    True. A place that a fabric leaves out is unknown (silent), not gone. One a node.
     """
 
     node: str
@@ -38,11 +41,11 @@ class HolderPlace:
     """Its pod is not Ready: a companion may be about to touch its memory, before any job uses it."""
 
     def same_access(self, other: HolderPlace) -> bool:
-        """Whether both are reached with the same password and by the same authority."""
+        """Whether both have the same password and authority."""
         mine = (self.admin_user, self.admin_password, self.tls_ca)
         return mine == (other.admin_user, other.admin_password, other.tls_ca)
 
     def same_server(self, other: HolderPlace) -> bool:
-        """Whether both mean one life of one server: what it held may still be there."""
+        """Whether both are the same process, which may still have its data."""
         mine = (self.node, self.host, self.port, self.process, self.running)
         return mine == (other.node, other.host, other.port, other.process, other.running)

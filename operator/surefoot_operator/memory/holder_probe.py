@@ -1,7 +1,7 @@
 """Probes one holder: provisions, seals and reads its index; blocking.
 
-Called by `memory.holder_monitor`, one visit at a time. Every call within has its own time limit; what is raised means
-that the holder is unknown for now (TierUnavailable) or that a newer epoch rules it (Fenced).
+Called by `memory.holder_monitor`, one visit at a time. Every call has its own time limit. TierUnavailable: the holder's
+state is unknown for now; Fenced: a newer epoch owns it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEASURED_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What a visit is for. `epoch` is that of status.world."""
+    """The purpose of a visit; `epoch` is that of status.world."""
 
     epoch: int
     claimed: bool
@@ -43,7 +43,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a visit found. `index` None: it was not read."""
+    """The result of a visit; `index` None: it was not read."""
 
     endpoint: HolderEndpoint
     fence: int
@@ -55,7 +55,7 @@ class ProbeResult:
 
 
 class HolderProbe:
-    """The operator's connections to one place, for one job. One thread at a time."""
+    """The operator's connections to one holder, for one thread at a time."""
 
     def __init__(self, place: HolderPlace, job: str, account: Credentials, settings: MemorySettings) -> None:
         self._place, self._job, self._account = place, job, account
@@ -74,19 +74,25 @@ class HolderProbe:
         """Whether a server that is nobody's yet is left to its companion."""
 
     def run(self, request: ProbeRequest) -> ProbeResult:
-        """Provisions what is new, then does the request. After a failure everything is looked up anew next time."""
+        """Provisions a new instance, then carries out the request.
+
+        After a failure the next visit looks everything up again.
+        """
         self._take_up()
         try:
-            instance = self._admin.instance()
-            if self._client is None or self._client.endpoint.holder.instance != instance:
-                self._client = self._provision(instance, request)
+            run = self._admin.instance()
+            if self._client is None or not self._client.endpoint.holder.instance.startswith(run):
+                self._client = self._provision(self._admin.instance_of(self._job), request)
             return self._carry_out(self._client, request)
         except TierUnavailable:
             self._forget()
             raise
 
     def renew(self, place: HolderPlace) -> None:
-        """Another password or authority counts from the next visit on. Any thread; nothing is closed under a call."""
+        """Uses another password or authority from the next visit on.
+
+        Any thread may call it; no connection is closed during a call.
+        """
         self._renewed = place
 
     def _take_up(self) -> None:
@@ -130,12 +136,10 @@ class HolderProbe:
             self._closings += 1
             self._closed_until = now + self._closures.seconds(self._closings)
             metrics.holder_accounts_closed.inc()
-            log.warning(
-                "%s: job %s may not write any more: %s; %d keys were removed", self._place.node, self._job, why, gone
-            )
+            log.warning("%s: closed the account of job %s: %s; removed %d keys", self._place.node, self._job, why, gone)
         elif self._closed and not why:
             holding.open(self._account)
-            log.info("%s: job %s may write again", self._place.node, self._job)
+            log.info("%s: opened the account of job %s again", self._place.node, self._job)
         self._closed = why
 
     def _forget(self) -> None:
@@ -149,7 +153,10 @@ class HolderProbe:
         return self._layouts
 
     def drop(self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]) -> int:
-        """Drops (save, chunks) from exactly this instance while `due` says so; how many went."""
+        """Drops (save, chunks) from exactly this instance; returns how many.
+
+        It stops once `due` says no.
+        """
         client, gone = self._of(holder), 0
         for save, chunks in saves:
             if not due():
@@ -159,14 +166,17 @@ class HolderProbe:
         return gone
 
     def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
-        """Notes the watermark on exactly this instance."""
+        """Writes the watermark to exactly this instance."""
         self._of(holder).set_watermark(checkpoint, epoch)
 
     def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
         return self._admin.unindexed(self._job)
 
     def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
-        """Removes leftover keys of saves that were not committed meanwhile, from exactly this instance; how many went."""
+        """Removes leftover keys of uncommitted saves; returns how many.
+
+        From exactly this instance.
+        """
         client = self._of(holder)
         return sum(len(names) for save, names in found.items() if client.sweep(save, epoch, names))
 
@@ -201,7 +211,9 @@ class HolderProbe:
             known = client.index().fence
         if known < 0 and (self.settling or self._admin.is_being_filled()):
             client.close()
-            raise BeingFilled(f"the memory of the holder on {place.node} is touched first: it is asked again", instance)
+            raise BeingFilled(
+                f"the memory of the holder on {place.node} is still being initialised; trying again", instance
+            )
         fence = known if request.claimed and known >= 0 else max(known, request.epoch)
         self._admin.provision(self._job, self._account, fence)
         self._fence = fence
@@ -225,4 +237,4 @@ class HolderProbe:
             if name not in self._told:
                 self._told.add(name)
                 metrics.holder_damaged.inc()
-                log.warning("damaged on %s; another copy is needed", name)
+                log.warning("damaged: %s; another copy is needed", name)

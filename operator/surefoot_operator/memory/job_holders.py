@@ -1,7 +1,7 @@
 """Manages one job's holders: a monitor for each, and layout records.
 
-Called by `reconcile`: `follow` what the fabric and status say, `seen` for the snapshot, then seals, drops and the
-like as planned. Never blocks the loop; a holder that does not answer delays nobody.
+Called by `reconcile`: `follow` the fabric and status, `seen` for the snapshot, then seals, drops and the like as
+planned. Never blocks the loop; a holder that does not answer delays no other.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from surefoot.errors import ProtocolError, SurefootError
 from surefoot.holder import Credentials
 from surefoot.protocol.completeness import Covers, TierReading, layouts_to_check
 from surefoot.protocol.coverage import uncovered
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot.protocol.settled import Settled
-from surefoot.task_set import TaskSet
+from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor, start_monitor
@@ -37,7 +37,7 @@ _Found = Mapping[RankSave, tuple[str, ...]]
 
 
 class JobHolders:
-    """One job's holders. Belongs to one event loop."""
+    """Monitors one job's holders, in one event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class JobHolders:
         self._clock, self._changed = clock, changed
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="holder")
         self._monitors: dict[str, HolderMonitor] = {}
-        self._leaving = TaskSet(lambda name, error: log.error("%s failed: %s", name, error, exc_info=error))
+        self._leaving = TaskSet(logged(log))
         self._gone: dict[HolderId, HolderSeen] = {}
         self._status = JobStatus()
         self._covers: dict[frozenset[str], bool] = {}
@@ -61,11 +61,11 @@ class JobHolders:
 
     @property
     def cleaned(self) -> bool:
-        """Whether `clean` was called: from then on nothing is kept any more."""
+        """Whether `clean` was called; then no holder is monitored any more."""
         return self._cleaned
 
     def rest(self, status: JobStatus) -> None:
-        """Lets go of every holder until `follow` names them again: the job needs nothing of them now."""
+        """Stops monitoring until `follow` names holders again."""
         self._status = status
         for kept in tuple(self._monitors.values()):
             del self._monitors[kept.place.node]
@@ -79,9 +79,10 @@ class JobHolders:
         resting: bool = False,
         size_limit_bytes: int | None = None,
     ) -> None:
-        """What the fabric, the status and the spec say now. A place whose process changed holds nothing of before.
+        """Takes the fabric's places, the status and the spec.
 
-        `resting`: nobody reads or writes, so holders are asked seldom. `size_limit_bytes`: what the job may have on each.
+        A place whose process changed has lost its data. `resting`: nobody reads or writes, so holders are asked seldom.
+        `size_limit_bytes`: what the job may store on each.
         """
         self._status = status
         for place in places:
@@ -103,35 +104,40 @@ class JobHolders:
         self._remember(places)
 
     def seen(self) -> tuple[HolderSeen, ...]:
-        """Every holder that answers or answered, and those that status names and nobody has seen in this term."""
+        """Lists every holder that answered or that status names."""
         kept = self._monitors.values()
         gone = (*self._gone.values(), *(old for k in kept for old in k.replaced))
         known = {h.endpoint.holder: h for h in (*gone, *(k.seen for k in kept if k.seen is not None))}
         for endpoint in self._status.named_holders:
             if endpoint.holder not in known:
                 known[endpoint.holder] = self._unheard(endpoint)
-        # by their texts: compared as holders, two thousand of them take as long as the rest of a round
-        return tuple(known[holder] for holder in sorted(known, key=lambda one: (one.node, one.instance)))
+        return tuple(known[holder] for holder in sorted(known, key=HOLDER_ORDER))
 
     def ready(self, epoch: int) -> tuple[HolderEndpoint, ...]:
-        """Holders that may be named to agents of `epoch`: answering, provisioned, and sealed against older ones."""
+        """Lists holders that agents of `epoch` may use.
+
+        Answering, provisioned, and sealed against older epochs.
+        """
         return tuple(h.endpoint for h in self.seen() if h.state == "Ready" and h.fence is not None and h.fence >= epoch)
 
     def seal(self, holder: HolderId, epoch: int) -> bool:
-        """Begins to seal this holder and to read its index; `changed` is called when that is done, or failed.
+        """Starts to seal this holder and read its index.
 
-        Whether that is still to be done: an index will be read later than now.
+        `changed` is called once it is done or failed. Returns whether it is still to be done.
         """
         kept = self._keeper_of(holder)
         return kept is not None and kept.seal(epoch)
 
     @property
     def layouts_known(self) -> frozenset[str]:
-        """Digests of the layout records that are known here, whoever brought them."""
+        """Digests of all layout records known here."""
         return frozenset(self._layouts)
 
     async def covers(self, persistent: Sequence[RankManifest], layouts: Mapping[str, str]) -> Covers:
-        """Whether each set of layouts that the readings need covers every tensor once; sets not known are left out."""
+        """Whether each needed set of layouts covers every tensor once.
+
+        Sets that are not known yet are left out.
+        """
         for kept in self._monitors.values():
             self._layouts.update(kept.probe.layouts)
         self._learn(layouts)
@@ -147,9 +153,9 @@ class JobHolders:
         return dict(self._covers)
 
     async def drop(self, drops: Mapping[HolderId, Sequence[RankSave]], epoch: int, seconds: float) -> None:
-        """Drops saves from exactly these instances, for at most so many seconds; what fails is planned again.
+        """Drops saves from exactly these instances, within `seconds`.
 
-        Ends also when the world moves on: nothing is dropped while one is Claimed.
+        What fails is planned again. It ends once the world changes: nothing is dropped while one is Claimed.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -186,7 +192,7 @@ class JobHolders:
     async def sweep(
         self, watermark: Checkpoint | None, busy: frozenset[RankSave], settled: Collection[Settled] = ()
     ) -> None:
-        """The janitor's pass: data without an index entry that was already there on the last pass goes."""
+        """Removes data without an index entry that the last sweep found too."""
         world = self._status.world
         if world is None or world.state != "Committed":
             self._found = {}
@@ -200,7 +206,7 @@ class JobHolders:
         await asyncio.gather(*calls)
 
     async def clean(self) -> None:
-        """Removes the job from every holder that answers, and keeps none any more."""
+        """Removes the job from every answering holder and stops monitoring."""
         kept = tuple(self._monitors.values())
         for one in kept:
             await one.stop()
@@ -213,7 +219,10 @@ class JobHolders:
         self._changed(True)
 
     async def close(self) -> None:
-        """Ends every task and thread; holders stay as they are. A call under way is waited for (≤ its time limit)."""
+        """Ends every task and thread; holders stay as they are.
+
+        It waits for calls under way, within their time limits.
+        """
         for kept in self._monitors.values():
             await kept.stop()
         await self._leaving.join()

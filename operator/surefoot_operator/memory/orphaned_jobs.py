@@ -1,7 +1,7 @@
 """Removes from holders the data of jobs that no longer exist.
 
-The fallback of a deletion that no leader saw, or that a holder was away for. `absences` decides and is pure;
-`OrphanSweep` asks the holders and removes. Owned by the leader's upkeep of the memory tier.
+The fallback for a deletion that no leader saw, or during which a holder was away. `absences` decides and is pure;
+`OrphanSweep` asks the holders and removes. Owned by the leader's `memory_maintenance`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ LONGEST_GAP_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Absences:
-    """Job uid -> when it was first missing, of those that holders still know; `listed`: the newest list's time."""
+    """When each job that holders still know was first missing.
+
+    `listed`: the newest list's time.
+    """
 
     since: Mapping[str, float] = field(default_factory=dict)
     listed: float | None = None
 
 
 def absences(before: Absences, live: Collection[str], found: Collection[str], now: float) -> Absences:
-    """`live`: every job of a list that was read through a quorum. `found`: jobs that some holder has keys of."""
+    """Updates absences with a new list of jobs.
+
+    `live`: every job of a list read through a quorum. `found`: jobs that some holder has keys of.
+    """
     known = before.since
     if before.listed is None or now - before.listed > LONGEST_GAP_SECONDS or now < before.listed:
         known = {}
@@ -42,13 +48,13 @@ def absences(before: Absences, live: Collection[str], found: Collection[str], no
 
 
 def orphaned_jobs(absent: Absences) -> tuple[str, ...]:
-    """The jobs that may go whole."""
+    """Lists jobs that were missing long enough to be removed."""
     now = absent.listed
     return tuple(job for job, since in absent.since.items() if now is not None and now - since >= PATIENCE_SECONDS)
 
 
 class OrphanSweep:
-    """`observe` with each list of all jobs. `user`: the name of a job's account. For one event loop."""
+    """Removes orphaned jobs; `user` names a job's account."""
 
     def __init__(self, user: Callable[[str], str], call_seconds: float, threads: int = 4) -> None:
         self._user, self._call_seconds = user, call_seconds
@@ -56,8 +62,11 @@ class OrphanSweep:
         self._absent = Absences()
 
     async def observe(self, live: Collection[str], places: Sequence[HolderPlace], now: float) -> None:
-        """`live`: uids of every job that exists, as of after the last call. A holder that does not answer keeps what
-        it has, and is asked again the next time."""
+        """Takes a list of all jobs and removes what is orphaned.
+
+        `live`: uids of every job, listed after the last call. A holder that does not answer is asked again the next
+        time.
+        """
         running = [place for place in places if place.running]
         found = await asyncio.gather(*(self._on(place, self._jobs) for place in running))
         by_place = dict(zip(running, found, strict=True))

@@ -1,7 +1,7 @@
 """Selects unindexed keys on a holder that can be removed.
 
-Pure; called by `memory`. A save under way has data and no index entry yet, so nothing goes on one look: only what was
-there on two looks some time apart, and only where nobody could still be about to commit it.
+Pure; called by `memory`. A save under way has data and no index entry yet: only keys found twice, some time apart, are
+removed, and only where nobody could still commit them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def orphaned_keys(
     busy: frozenset[RankSave],
     settled: Collection[Settled] = (),
 ) -> dict[RankSave, tuple[str, ...]]:
-    """Keys to remove from a holder that is sealed at `epoch` (committed), by the save that they are of.
+    """Selects keys to remove from a holder sealed at committed `epoch`.
 
-    Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark
-    were given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`)
-    never become a checkpoint.
+    Saves of older epochs can be committed by nobody but a repair (`busy`); saves of this epoch below the watermark were
+    given up by their agents, and their steps come no more; steps that some worker of the epoch misses (`settled`) never
+    become a checkpoint.
     """
     gone: dict[RankSave, tuple[str, ...]] = {}
     for save, names in now.items():

@@ -1,7 +1,7 @@
-"""How much of one holder a job may have, and whether its account is closed there. Pure; called by `memory.holder_probe`.
+"""Limits how much of one holder a job may use.
 
-Without it one job, wrong or hostile, fills a holder, and every other job's saves are refused: all would be unprotected.
-A job alone on a holder may have all of it, and so may each while there is enough for all.
+Pure; called by `memory.holder_probe`. Without it one job, wrong or hostile, fills a holder, and every other job's saves
+are refused. A job alone on a holder may use all of it, and so may each while there is enough for all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOLERANCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a job's part of one holder is judged by."""
+    """The figures that determine a job's part of one holder."""
 
     jobs: int
     """That have an account there, this one too."""
@@ -32,19 +32,22 @@ class Terms:
 
 
 def is_worth_measuring(memory: Memory, size_limit_bytes: int | None) -> bool:
-    """Whether the job can be above its part at all, as far as the server's own figures say: a measurement costs."""
+    """Whether the server's own figures allow that a job exceeds its part.
+
+    A measurement costs.
+    """
     if size_limit_bytes is not None and memory.used_bytes > size_limit_bytes:
         return True
     return 0 < memory.limit_bytes * ROOMY <= memory.used_bytes
 
 
 def overdraft(held_bytes: int, memory: Memory, terms: Terms, closed: bool) -> str:
-    """Why the job's account is closed on this holder; empty: it is open.
+    """Says why the job's account is closed here; empty: it is open.
 
     Args:
-        held_bytes: What all keys of the job take there.
+        held_bytes: Size of all keys of the job there.
         memory: Of the whole server.
-        terms: What its part follows from.
+        terms: The job's share and limit.
         closed: Whether it is closed now; then it stays so until there is room again.
     """
     limit = terms.size_limit_bytes

@@ -1,4 +1,4 @@
 """Contains the operator's decisions as pure functions.
 
-Pure functions on frozen values; time is an argument, every plan has a reason.
+Frozen values in, frozen values out; time is an argument, and every plan has a reason.
 """

@@ -1,8 +1,7 @@
 """Defines the idempotent actions that plans and maintenance ask for.
 
-The order is the rule stated once here: patch of the world (the fence) first, then the memory tier and talk, and
-workers beside both, each on its own. Telling agents of a world is no action: the coordinator says what status.world
-says, after the patch that changed it succeeded.
+Order: first the patch of the world (the fence), then the memory tier and messages to agents; creates and deletes of
+workers each on their own. Telling agents of a world is no action: the coordinator derives it from the patched status.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from surefoot_operator.api.status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Ask the fabric for worker `index`, attempt `attempt`; one that exists already is success."""
+    """Create one attempt of a worker; one that exists is success."""
 
     index: int
     attempt: int
@@ -30,7 +29,10 @@ class CreateWorker:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWorker:
-    """Delete exactly this incarnation of a worker. `force` only when its node is unreachable: the fence makes it safe."""
+    """Delete exactly this incarnation of a worker.
+
+    `force` only when its node is unreachable: the fence makes that safe.
+    """
 
     name: str
     uid: str
@@ -50,7 +52,7 @@ class RetireWorkers:
     reason: str
 
     def __str__(self) -> str:
-        return f"retire workers {listed([str(index) for index in self.indexes])}: {self.reason}"
+        return f"retire workers {listed(self.indexes)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class SealHolder:
 
 @dataclass(frozen=True, slots=True)
 class ListPersistentTier:
-    """Have one connected agent list the persistent tier, after the last index was read; or an older job's folder."""
+    """Have one connected agent list the persistent tier.
+
+    After the last index was read; with `older_job`, that job's folder.
+    """
 
     epoch: int
     index: int
@@ -78,19 +83,19 @@ class ListPersistentTier:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Have one connected agent say what it sees of holders that are silent to the operator."""
+    """Ask an agent what it sees of holders that are silent."""
 
     worker: WorkerId
     epoch: int
     holders: tuple[HolderEndpoint, ...]
 
     def __str__(self) -> str:
-        return f"ask {self.worker} what it sees of {listed([str(e.holder) for e in self.holders])}"
+        return f"ask {self.worker} what it sees of {listed([e.holder for e in self.holders])}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeHold:
-    """Name a step ahead at which every rank saves and waits."""
+    """Propose, bind or cancel a step at which every rank waits."""
 
     epoch: int
     step: int
@@ -102,7 +107,7 @@ class ProposeHold:
 
 @dataclass(frozen=True, slots=True)
 class CleanMemory:
-    """The job is over or gone: drop all it has on the holders, and its users."""
+    """Delete an ended job's saves and users from the holders."""
 
     reason: str
 
@@ -112,7 +117,7 @@ class CleanMemory:
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizer:
-    """Let the job's deletion wait for what has to be deleted with it, or not any more."""
+    """Add or remove the finalizer for data that is deleted first."""
 
     held: bool
 
@@ -122,7 +127,10 @@ class SetFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class PurgePersistent:
-    """Have a pod with the job's identity delete what the job has in its persistent tier; one that exists is success."""
+    """Create a pod that deletes the job's persistent data.
+
+    It has the job's identity; one that exists is success.
+    """
 
     attempt: int
 
@@ -132,7 +140,7 @@ class PurgePersistent:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Its time after the end is up."""
+    """Delete the job: its time to live after the end is over."""
 
     reason: str
 
@@ -157,7 +165,10 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class DropSaves:
-    """Drop these rank saves from exactly this holder instance, index first; not after `expires_seconds`."""
+    """Delete rank saves from exactly this holder instance, index first.
+
+    Void after `expires_seconds`: it must not reach a holder that returns later.
+    """
 
     holder: HolderId
     epoch: int
@@ -170,7 +181,10 @@ class DropSaves:
 
 @dataclass(frozen=True, slots=True)
 class CopySave:
-    """Have this worker's agent copy one rank save between holders: verify, write, commit with `epoch`."""
+    """Have an agent copy one rank save between holders.
+
+    It verifies, writes, and commits with `epoch`.
+    """
 
     worker: WorkerId
     epoch: int
@@ -184,9 +198,9 @@ class CopySave:
 
 @dataclass(frozen=True, slots=True)
 class PromoteSaves:
-    """Have this worker's agent copy these rank saves of the pinned checkpoint to the persistent tier.
+    """Have an agent copy rank saves to the persistent tier.
 
-    Those of one maintenance round are all that is wanted: a worker that is not named stops promoting.
+    Those of one round are complete: a worker that is not named stops promoting.
     """
 
     worker: WorkerId
@@ -201,7 +215,7 @@ class PromoteSaves:
 
 @dataclass(frozen=True, slots=True)
 class DropPersisted:
-    """Have this worker's agent delete these checkpoints from the persistent tier, manifests first."""
+    """Have an agent delete checkpoints from the persistent tier, manifests first."""
 
     worker: WorkerId
     epoch: int
@@ -217,7 +231,7 @@ MaintenanceAction = SealHolder | ListPersistentTier | DropSaves | CopySave | Pro
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Told to people once, after the status write succeeded."""
+    """Published to people once, after the status write succeeded."""
 
     reason: str
     message: str
@@ -226,7 +240,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One decision. `status` is the whole new status; `tests_world` says that it changes the world, by compare-and-swap.
+    """One decision: the whole new status, actions and their reason.
 
     A plan whose status equals the observed one and that has no actions is a fixed point.
     """

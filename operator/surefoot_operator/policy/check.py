@@ -1,7 +1,6 @@
 """Checks that a plan keeps the invariants before it is applied.
 
-Pure; a breach is a bug. The reconciler calls it on every plan, the simulator and the property tests on every plan
-they ever see.
+Pure; a breach is a bug. The reconciler checks every plan, and so do the simulator and the property tests.
 """
 
 from __future__ import annotations

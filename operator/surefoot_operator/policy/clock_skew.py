@@ -1,9 +1,8 @@
 """Clamps status times that a former leader's fast clock wrote.
 
-Pure; called by `reconcile`. A moment that lies ahead was written by a clock that ran ahead of ours: whoever waits from
-it on would wait for as long as the clocks differ. It is taken for now, and stands so with the next write. One that
-lies behind cannot be told from an old one; what is waited for in a claim counts from the new leader's term at the
-earliest.
+Pure; called by `reconcile`. Whoever waited from a time in the future would wait for as long as the clocks differ; it is
+replaced by now. A time too far in the past cannot be told from an old one; so waits within a claim count from the new
+leader's term at the earliest.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from surefoot_operator.api.status import Incident, Interval, JobStatus
 
 
 def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -> JobStatus:
-    """The status with no past moment after `now`, and no excluded node beyond the longest time that one is avoided."""
+    """Moves times after `now` back to it, and limits exclusions."""
     world = status.world
     exclusion = now + longest_exclusion_seconds
     return replace(

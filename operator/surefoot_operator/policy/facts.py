@@ -5,6 +5,7 @@ Pure; read by every decision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -16,6 +17,19 @@ from surefoot.protocol.progress import mean_passes
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
+from surefoot_operator.policy.indexes import (
+    ending_workers,
+    holder_domains,
+    holders_by_id,
+    holders_reading,
+    members_by_id,
+    nodes_by_name,
+    sealed_at,
+    sessions_by_id,
+    signalled_nodes,
+    worker_id,
+    workers_by_id,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +40,10 @@ UNHEARD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A snapshot with its indexes: built once per plan, so that no decision searches a list per worker."""
+    """A snapshot with its indexes, built once per plan.
+
+    Without them each decision about a worker would search every list.
+    """
 
     seen: Observed
     workers: Mapping[WorkerId, WorkerSeen]
@@ -35,6 +52,8 @@ class Facts:
     holders: Mapping[HolderId, HolderSeen]
     heard_on: Mapping[str, bool]
     """Of each node that an agent said hello from in this term: whether one there is heard now."""
+    told_on: Mapping[str, float]
+    """When an agent on each of these nodes was heard last, its line broken since or not."""
     members: Mapping[WorkerId, Member]
     """Those of the present world, claimed or committed; none before the first."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -67,53 +86,52 @@ class Facts:
 
 
 def derived_once(function: Callable[Concatenate[Facts, P], T]) -> Callable[Concatenate[Facts, P], T]:
-    """Derives a fact once for each snapshot; later callers get the same value, and must not change it.
+    """Caches a fact per snapshot; callers must not change the value.
 
-    What looks at every worker, asked for by the decision about each of them, would cost the square of their number.
+    A fact that reads every worker, computed for each of them, would cost the square of their number.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def once(facts: Facts, /, *arguments: P.args, **named: P.kwargs) -> T:
         assert not named, "arguments are given by position, so that they can be looked up"
-        key = (name, *arguments)
-        if key not in facts._derived:
-            facts._derived[key] = function(facts, *arguments, **named)
-        return cast(T, facts._derived[key])
+        key = (name, *arguments) if arguments else name
+        try:
+            return cast(T, facts._derived[key])
+        except KeyError:
+            found = facts._derived[key] = function(facts, *arguments, **named)
+            return found
 
     return once
 
 
 def gather(seen: Observed) -> Facts:
     """Indexes the snapshot once for all decisions."""
-    sessions: dict[WorkerId, SessionSeen] = {}
-    for session in sorted(seen.sessions, key=lambda s: (s.connected, s.since_seconds, s.incarnation)):
-        sessions[WorkerId(session.index, session.attempt)] = session
+    sessions = sessions_by_id(seen.sessions)
     silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
     heard_on: dict[str, bool] = {}
+    told_on: dict[str, float] = {}
     for session in sessions.values():
         heard = session.connected and seen.now - session.heard_seconds <= silence
         heard_on[session.node] = heard_on.get(session.node, False) or heard
+        told_on[session.node] = max(told_on.get(session.node, session.heard_seconds), session.heard_seconds)
     world = seen.status.world
     return Facts(
         seen,
-        {WorkerId(w.index, w.attempt): w for w in seen.workers},
+        workers_by_id(seen.workers),
         sessions,
-        {node.name: node for node in seen.nodes},
-        {h.endpoint.holder: h for h in seen.holders},
+        nodes_by_name(seen.nodes),
+        holders_by_id(seen.holders),
         heard_on,
-        {} if world is None else {worker_id(m): m for m in world.members},
+        told_on,
+        {} if world is None else members_by_id(world.members),
     )
 
 
-def worker_id(one: Member | SessionSeen | WorkerSeen) -> WorkerId:
-    return WorkerId(one.index, one.attempt)
-
-
 def node_lost(facts: Facts, name: str | None) -> bool:
-    """Whether the fabric itself says that this node is gone: a witness, where silence alone is none.
+    """Whether the fabric reports this node gone: evidence, unlike silence alone.
 
-    Not while an agent there is heard: who was away is then the node's observer, and what runs there must not be deleted.
+    Not while an agent there is heard: then the node's observer is cut off, and what runs there must not be deleted.
     """
     if name is None or not facts.nodes:
         return False
@@ -124,7 +142,10 @@ def node_lost(facts: Facts, name: str | None) -> bool:
         return False
     if node is None or not node.ready:
         return True
-    # two witnesses that know nothing of each other: the cluster's, and our own line, which reaches others
+    # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
+    # moment ago is no witness yet: agents connect again, and a cluster that doubts most nodes may be wrong about all
+    if facts.now - facts.told_on.get(name, -math.inf) <= facts.spec.health_policy.heartbeat_timeout_seconds:
+        return False
     unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
     return unheard and _observers_agree(facts)
 
@@ -136,13 +157,17 @@ def _observers_agree(facts: Facts) -> bool:
 
 
 def vacate_reason(facts: Facts, name: str | None) -> str:
-    """Why this node should be left, though it lives: others say so, or it failed this job too often. Empty: stay."""
-    if name is None:
-        return ""
-    node = facts.nodes.get(name)
-    if node is not None and node.signal:
-        return node.signal
-    return _excluded(facts).get(name, "")
+    """Why workers should leave this live node; empty: they stay.
+
+    Others announced its end, or it failed this job too often.
+    """
+    return _vacated(facts).get(name, "") if name is not None else ""
+
+
+@derived_once
+def _vacated(facts: Facts) -> Mapping[str, str]:
+    """Why nodes should be left, by name: few are, and every worker's node is asked about."""
+    return {**_excluded(facts), **signalled_nodes(facts.seen.nodes)}
 
 
 @derived_once
@@ -153,26 +178,35 @@ def _excluded(facts: Facts) -> Mapping[str, str]:
 
 
 def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
-    """Why this worker is about to end by somebody's will, itself and its program well; empty: it is not, or has ended."""
-    worker = facts.workers.get(worker_id(one))
-    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced_departure(facts, one)
+    """Why this healthy worker is about to be ended; empty: not."""
+    announced = announced_departure(facts, one)
+    worker = facts.workers.get(worker_id(one)) if announced else None
+    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced
 
 
 def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
-    """Why somebody wanted this worker to end, whether it has ended or not; empty: nobody said so."""
-    worker, session = facts.workers.get(worker_id(one)), facts.sessions.get(worker_id(one))
-    if worker is not None and (worker.deleting or worker.disrupted):
-        return f"is being deleted ({worker.message})" if worker.message else "is being deleted"
-    return "was told to end" if session is not None and session.leaving else ""
+    """Why somebody wanted this worker to end; empty: nobody did.
+
+    Said whether it has ended or not.
+    """
+    departures = _departures(facts)
+    return departures.get(worker_id(one), "") if departures else ""
+
+
+@derived_once
+def _departures(facts: Facts) -> Mapping[WorkerId, str]:
+    """Announced departures: few have one, and every worker is asked about."""
+    told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.leaving}
+    return {**told, **ending_workers(facts.seen.workers)}
 
 
 def is_responsive(facts: Facts, session: SessionSeen) -> bool:
-    """Connected, and heard within the heartbeat timeout."""
+    """Whether an agent is connected and within its heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
 
 
 def usable(facts: Facts, session: SessionSeen) -> bool:
-    """Whether this agent could be a member of a new world as far as its worker and its line go."""
+    """Whether this agent's worker could be a member of a new world."""
     worker = facts.workers.get(worker_id(session))
     if worker is None or worker.phase in ("Succeeded", "Failed") or departure_reason(facts, session):
         return False
@@ -181,7 +215,10 @@ def usable(facts: Facts, session: SessionSeen) -> bool:
 
 @derived_once
 def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ...]:
-    """Each member of the world with its own agent's session: None if another incarnation, or nobody, speaks."""
+    """Pairs each member with its agent's session.
+
+    None if no agent speaks, or one of another incarnation.
+    """
     found: list[tuple[Member, SessionSeen | None]] = []
     for worker, member in facts.members.items():
         session = facts.sessions.get(worker)
@@ -192,7 +229,7 @@ def member_sessions(facts: Facts) -> tuple[tuple[Member, SessionSeen | None], ..
 
 @derived_once
 def held_checkpoint(facts: Facts) -> Checkpoint | None:
-    """The step at which every rank of the committed world waits for the leader; None: some go on, or nobody halted them."""
+    """The step at which every rank of the world holds, if any."""
     world, hold = facts.status.world, facts.seen.hold
     if world is None or world.state != "Committed" or not world.members or hold is None:
         return None
@@ -204,7 +241,7 @@ def held_checkpoint(facts: Facts) -> Checkpoint | None:
 
 @derived_once
 def final_checkpoint(facts: Facts) -> Checkpoint | None:
-    """What the program ended with, saved or not, once every member of the committed world has finished well.
+    """The last step's checkpoint once every member finished, saved or not.
 
     An epoch that made no step of its own ended where it began. None also where steps are not known (a plain torchrun).
     """
@@ -219,33 +256,36 @@ def final_checkpoint(facts: Facts) -> Checkpoint | None:
 
 @derived_once
 def is_broken(facts: Facts) -> bool:
-    """Whether a trainer of the committed world has failed: it makes no further step."""
+    """Whether a trainer of the committed world has failed."""
     epoch = facts.world.epoch
     return any(s is not None and s.exit is not None and s.exit.epoch == epoch for _, s in member_sessions(facts))
 
 
 @derived_once
 def in_epoch(facts: Facts, epoch: int) -> tuple[SessionSeen, ...]:
-    """Sessions whose facts (step, exit, held…) are about this epoch."""
+    """Sessions whose facts (step, exit, hold …) are about this epoch."""
     return tuple(s for s in facts.sessions.values() if s.epoch == epoch)
 
 
 @derived_once
 def step_of(facts: Facts, epoch: int) -> int:
-    """The highest step that any rank of `epoch` is known to have finished, 0 if none is."""
+    """The highest step that any rank of `epoch` finished; 0: none."""
     return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
 
 
 @derived_once
 def has_stepped(facts: Facts, epoch: int) -> bool:
-    """Whether `epoch` made a step of its own: beyond the one that it was restored from."""
+    """Whether `epoch` made a step after the one it restored."""
     parent = facts.world.parent.step if facts.world.parent else 0
     return any(s.step_at_seconds is not None or s.progress.step > parent for s in in_epoch(facts, epoch))
 
 
 @derived_once
 def last_step_seconds(facts: Facts, epoch: int) -> float | None:
-    """When a step of `epoch` was last reported; an operator that just came counts from its first word."""
+    """When a step of `epoch` was last reported.
+
+    A new operator counts from its first report.
+    """
     world = facts.status.world
     parent = world.parent.step if world is not None and world.parent is not None else 0
     times = [
@@ -258,14 +298,14 @@ def last_step_seconds(facts: Facts, epoch: int) -> float | None:
 
 @derived_once
 def seconds_per_step(facts: Facts) -> float | None:
-    """The slowest rank's step time; None if nobody said one."""
+    """The slowest rank's step time; None while unknown."""
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
 
 
 def data_read(facts: Facts, epoch: int) -> DataRead | None:
-    """How far the workers of `epoch` have come in their data; None where no loader tells."""
+    """Progress of `epoch` through its data; None without an elastic loader."""
     told = [s.progress for s in in_epoch(facts, epoch)]
     passes, pace = mean_passes(told), seconds_per_step(facts)
     if passes is None:
@@ -275,32 +315,36 @@ def data_read(facts: Facts, epoch: int) -> DataRead | None:
 
 
 def saving_steps(facts: Facts) -> int:
-    """Between two saves to memory now: what the operator chose, else the tier's base."""
+    """Steps between saves to memory: as chosen, else the tier's base."""
     chosen = facts.status.memory_interval
     return facts.spec.checkpoint.memory.base_steps if chosen is None else chosen.steps
 
 
-@derived_once
 def sealed_holders(facts: Facts, epoch: int) -> tuple[HolderSeen, ...]:
-    """Holders that answer, are sealed at `epoch` or newer, and whose index was read after that."""
-    return tuple(
-        h
-        for h in facts.seen.holders
-        if h.state == "Ready" and h.read_epoch == epoch and h.fence is not None and h.fence >= epoch
-    )
+    """Holders that answer, are sealed at `epoch`, and were read since."""
+    return sealed_at(facts.seen.holders, epoch)
 
 
 @derived_once
 def reading_at(facts: Facts, epoch: int) -> TierReading:
-    """What was read for `epoch` of all tiers; holders that were not are left out, not taken as empty."""
+    """What was read of all tiers for `epoch`.
+
+    Holders that were not read are left out, not taken as empty.
+    """
     persistent = facts.seen.persistent
     listed = persistent.entries if persistent.read_epoch == epoch else None
-    return TierReading({h.endpoint.holder: h.entries for h in sealed_holders(facts, epoch)}, listed)
+    memory = memory_reading(facts, epoch)
+    return memory if listed is None else TierReading(memory.holders, listed)
 
 
-@derived_once
+def memory_reading(facts: Facts, epoch: int) -> TierReading:
+    """What was read for `epoch` of the holders alone."""
+    return holders_reading(facts.seen.holders, epoch)
+
+
 def domains_of(facts: Facts) -> dict[HolderId, str]:
-    return {h.endpoint.holder: h.endpoint.domain for h in facts.seen.holders}
+    """The failure domain of each holder."""
+    return holder_domains(facts.seen.holders)
 
 
 @derived_once
@@ -309,5 +353,5 @@ def bad_of(facts: Facts) -> frozenset[Checkpoint]:
 
 
 def soonest(times: Iterable[float | None]) -> float | None:
-    """The earliest of some moments, those that are none left out."""
+    """The earliest of some times; None without any."""
     return min((t for t in times if t is not None), default=None)

@@ -1,8 +1,7 @@
 """Plans a job's next status and actions from one snapshot.
 
-Pure and level-triggered; called by `reconcile` with every new snapshot. Everything follows from what is seen: killed
-after any prefix of its actions and asked again, it goes on to the same world. One plan claims or commits at most
-once; the rest of what it wants comes with the next.
+Pure and level-triggered; called by `reconcile` with every new snapshot. Killed after any prefix of its actions and
+asked again, it reaches the same world. One plan claims or commits at most once; the rest follows with the next.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from surefoot_operator.policy.lifecycle.finalizer import finalizer_actions
 from surefoot_operator.policy.reporting.conditions import known_loss, summarised
 from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.reporting.status_events import status_change_events
+from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.workers import WorkerChanges, reconcile_workers, start_failure
 from surefoot_operator.policy.world import planned_change
 from surefoot_operator.policy.world.bad_checkpoints import with_bad
@@ -34,11 +34,11 @@ from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTake
 from surefoot_operator.policy.world.restore_point import choose, describe
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
 from surefoot_operator.policy.world.size_tie import tie_of
-from surefoot_operator.policy.world.sizing import target_size
 
 SHORTEST_WAKE_SECONDS = 0.01
 
 _OF_TRAINERS = ("trainer-failed", "hang", "startup")
+_NONE = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Decision:
 
 
 def plan(seen: Observed) -> Plan:
-    """What to do now, and the sentence that explains it."""
+    """Decides what to do now, with the reason as a sentence."""
     facts = gather(seen)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason, decision.lost)
@@ -79,7 +79,7 @@ def _decide(facts: Facts) -> _Decision:
         return _fail(facts, f"the job ran for activeDeadlineSeconds ({limit:g} s) without finishing")
     if status.world is None:
         if facts.spec.suspend:
-            return _with_workers(facts, _Decision("the job is suspended and has not begun", status), 0)
+            return _with_workers(facts, _Decision("the job is suspended and has not begun", status), _NONE)
         return _Decision("the job starts", claimed(facts, "the job starts"))
     newest = newest_epoch_seen(facts)
     if newest > status.world.epoch:
@@ -110,7 +110,7 @@ def _committed(facts: Facts) -> _Decision:
         _restored(facts),
         (*found.recheck_seconds, halt.until_seconds if halt is not None else None),
     )
-    return _with_workers(facts, base, 0 if facts.spec.suspend else target_size(facts.spec))
+    return _with_workers(facts, base, _NONE if facts.spec.suspend else wanted_indexes(facts))
 
 
 def _end(facts: Facts, end: completion.Completion) -> _Decision:
@@ -192,9 +192,7 @@ def _restored(facts: Facts) -> tuple[Event, ...]:
     seconds = (done.first_step_seconds or facts.now) - done.detected_seconds
     source = f" from {done.restored_from}" if done.restored_from else ""
     ranks = f" with {done.world_after} ranks" if done.world_after is not None else ""
-    text = (
-        f"training goes on{ranks} {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
-    )
+    text = f"training continues{ranks} {seconds:.1f} s after the first sign, {done.steps_lost} steps lost, restored{source}"
     return (Event(names.RESTORED, text),)
 
 
@@ -222,7 +220,7 @@ def _claimed(facts: Facts) -> _Decision:
     base = _Decision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
     if facts.spec.suspend:
         heard = any(is_responsive(facts, s) for s in facts.sessions.values())
-        return base if heard and not lost else _with_workers(facts, base, 0)
+        return base if heard and not lost else _with_workers(facts, base, _NONE)
     return _waiting(facts, base, None)
 
 
@@ -249,7 +247,7 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         row = facts.status.no_progress_restarts
         reason = f"{facts.world.reason}; restart {row} in a row without a new step: pausing before the next"
         base = _Decision(reason, facts.status, wakes=(pause,))
-        return _with_workers(facts, base, target_size(facts.spec))
+        return _with_workers(facts, base, wanted_indexes(facts))
     tie = tie_of(facts, choice.parent)
     found = select_members(facts, tie)
     worn = start_failure(facts) if not found.members else None
@@ -260,7 +258,7 @@ def _commit(facts: Facts, choice: Chosen) -> _Decision:
         incident = incidents.open_incident(facts.status.incidents)
         if incident is not None and incident.kind == "planned" and choice.parent is not None:
             step = choice.parent.step
-            reason = f"{facts.world.reason}; training goes on from step {step} once it has a place: {reason}"
+            reason = f"{facts.world.reason}; training continues from step {step} once enough workers run: {reason}"
         base = _Decision(reason, facts.status, wakes=(found.until_seconds,))
         return _waiting(facts, base, None if tie is None else tie.workers(facts.spec))
     status = committed(facts, choice, found.members)
@@ -279,7 +277,7 @@ def _waiting(facts: Facts, base: _Decision, tied: int | None) -> _Decision:
         events=(*base.events, *kept.events),
         wakes=(*base.wakes, due_seconds(facts, kept.scheduling)),
     )
-    return _with_workers(facts, base, 0 if kept.reason else target_size(facts.spec))
+    return _with_workers(facts, base, _NONE if kept.reason else wanted_indexes(facts))
 
 
 def _hindered(facts: Facts, reason: str) -> str:
@@ -311,7 +309,7 @@ def _or_begin(parent: Checkpoint | None) -> str:
 # ---- both ----------------------------------------------------------------------------------------------------------
 
 
-def _with_workers(facts: Facts, base: _Decision, wanted: int) -> _Decision:
+def _with_workers(facts: Facts, base: _Decision, wanted: frozenset[int]) -> _Decision:
     """The same decision, and what the workers need beside it."""
     tending: WorkerChanges = reconcile_workers(facts, wanted)
     return replace(

@@ -1,8 +1,7 @@
 """Reconciles workers: creates missing, replaces dead, deletes surplus ones.
 
-Pure. An attempt is counted in status before anything is created under it, so no attempt is ever used twice; a create
-that was refused is asked for again under its own. Members of a committed world are left alone here: losing one is a
-matter of the world, and that is decided first.
+Pure. An attempt is counted in status before it is created, so none is ever used twice; a refused create is retried
+under its own. Members of a committed world are not touched here: losing one changes the world, which is decided first.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from surefoot_operator.policy.facts import (
     node_lost,
     soonest,
     vacate_reason,
-    worker_id,
 )
+from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.spares import world_indexes
 
 SILENT_SECONDS = 0.5
 """An agent out of the world that is unheard for so much longer than its heartbeat allows is replaced, if there may be room."""
@@ -47,7 +47,7 @@ _LONGEST_DETAIL = 300
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanges:
-    """What to do, and which attempt comes next once it is counted."""
+    """Actions on workers, and the next attempt once they are counted."""
 
     actions: tuple[Action, ...]
     next_attempt: int
@@ -67,15 +67,18 @@ class _Place:
     until_seconds: float | None = None
 
 
-def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
-    """Plans one live worker for each index below `wanted`, and no other."""
+_WELL = _Place(())
+
+
+def reconcile_workers(facts: Facts, wanted: frozenset[int]) -> WorkerChanges:
+    """Plans one live worker for each wanted index, and no other."""
     members = _training(facts)
     avoided = _avoided(facts)
-    by_index: dict[int, list[WorkerSeen]] = {index: [] for index in range(wanted)}
+    by_index: dict[int, list[WorkerSeen]] = {index: [] for index in wanted}
     for worker in sorted(facts.seen.workers, key=lambda w: (w.index, w.attempt)):
         by_index.setdefault(worker.index, []).append(worker)
     blind = _observer_is_blind(facts)
-    places = {i: _place(facts, workers, members, blind, i < wanted) for i, workers in sorted(by_index.items())}
+    places = {i: _place(facts, workers, members, blind, i in wanted) for i, workers in sorted(by_index.items())}
     deletes = [d for place in places.values() for w in place.goes for d in _delete(facts, w)]
     attempt = _next_attempt(facts)
     taken = {member.index for member in members}
@@ -104,9 +107,10 @@ def reconcile_workers(facts: Facts, wanted: int) -> WorkerChanges:
 
 
 def start_failure(facts: Facts) -> str | None:
-    """Why a claimed epoch is given up: its workers end again and again before they can be members, or can never be made.
+    """Says why a claimed epoch is given up; None: it is not.
 
-    None: it is not given up. What is refused for now (a quota, a webhook that is down) is asked for without limit.
+    Its workers fail repeatedly before they can be members, or can never be created. What is refused for now (a quota, a
+    webhook that is down) is retried without limit.
     """
     if not any(w.phase in ("Pending", "Running") for w in facts.seen.workers):
         never = next((c for c in facts.seen.creates if c.lasting), None)
@@ -116,6 +120,7 @@ def start_failure(facts: Facts) -> str | None:
     known = [(w.index, w.attempt) for w in facts.seen.workers] + [(c.index, c.attempt) for c in facts.seen.creates]
     newest = dict(sorted(known))
     failed = [w for w in facts.seen.workers if w.attempt == newest[w.index] and ended_by_itself(facts, w)]
+    failed = [w for w in failed if w.index in world_indexes(facts)]
     if rounds < limit or not failed:
         return None  # or the last replacement has not had its chance
     return (
@@ -126,7 +131,7 @@ def start_failure(facts: Facts) -> str | None:
 def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
     """Decides whether a worker failed by itself before it was a member.
 
-    It was no member yet, and neither its node nor somebody who deleted it ended it: the next one may end so too.
+    Neither its node nor a deletion ended it, so its replacement may fail as well.
     """
     if worker_id(worker) in facts.members or announced_departure(facts, worker) or node_lost(facts, worker.node):
         return False
@@ -151,7 +156,7 @@ def could_not_start(worker: WorkerSeen) -> str:
 
 
 def never_trained(worker: WorkerSeen) -> str:
-    """What is said of one that ended by itself, as long as it was no member."""
+    """Describes a worker that failed before it was a member."""
     if worker.unstarted:
         return could_not_start(worker)
     said = worker.message.strip().splitlines()[-1:]  # the last line of a log is where a traceback names its cause
@@ -186,12 +191,19 @@ def _asked(facts: Facts) -> dict[int, CreateSeen]:
     return {c.index: c for c in waiting if c.attempt > there.get(c.index, 0)}
 
 
+def _member_of(workers: list[WorkerSeen], members: Collection[WorkerId]) -> WorkerSeen | None:
+    for worker in workers:
+        if worker_id(worker) in members:
+            return worker
+    return None
+
+
 def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId], blind: bool, wanted: bool) -> _Place:
-    member = next((w for w in workers if worker_id(w) in members), None)
+    member = _member_of(workers, members)
     if member is not None and wanted and (vacate_reason(facts, member.node) or departure_reason(facts, member)):
         return _beside(facts, workers, member)
     if member is not None:
-        return _Place(tuple(w for w in workers if w is not member))
+        return _Place(tuple(w for w in workers if w is not member)) if len(workers) > 1 else _WELL
     if not wanted:
         return _Place(tuple(workers))
     for worker in reversed(workers):

@@ -94,16 +94,22 @@ def carry_out_maintenance(
     drops: dict[HolderId, tuple[RankSave, ...]] = {}
     expires: list[float] = []
     promotions: dict[WorkerId, PromoteSave] = {}
+    copies: list[tuple[WorkerId, RepairSave]] = []
     for action in actions:
         if isinstance(action, DropSaves):
             drops[action.holder] = action.saves
             expires.append(action.expires_seconds)
         elif isinstance(action, PromoteSaves):
             promotions[action.worker] = PromoteSave(action.epoch, action.saves)
+        elif isinstance(action, CopySave):
+            copies.append((action.worker, RepairSave(0, action.epoch, action.save, action.source, action.target)))
         elif isinstance(action, SealHolder):
             _seal(dependencies, action)
         else:
             _ask(dependencies, action, seen)
+    if copies:
+        now = dependencies.clock()
+        _order(dependencies, lambda orders: order_book.repair(orders, copies, now))
     _order(dependencies, lambda orders: order_book.promote(orders, promotions))
     world = seen.status.world
     if drops and world is not None:
@@ -126,7 +132,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
 
 def _ask(
     dependencies: Dependencies,
-    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | CopySave | DropPersisted,
+    action: RetireWorkers | ListPersistentTier | LookAround | ProposeHold | DropPersisted,
     seen: Observed,
 ) -> None:
     now = dependencies.clock()
@@ -151,12 +157,6 @@ def _ask(
         hold = action
         _order(
             dependencies, lambda orders: order_book.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now)
-        )
-    elif isinstance(action, CopySave):
-        copy = action
-        _order(
-            dependencies,
-            lambda orders: order_book.repair(orders, copy.worker, copy.epoch, copy.save, copy.source, copy.target, now),
         )
     else:
         drop = action

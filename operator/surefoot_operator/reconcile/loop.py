@@ -34,6 +34,7 @@ from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintena
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.steady_parts import SteadyParts
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
 
@@ -59,6 +60,7 @@ class Reconciler:
         self.calls = WorkerCalls(dependencies.clock, self.wake)
         self._tier_failures = TierFailureEvents()
         self._ages = WorkerAges()
+        self._steady = SteadyParts()
         self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
         self._job_metrics = JobMetrics()
         self._desired: DesiredState | None = None
@@ -154,7 +156,7 @@ class Reconciler:
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
         dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
         self._follow(shown, shown.status)
-        seen = await observed(dependencies, shown, self._term_seconds, self.calls.seen())
+        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, self.calls.seen()))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         decided = plan(seen)
         check(decided, seen)

@@ -24,5 +24,5 @@ class WorkerAges:
         for worker in workers:
             created = min(worker.created_seconds, now) if known is None else known.get(worker.uid, now)
             self._first[worker.uid] = created
-            aged.append(replace(worker, created_seconds=created))
+            aged.append(worker if worker.created_seconds == created else replace(worker, created_seconds=created))
         return tuple(aged)

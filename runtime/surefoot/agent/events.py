@@ -1,7 +1,7 @@
 """Defines the events that reach an agent and the commands it decides.
 
-Plain values. `state_machine.advance` turns events into commands; the process makes the events and carries the commands out.
-Times are seconds of one monotonic clock, given by the process.
+Plain values. `state_machine.transition` turns events into commands; the process makes the events and carries the
+commands out. Times are seconds of one monotonic clock, given by the process.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from surefoot.protocol.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class WarmChanged:
-    """Whether trainers can be started at once: the zygote has its imports, or a cold start is all there will be."""
+    """Whether trainers can start at once: warm zygote, or only cold starts."""
 
     warm: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Welcomed:
-    """The coordinator accepted our hello; it may be another one than before, and knows nothing of what was said."""
+    """The coordinator accepted our hello; it may be a new one.
+
+    It knows nothing of what the former one was told.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,16 @@ class LevelAsked:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """Retire or a final refusal: stop trainers, drain what is staged, exit with this code."""
+    """Retire or a final refusal: stop trainers, drain, exit with this code."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
 class DepartureAsked:
-    """SIGTERM: as LeaveAsked, but the world may be left in order: trainers go on to the halt that is named now.
+    """SIGTERM: as LeaveAsked, but trainers may go on to a named halt.
 
-    Asking again changes nothing: a container's runtime may repeat the signal.
+    The world may be left in order. Asking again changes nothing: a container's runtime may repeat the signal.
     """
 
     exit_code: int
@@ -87,7 +90,10 @@ class StoreLost:
 
 @dataclass(frozen=True, slots=True)
 class TrainerExited:
-    """A trainer is dead and reaped. `rank` is global; `cause` and `secondary` name the first cause on this worker."""
+    """A trainer is reaped; `cause` is the first one on this worker.
+
+    `secondary`: it echoes another rank's death.
+    """
 
     epoch: int
     local: int
@@ -146,7 +152,7 @@ class TrainerRestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrainerClosed:
-    """The trainer said that it is done with the agent; it may take its time to exit."""
+    """A trainer closed its Checkpointer; it may take long to exit."""
 
     epoch: int
     local: int
@@ -154,14 +160,14 @@ class TrainerClosed:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Everything staged is drained, or was given up. `epoch` is the one that the flush was asked in."""
+    """All saves staged until the flush of `epoch` are drained or lost."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StacksTaken:
-    """Where the trainers of `epoch` stand, for people; or why that could not be had."""
+    """Describes where `epoch`'s trainers are, or why that is unknown."""
 
     epoch: int
     detail: str
@@ -227,14 +233,14 @@ class KillTrainers:
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
-    """Ask every trainer that still lives where it stands, then say StacksTaken(epoch), within a second or two."""
+    """Take living trainers' stacks, then report StacksTaken within a second or two."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To the coordinator; lost if the line is down (facts are said again on every Welcome)."""
+    """Sends to the coordinator; lost if disconnected (facts are sent again on every Welcome)."""
 
     message: FromAgent
 
@@ -256,7 +262,7 @@ class TellLevel:
 
 @dataclass(frozen=True, slots=True)
 class Retarget:
-    """Where saves go from now on."""
+    """Replaces the holders that saves go to."""
 
     holders: Holders
 

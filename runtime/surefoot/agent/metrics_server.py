@@ -1,7 +1,8 @@
 """Serves the worker's metrics and its trainers' over HTTP `/metrics`.
 
-Started by the shell where SUREFOOT_METRICS_PORT is set; runs in the agent's loop. Every series carries namespace, job
-and worker; nothing carries a rank or a pod's name. What cannot be served is said once, and the training goes on.
+Started by the agent process where SUREFOOT_METRICS_PORT is set; runs in the agent's loop. Every series carries
+namespace, job and worker; nothing carries a rank or a pod's name. What cannot be served is logged once, and the
+training goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FOLDER = "metrics"
 
 
 class AgentView(Protocol):
-    """What of the agent is shown beside what it counted."""
+    """Gives the agent's state and save progress to the metrics."""
 
     @property
     def state(self) -> AgentState: ...
@@ -106,7 +107,7 @@ class Exporter:
 
 
 def write_scrape_target(path: Path, host: str, port: int) -> Path:
-    """Writes where an exporter answers, for `file_sd_configs`: whole, so that nobody reads half of it."""
+    """Writes an exporter's address for `file_sd_configs`, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
     scratch.write_text(json.dumps([{"targets": [f"{host}:{port}"]}]), encoding="ascii")

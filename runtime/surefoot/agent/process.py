@@ -57,11 +57,11 @@ def _later(call: Callable[[], None]) -> None:
 
 
 class AgentProcess:
-    """One agent, from its start to its exit code."""
+    """Runs one agent, from its start to its exit code."""
 
     def __init__(self, settings: AgentSettings, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._settings = settings
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = secrets.token_hex(6)
         self.state = AgentState(step_timeout_seconds=settings.step_timeout_seconds)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = TaskSet(self._task_failed)
@@ -96,7 +96,7 @@ class AgentProcess:
         self._requests = CoordinatorRequests(settings.job, places, self._line.send)
 
     async def run(self) -> int:
-        """The agent's life; returns its exit code."""
+        """Runs the agent until it leaves; returns its exit code."""
         loop = asyncio.get_running_loop()
         become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -19,7 +19,7 @@ _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def own_scratch(environment: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
-    """The environment in which everything has a place to be written to; makes the folders."""
+    """Makes missing writable folders and returns the environment that names them."""
     _made("SUREFOOT_RUN_FOLDER", settings.run_folder)
     root = _made("SUREFOOT_SCRATCH_FOLDER", settings.scratch_folder)
     added = placed(environment, root, _writable, _named())
@@ -30,7 +30,10 @@ def own_scratch(environment: Mapping[str, str], settings: AgentSettings) -> dict
 
 
 def placed(environment: Mapping[str, str], root: Path, writable: Callable[[str], bool], named: bool) -> dict[str, str]:
-    """What is missing and where it goes. PURE; `named`: whether the system knows this user's name."""
+    """Names what is missing and where it goes.
+
+    PURE; `named`: whether the system knows this user's name.
+    """
     added: dict[str, str] = {}
     if not writable(environment.get("HOME", "/")):
         added["HOME"] = str(root / "home")

@@ -42,7 +42,10 @@ class LocalRank:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How long trainers of a worker that is to end go on: until `word_by`, and from the first word of a halt until `part_by`."""
+    """Until when a departing worker's trainers go on.
+
+    Until `word_by` for the announcement of a halt; from then on until `part_by`.
+    """
 
     word_by: float
     part_by: float
@@ -92,7 +95,7 @@ class AgentState:
 
     @property
     def running(self) -> int:
-        """The epoch that this agent carries out or has finished; 0 if its trainers were stopped for a newer one."""
+        """The epoch running or finished here; 0: stopped for a newer one."""
         return self.started if self.alive or self.started == self.claimed else 0
 
     @property
@@ -102,14 +105,14 @@ class AgentState:
 
     @property
     def progress(self) -> Progress:
-        """What all local ranks have told in the started epoch, and how they ended."""
+        """Merges all local ranks' progress in the started epoch."""
         told = of_worker([r.progress for r in self.ranks])
         ended = tuple(r.rank for r in self.ranks if r.code == 0)
         return replace(told, restored=self.restored, restored_from=self.restored_from, ended=ended)
 
     @property
     def stalled(self) -> bool:
-        """Whether the trainers stand still for no reason that is known here, so that where they stand is worth asking."""
+        """Whether the trainers stopped without a known reason: their stacks are wanted."""
         if not self.alive or any(r.held is not None or r.closed for r in self.ranks):
             return False
         if self.progress_at is None:

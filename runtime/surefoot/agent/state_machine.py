@@ -112,7 +112,7 @@ def _leave(state: AgentState, code: int) -> AgentState:
 
 
 def _exit_code(asked: int, state: AgentState) -> int:
-    """A trainer that failed by itself gives the worker its own code, so that a container says what went wrong."""
+    """The worker's exit code: that of a trainer that failed by itself, so that a container's status shows it."""
     own = next((r.code for r in state.ranks if r.code is not None and r.code > 0), None)
     return own if asked and own is not None else asked
 
@@ -230,7 +230,7 @@ def _tick(state: AgentState, at: float) -> Step:
 
 
 def _end(state: AgentState, word: Exited | None) -> Step:
-    """Kills the trainers that are left; if they stand still, asks first where, since nobody can afterwards."""
+    """Kills the remaining trainers; takes their stacks first if they are stalled, since nobody can afterwards."""
     if state.stalled:
         return replace(state, killing=True, exit_report=word), (on.TakeStacks(state.started),)
     after, said = (state, ()) if word is None else _fact(state, replace(word, detail=word.detail or state.stacks or ""))
@@ -249,7 +249,7 @@ def _told_where(state: AgentState, detail: str) -> Step:
 
 
 def _behind(state: AgentState) -> int:
-    """The one local rank that stands at an earlier step than all others here; −1 where none does: a tie tells nothing."""
+    """The one local rank at an earlier step than all others here; −1 in a tie, which proves nothing."""
     slow = [r.rank for r in state.ranks if r.step == state.step]
     return slow[0] if len(slow) == 1 < len(state.ranks) else -1
 
@@ -324,11 +324,11 @@ def _hold_answered(state: AgentState, mine: LocalRank, event: on.HoldAnswered) -
 
 
 def _with(state: AgentState, rank: LocalRank, **changes: object) -> AgentState:
-    """`life` with one rank changed."""
+    """The state with one rank changed."""
     changed = replace(rank, **changes)  # type: ignore[arg-type]  # field names are checked by replace itself
     return replace(state, ranks=tuple(changed if r.local == rank.local else r for r in state.ranks))
 
 
 def _fact(state: AgentState, fact: FromAgent) -> Step:
-    """Something that stays true for this epoch: said now, and again on every Welcome."""
+    """Sends what stays true for this epoch, now and again on every Welcome."""
     return replace(state, facts=(*state.facts, fact)), (on.Send(fact),)

@@ -1,7 +1,6 @@
 """Handles messages of attached trainers: makes events, gives memory, writes the ledger.
 
-Makes events of their words; decisions stay with `state_machine`. Built by the shell, which it stands in front of; runs on its
-loop.
+Decisions stay with `state_machine`. Built by the agent's `process`; runs on its loop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agent(Protocol):
-    """The shell, as far as it is needed here."""
+    """The agent process, as far as it is needed here."""
 
     incarnation: str
     state: AgentState
@@ -44,7 +43,7 @@ class Agent(Protocol):
 
 
 class TrainerSessionHandler:
-    """`admit` and `hear` are called by the trainer line, `slot_freed` by staging."""
+    """Handles trainers: the server calls `admit` and `hear`, staging calls `slot_freed`."""
 
     def __init__(self, agent: Agent, job: JobSettings, ledger: StepLedger) -> None:
         self._agent = agent
@@ -90,7 +89,7 @@ class TrainerSessionHandler:
         )
 
     def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:
-        """A word of an attached trainer; one of an older epoch says nothing any more."""
+        """Handles a trainer's message; ignores those of older epochs."""
         state, dispatch, epoch = self._agent.state, self._agent.dispatch, trainer.epoch
         local = next((r.local for r in state.ranks if r.rank == trainer.rank), None)
         if local is None or epoch != state.started:
@@ -128,7 +127,7 @@ class TrainerSessionHandler:
                 _log.warning("rank %d attached twice: ignored", trainer.rank)
 
     def slot_freed(self, local: int, slot: int, step: int, ok: bool) -> None:
-        """A drain ended: the trainer that has this memory now may write there again."""
+        """Tells the trainer that now has this memory of a free slot."""
         state = self._agent.state
         rank = next((r.rank for r in state.ranks if r.local == local), None)
         if rank is not None:

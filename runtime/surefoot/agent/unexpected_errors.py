@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class UnexpectedErrors:
-    """What happened so far, by the work that it cost."""
+    """Remembers which errors were logged, by the work that failed."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, type[Exception]]] = set()
 
     def record(self, work: str, error: Exception) -> str:
-        """Counts it, logs it if it is the first of its kind; returns one sentence. Called where it was caught."""
+        """Counts a caught error, logs the first of its kind, describes it."""
         metrics.fallbacks.labels(what="chore_failed").inc()
         if (work, type(error)) not in self._told:
             self._told.add((work, type(error)))

@@ -39,7 +39,7 @@ LIBRARY_PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LibraryOptions:
-    """What a script says where no agent does."""
+    """Holds a script's options for running without an agent."""
 
     folder: str | None = None
     interval_steps: int | None = None
@@ -72,7 +72,7 @@ class ConnectedBackend:
 def connect_backend(
     options: LibraryOptions, given: SaveBackend | None, environment: Mapping[str, str] = os.environ
 ) -> ConnectedBackend:
-    """The agent's link if there is an agent, else one of this process."""
+    """Connects to the agent, or without one starts an in-process backend."""
     if given is not None:
         return connect_agent(given, job_settings(environment), environment.get("SUREFOOT_NODE"))
     if "SUREFOOT_AGENT_SOCKET" in environment:
@@ -93,7 +93,10 @@ def connect_agent(link: SaveBackend, settings: JobSettings, node: str | None) ->
 
 
 def start_in_process(settings: JobSettings) -> ConnectedBackend:
-    """Claims an epoch with all ranks of this job and starts this rank's drain."""
+    """Claims an epoch with all ranks and starts this rank's drain.
+
+    Raises ConfigurationError where no folder is named.
+    """
     persistent = settings.persistent
     if persistent is None:
         raise ConfigurationError("no folder for checkpoints: give folder= or set SUREFOOT_PERSISTENT_URI")
@@ -131,10 +134,11 @@ def lineage_of(about: Attached) -> Lineage:
 
 
 def library_settings(options: LibraryOptions, environment: Mapping[str, str]) -> JobSettings:
-    """The script's options over the environment's; an interval means every save is kept in the folder.
+    """Overlays the script's options on the environment's settings.
 
-    Where neither names a folder it is one of the script's own, below the current one, and rank 0 says so: a first try
-    needs no setting, and two scripts do not take each other's checkpoints for theirs.
+    An interval applies to the folder too: every save is kept there. Where neither names a folder it is one of the
+    script's own, below the current one, and rank 0 logs it: a first try needs no setting, and two scripts do not
+    restore each other's checkpoints.
     """
     if options.folder is None and not environment.get("SUREFOOT_PERSISTENT_URI"):
         options = replace(options, folder=str(Path(_OWN_FOLDER, Path(sys.argv[0]).stem or "python")))

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    """Who began an epoch. `program`: the script's path; `began_at`: Unix seconds, for people."""
+    """Identifies the program that began an epoch.
+
+    `program` is the script's path; `began_at` are Unix seconds, for people.
+    """
 
     program: str = ""
     host: str = ""
@@ -40,7 +43,10 @@ class EpochWriter:
 
     @property
     def name(self) -> str:
-        """What two starts of one program have in common wherever it lies; a package's is that of its folder."""
+        """The script's file name, or the package's folder for `__main__.py`.
+
+        It stays the same when the program is started from another path.
+        """
         path = Path(self.program)
         return path.parent.name if path.name == "__main__.py" else path.name
 
@@ -51,19 +57,22 @@ class EpochWriter:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """One epoch, and who began it."""
+    """One epoch's lineage entry and the program that began it."""
 
     entry: LineageEntry
     writer: EpochWriter = EpochWriter()
 
 
 def write_record(tier: ObjectStoreTier, entry: LineageEntry, writer: EpochWriter | None = None) -> None:
-    """Says what a claimed epoch stands on."""
+    """Records a claimed epoch's parent and its program."""
     tier.epochs.record(entry.epoch, _text(EpochRecord(entry, writer or EpochWriter.here())))
 
 
 def parse_records(copies: Mapping[int, Sequence[str]]) -> dict[int, EpochRecord | None]:
-    """What each epoch recorded, from a copy that is good; None where none is. Damage is told."""
+    """Parses each epoch's record from its first good copy, else None.
+
+    Damaged copies are logged.
+    """
     found = {}
     for epoch, texts in copies.items():
         good = [known for text in texts if (known := _read(text)) is not None and known.entry.epoch == epoch]
@@ -74,7 +83,10 @@ def parse_records(copies: Mapping[int, Sequence[str]]) -> dict[int, EpochRecord 
 
 
 def warn_of_other_program(place: str, records: Mapping[int, EpochRecord | None], writer: EpochWriter) -> None:
-    """Where the last start was another program's: who it was, and what to do if this is another training."""
+    """Logs a warning if another program began the last epoch.
+
+    Two trainings in one folder would remove each other's checkpoints.
+    """
     known = [records[epoch] for epoch in sorted(records) if records[epoch] is not None]
     last = known[-1].writer if known and known[-1] is not None else None
     if last is not None and last.name and writer.name and last.name != writer.name:
@@ -95,7 +107,7 @@ def _text(known: EpochRecord) -> str:
 
 
 def _read(text: str) -> EpochRecord | None:
-    """None where it is damaged. One without a checksum was written by an earlier version."""
+    """Parses a record; None if it is damaged. One without a checksum was written by an earlier version."""
     try:
         body = json.loads(text)
         checksum = body.pop("crc32", None)

@@ -14,9 +14,9 @@ from typing import Any
 
 
 def call_at_exit(handler: Callable[[], None]) -> None:
-    """Calls `handler`, a method, once threads are to end and again with `atexit`; it must bear being called twice.
+    """Calls a method before threads are joined at exit, and from `atexit`.
 
-    Its object is not kept alive by the first.
+    The handler must tolerate two calls. The first registration holds only a weak reference to its object.
     """
     atexit.register(handler)
     weak: weakref.WeakMethod[Any] = weakref.WeakMethod(handler)

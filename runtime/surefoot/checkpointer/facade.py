@@ -41,8 +41,6 @@ HOLD_SLOT_SECONDS = 30.0
 """How long a save that must happen (a held step, `save_now`, the last one) waits for a slot to become free."""
 
 CLOSE_SECONDS = 120.0
-PASSES_SECONDS = 1.0
-"""So often passes over the data are reckoned: a stream of many lanes takes a while."""
 """How long `close` waits for what is staged to reach its tiers."""
 
 
@@ -106,8 +104,7 @@ class Checkpointer:
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named)
         self._step = 0
-        self._since = self._reckon_at = time.perf_counter()
-        self._passes: float | None = None
+        self._since = time.perf_counter()
         self._saved_before = False
         self._losses = LossCheck(self._link)
         self._stepped = False
@@ -184,7 +181,7 @@ class Checkpointer:
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Around a draw from the global generators that belongs to the next step, though this one has not ended.
+        """Marks a draw of random numbers that belongs to the next step.
 
         The step is saved with the generators as they were when the last such block of it began: a script that draws its
         next batch early draws the same one again after a restart.
@@ -196,7 +193,9 @@ class Checkpointer:
         """Saves the last step on this rank, whether due or not.
 
         Call it on every rank, behind `step` and before the next batch. Weights exchanged for good follow it.
-        Returns False if it failed, or came too late: what is no longer the state of that step is not saved.
+
+        Returns:
+            False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
         self._refuse_in_child("save_now")
         return self._may_save() and self._save_for_certain()
@@ -211,12 +210,12 @@ class Checkpointer:
         self._saver.join()
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that could be restored now, as the tiers say; None if there is none."""
+        """The newest checkpoint that can be restored now, or None."""
         found = self.list()
         return found[-1] if found else None
 
     def list(self) -> list[Checkpoint]:
-        """Every checkpoint that could be restored now, oldest first."""
+        """Lists the checkpoints that can be restored now, oldest first."""
         return restoring.restorable(self._connected)
 
     def load_weights(
@@ -228,7 +227,7 @@ class Checkpointer:
         strict: bool = True,
         convert_dtypes: bool = False,
     ) -> int:
-        """Reads only the weights of the object once saved as `name` into `model`.
+        """Reads one object's weights, saved as `name`, into `model`.
 
         Args:
             model: whose parameters and buffers are filled; `name` is what it was saved as.
@@ -251,7 +250,7 @@ class Checkpointer:
         return found[-1].step
 
     def close(self) -> None:
-        """Saves the last step unless another has begun, waits until its tiers have it, and detaches."""
+        """Saves the last step unless another has begun, flushes and detaches."""
         if self._closed:
             return
         self._saver.wait()
@@ -280,7 +279,7 @@ class Checkpointer:
         return parent.step if parent else 0
 
     def disown(self) -> None:
-        """In a forked child, which is no rank: what the parent has is the parent's, and closing it here closes nothing."""
+        """Disables this object in a forked child: the parent owns its resources."""
         self._disowned = self._closed = True
         atexit.unregister(self._at_exit)
         self._link.disown()
@@ -308,7 +307,7 @@ class Checkpointer:
             )
 
     def _may_save(self) -> bool:
-        """Whether the state is that of the last finished step; says so if it no longer is."""
+        """Returns whether the state is still that of the last finished step; logs if it is not."""
         since = self._guard.changed_by()
         if since is None and self._saver.dropped_step == self._step:
             since = "its tensors have changed"
@@ -329,7 +328,7 @@ class Checkpointer:
             metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _stall_of_last_save(self) -> float | None:
-        """What the save of the step before cost: inside the call, and before the optimizer step that followed."""
+        """Takes the stall of the last save: inside the call, and before the optimizer step that followed."""
         stall, self._saver.stall_seconds = self._saver.stall_seconds, 0.0
         saved, self._saved_before = self._saved_before, False
         if not saved:
@@ -353,8 +352,6 @@ class Checkpointer:
 
     def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
         now = time.perf_counter()
-        if now >= self._reckon_at:
-            self._passes, self._reckon_at = self._guard.passes(), now + PASSES_SECONDS
         progress = Progress(
             step=self._step,
             loss=loss,
@@ -363,7 +360,7 @@ class Checkpointer:
             stall_seconds=stall,
             settled=Settled(self._saver.settled(self._step)),
             loss_is_finite=None if loss is None else math.isfinite(loss),
-            passes=self._passes,
+            passes=self._guard.passes(now),
             step_samples=self._guard.step_samples,
         )
         self._link.stepped(Stepped(progress, self._guard.consumed, skipped))

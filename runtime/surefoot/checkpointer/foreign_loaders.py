@@ -17,7 +17,10 @@ _DEEPEST = 32
 
 
 def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) -> None:
-    """Raises ConfigurationError for a loader that shuffles in a buffer of more than one row, unless `anew` names it."""
+    """Raises ConfigurationError for a loader with a shuffle buffer.
+
+    One that `anew` names, or that buffers a single row, is allowed.
+    """
     for name, subject in objects.items():
         rows = 0 if name in anew else buffered_rows(subject)
         if rows > 1:
@@ -30,7 +33,7 @@ def refuse_shuffle_buffers(objects: Mapping[str, Any], anew: Collection[str]) ->
 
 
 def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
-    """Of the largest Hugging Face shuffle buffer beneath it; 0 where it does not shuffle."""
+    """Rows of the largest Hugging Face shuffle buffer beneath; 0: none."""
     found = 0
     if "BufferShuffled" in type(subject).__name__:
         size = getattr(subject, "buffer_size", 0)
@@ -45,13 +48,13 @@ def buffered_rows(subject: Any, deepest: int = _DEEPEST) -> int:
 
 
 class PrefetchCheck:
-    """Loaders that count what they hand out: torchdata's. Looked at once, when a job's first step ends."""
+    """Checks torchdata's loaders for prefetched batches once, after a job's first step."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._loaders = {n: o for n, o in objects.items() if type(o).__module__.startswith("torchdata.")}
 
     def first_step_ends(self) -> None:
-        """Raises ConfigurationError where more batches were taken than one step is said to train on."""
+        """Raises ConfigurationError where more batches were taken than a step uses."""
         for name, loader in self._loaders.items():
             taken = getattr(getattr(loader, "_iterator", None), "_num_yielded", None)
             said = getattr(loader, "batches_per_step", 1)

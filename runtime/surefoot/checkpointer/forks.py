@@ -13,10 +13,13 @@ from typing import Protocol
 
 
 class Inherited(Protocol):
-    """What a child is born with and must not use."""
+    """An object that a forked child inherits and must not use."""
 
     def disown(self) -> None:
-        """In the child, right behind the fork: lets go without a word, takes no lock and joins no thread."""
+        """Releases the parent's objects in the child, right after the fork.
+
+        Sends nothing, takes no lock and joins no thread: the parent's threads do not exist here.
+        """
         ...
 
 
@@ -24,7 +27,7 @@ _watched: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def watch(owner: Inherited) -> None:
-    """From now on `owner` is disowned in whatever this process forks."""
+    """Disowns `owner` in every process that is forked from now on."""
     _watched.add(owner)
 
 

@@ -35,7 +35,7 @@ class ShareReads:
 
 
 class RestorePeers:
-    """All ranks that restore together, at one restore."""
+    """All ranks that restore together, in one restore."""
 
     def __init__(self, rank: int, store: Any, name: str, options: ShareReads) -> None:
         self.rank, self.options = rank, options
@@ -48,7 +48,10 @@ class RestorePeers:
 
 
 def restore_peers(about: Attached, options: ShareReads) -> RestorePeers | None:
-    """None where there is no process group of just this epoch's ranks, or no gloo: then each rank reads alone."""
+    """The peers to exchange reads with; None: each rank reads alone.
+
+    That is so without gloo, and without a process group of exactly this epoch's ranks.
+    """
     global _turns
     if about.world == 1 or "torch.distributed" not in sys.modules:
         return None
@@ -75,7 +78,10 @@ class GlooPeers:
         self._calls = 0
 
     def cards(self, mine: str) -> list[str]:
-        """A member that gave up waiting withdraws its card, so that one that comes later need not wait for it."""
+        """Publishes this member's card and waits for the others'.
+
+        A member that times out withdraws its card, so that one that comes later does not wait for it.
+        """
         keys = [f"{self._name}/{rank}" for rank in self.members]
         try:
             self._store.set(keys[self.me], mine)

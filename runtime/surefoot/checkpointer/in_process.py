@@ -30,9 +30,12 @@ PERSISTENT = HolderId("persistent", "")
 
 @dataclass(frozen=True, slots=True)
 class InProcessTargets:
-    """Where saves go: the first `replicas` of `targets` must take each; `open_tier` gives a thread its connection.
+    """Names the targets of saves and opens their tiers.
 
-    `retention` removes older checkpoints after saves (rank 0 has one; nobody else deletes).
+    Args:
+        targets: where saves go; the first `replicas` of them must take each.
+        open_tier: gives a thread its own connection.
+        retention: removes older checkpoints after saves; rank 0 alone has one.
     """
 
     targets: tuple[HolderId, ...]
@@ -57,7 +60,7 @@ class InProcessBackend:
         """Steps whose saves were given up."""
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
-        """Anonymous memory, every page touched now so that no save pays for it."""
+        """Allocates anonymous memory and touches every page now, not in a save."""
         if self._memory is None or self._slot_bytes < slot_bytes:
             self._end_drain(60.0)
             self._slot_bytes = -(-max(1, slot_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -68,7 +71,7 @@ class InProcessBackend:
         return memoryview(self._memory), SLOTS, self._slot_bytes
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, Never]:
-        """Nothing outlives this process."""
+        """Finds none: this memory ends with its process."""
         return {}
 
     def free_slot(self, wait_seconds: float) -> int | None:
@@ -87,13 +90,13 @@ class InProcessBackend:
         self._drain.stage(message.slot, sealed, message.layout_json)
 
     def stepped(self, message: Stepped) -> None:
-        """Nobody asks here."""
+        """Does nothing: no agent follows the progress."""
 
     def held_at(self, step: int) -> bool:
         return False
 
     def wait_while_held(self, step: int) -> None:
-        """Nobody holds here."""
+        """Does nothing: without a coordinator nothing pauses a world."""
 
     def level(self) -> int:
         return 0
@@ -117,7 +120,7 @@ class InProcessBackend:
             self._targets.retention.close()
 
     def disown(self) -> None:
-        """The drain's threads are the parent's alone, and its tiers are closed there."""
+        """Does nothing: drain threads and tiers belong to the parent process."""
 
     def _start_drain(self, arena: DrainArena) -> Drain:
         watcher = DrainWatcher(self._freed, self._saved, self.say)

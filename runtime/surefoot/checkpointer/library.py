@@ -40,7 +40,10 @@ _MOST_TOLD = 5
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an epoch begins with: the whole lineage, whose last entry is its own, and what must not be removed."""
+    """Holds the lineage an epoch begins with and the checkpoints to keep.
+
+    The lineage's last entry is the epoch's own.
+    """
 
     lineage: Lineage
     spared: frozenset[Checkpoint] = frozenset()
@@ -52,16 +55,17 @@ class Decision:
 
     @classmethod
     def from_text(cls, text: str) -> Decision:
-        """Of this process' own making: read by the other ranks."""
+        """Parses the decision that rank 0 shared."""
         body = json.loads(text)
         entries = tuple(LineageEntry(e, Checkpoint(*p) if p else None, n) for e, p, n in body["lineage"])
         return cls(entries, frozenset(Checkpoint(*c) for c in body["spared"]))
 
 
 def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = None) -> str:
-    """Claims the next epoch, chooses its restore point, records both; returns the decision for every rank.
+    """Claims the next epoch, chooses its restore point and records both.
 
-    Raises Unreadable where checkpoints were saved and none can be restored: nothing is written then, nor removed.
+    Returns the decision as text for every rank. Raises Unreadable where checkpoints were saved and none can be
+    restored; nothing is written or removed then.
     """
     writer = writer or EpochWriter.here()
     found = _look(tier)
@@ -74,9 +78,9 @@ def claim(tier: ObjectStoreTier, world_size: int, writer: EpochWriter | None = N
 
 
 def choose_again(tier: ObjectStoreTier, decision: Decision, bad: Mapping[Checkpoint, str]) -> str:
-    """Once a checkpoint turned out to be unreadable: the next older one, for every rank, recorded for the same epoch.
+    """Chooses the next older restore point after one proved unreadable.
 
-    Raises Unreadable where there is none.
+    It is recorded for the same epoch, for every rank. Raises Unreadable where there is none.
     """
     own = decision.lineage[-1]
     found = _look(tier, before=own.epoch)
@@ -114,7 +118,7 @@ def attached(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """One look at the job's folder."""
+    """Holds one reading of the job's folder."""
 
     place: str
     lineage: Lineage
@@ -130,7 +134,7 @@ class _Found:
 
 
 def _look(tier: ObjectStoreTier, before: int | None = None) -> _Found:
-    """What is there and what of it counts. `before`: as it was when that epoch was claimed."""
+    """Reads the folder and selects what counts. `before`: as it was when that epoch was claimed."""
     surveyed = survey(tier)
     if before is not None:
         kept = tuple(c for c in surveyed.seen if c.epoch < before)
@@ -173,7 +177,7 @@ def _complete(surveyed: Survey, lineage: Lineage, covers: Covers) -> list[Checkp
 def _chosen(
     found: _Found, bad: frozenset[Checkpoint], why: Mapping[Checkpoint, str] | None = None
 ) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
-    """The newest complete checkpoint that is not bad; what was passed over for it is told by name."""
+    """The newest complete checkpoint that is not bad; those passed over are logged by name."""
     told = {**found.told, **(why or {})}
     spared = frozenset(found.unsure) | bad
     parent = newest(c for c in found.complete if c not in bad)
@@ -189,7 +193,7 @@ def _chosen(
 
 
 def _nothing(found: _Found, told: Mapping[Checkpoint, str]) -> str:
-    """What was there, why none of it can be restored, and what a person can do."""
+    """Describes what was there, why none of it can be restored, and what a person can do."""
     newest_first = sorted(told, key=lambda c: (c.step, c.epoch), reverse=True)
     listed = "; ".join(f"{checkpoint}: {told[checkpoint]}" for checkpoint in newest_first[:_MOST_TOLD])
     more = f"; and {len(newest_first) - _MOST_TOLD} more" if len(newest_first) > _MOST_TOLD else ""

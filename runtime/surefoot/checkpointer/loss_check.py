@@ -1,4 +1,4 @@
-"""Tells of losses that are no number any more.
+"""Detects losses that are not finite and reports them.
 
 Used by `facade`. A run whose loss is NaN goes on for days, and its checkpoints push out the last good one.
 """
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class LossCheck:
-    """Counts each loss that is no number, and says the first of a row once, on rank 0."""
+    """Counts losses that are not finite; rank 0 reports the first."""
 
     def __init__(self, backend: SaveBackend) -> None:
         self._backend = backend

@@ -15,7 +15,7 @@ from surefoot.errors import ConfigurationError
 
 
 class Stateful(Protocol):
-    """A module, an optimizer, a scheduler, a loader, or an object of one's own: what gives its state, and takes it."""
+    """Gives and takes its state: modules, optimizers, schedulers, loaders, own objects."""
 
     def state_dict(self) -> Any: ...
 
@@ -23,9 +23,10 @@ class Stateful(Protocol):
 
 
 def stateful_objects(objects: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """The objects to save by name, out of wrappers that have no state of their own.
+    """Validates the objects to save and removes wrappers without state.
 
-    Raises ConfigurationError for what has no state, which a mistyped option looks like, and for a name that cannot be.
+    Raises ConfigurationError for a name that is no identifier, and for an object without state, which a mistyped option
+    is.
     """
     found = {}
     for name, subject in objects.items():

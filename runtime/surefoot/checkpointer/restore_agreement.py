@@ -22,7 +22,10 @@ Again = Callable[[dict[Checkpoint, str]], str]
 
 
 class RestoreAgreement:
-    """One rank's part in it. `moved` is told each new decision before this rank reads on."""
+    """Takes one rank's part in the agreement.
+
+    `moved` receives each new decision before this rank reads again.
+    """
 
     def __init__(
         self, world: ProcessWorld, decision: Decision, again: Again, moved: Callable[[Decision], None]
@@ -31,7 +34,10 @@ class RestoreAgreement:
         self._bad: dict[Checkpoint, str] = {}
 
     def agree(self, problem: Unreadable | None) -> bool:
-        """Whether every rank has read the checkpoint; where not, all read another. Raises where there is no other."""
+        """Returns whether every rank read the checkpoint; if not, moves to another.
+
+        Raises Unreadable where no older checkpoint is good.
+        """
         parent = self._decision.lineage[-1].parent
         assert parent is not None, "only what was restored is agreed on"
         said = f"?{problem}" if problem is not None else ""
@@ -46,7 +52,7 @@ class RestoreAgreement:
         return False
 
     def withdraw(self, error: BaseException) -> None:
-        """This rank ends by an error of its own: the others end too, instead of waiting for it."""
+        """Fails the agreement after this rank's own error, so nobody waits."""
         withdraw(self._world, f"{type(error).__name__}: {error}")
 
     def _decided(self, parent: Checkpoint, said: list[str]) -> str:

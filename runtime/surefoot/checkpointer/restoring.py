@@ -51,9 +51,10 @@ DECISION_SECONDS = 60.0
 
 
 def restore(program: Program, connected: ConnectedBackend, share: ShareReads | None = None, fit: Fit = EXACTLY) -> int:
-    """Fills the program from the epoch's restore point; the number of finished steps. `share`: read with others.
+    """Fills the program from the epoch's restore point; returns finished steps.
 
-    Without an agent a checkpoint that cannot be read gives way to the next older one, on all ranks alike.
+    `share`: exchange common reads with other ranks. Without an agent an unreadable checkpoint gives way to the next
+    older one, on all ranks alike.
     """
     link, together = connected.link, connected.agreement
     while (parent := link.attached.parent) is not None:
@@ -107,7 +108,8 @@ def _restore_from(
 
 
 def _divide(program: Program, reader: CheckpointReader, link: SaveBackend) -> None:
-    """What was each rank's own, in a world of another size: divided, begun anew where that was allowed, or refused."""
+    """Divides each rank's own state in a world of another size, or begins it anew where that was allowed, or
+    refuses."""
 
     def states_of(name: str) -> list[Any]:
         return [read_values(reader.values(rank))["parts"][name] for rank in range(reader.world)]
@@ -134,7 +136,7 @@ def _collector_paused() -> Iterator[None]:
 def load_weights(
     connected: ConnectedBackend, checkpoint: Checkpoint, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
 ) -> None:
-    """Fills the parameters and buffers of `model` from what was saved as `name`."""
+    """Fills a model's parameters and buffers from what was saved as `name`."""
     about = connected.link.attached
     program = Program({name: model}, (about.rank, about.world))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
@@ -145,17 +147,17 @@ def load_weights(
 
 
 def restorable(connected: ConnectedBackend) -> list[Checkpoint]:
-    """Complete checkpoints on the lineage, oldest first; the first may be the older job's that this epoch began from."""
+    """Lists complete checkpoints oldest first, led by an older job's parent."""
     lineage, about = connected.lineage(), connected.link.attached
-    found = read_catalogue(connected.sources).checkpoints()
-    own = [f.checkpoint for f in found if f.complete and on_lineage(lineage, f.checkpoint, about.epoch)]
+    complete = read_catalogue(connected.sources).complete()
+    own = [checkpoint for checkpoint in complete if on_lineage(lineage, checkpoint, about.epoch)]
     return [about.parent, *own] if about.parent is not None and about.parent.imported else own
 
 
 def _prepare(
     program: Program, reader: CheckpointReader, values: tuple[Values, Values | None], rank: int, fit: Fit
 ) -> list[str]:
-    """Makes room for what the checkpoint has; looks at every rank's layout before it says that something is missing."""
+    """Builds targets for what the checkpoint has; reads every rank's layout before it reports something missing."""
     mine = rank if values[1] is not None else reader.world
     if fit != EXACTLY:
         return program.prepare(*values, saved_tensors(reader, mine, every=True), fit)
@@ -166,7 +168,8 @@ def _prepare(
 
 
 def _say_differences(link: SaveBackend, told: list[str]) -> None:
-    """Each in the log; to people the first few, so that a model under another name does not drown what else is said."""
+    """Logs each difference and notifies people of the first few, so that a model under another name does not drown the
+    rest."""
     for sentence in told:
         _log.warning("%s", sentence)
         metrics.fallbacks.labels("restored_differently").inc()
@@ -177,7 +180,7 @@ def _say_differences(link: SaveBackend, told: list[str]) -> None:
 
 
 def saved_tensors(reader: CheckpointReader, own: int, every: bool = False) -> dict[str, Saved]:
-    """The tensors of a checkpoint, and those that rank `own` of it kept to itself."""
+    """Describes a checkpoint's tensors, with those local to rank `own`."""
     found = reader.layouts.tensors(own, every)
     return {name: Saved(tensor.dtype, tensor.shape) for name, tensor in found.items()}
 

@@ -34,7 +34,7 @@ Result = Literal["staged", "skipped", "failed"]
 
 
 class State(Protocol):
-    """What a save needs of the program."""
+    """Gives a save the entries and values of the program."""
 
     def entries(self) -> list[Entry]: ...
 
@@ -67,7 +67,7 @@ class Saver:
         """Time that saves held the training up, since somebody last set it to nought."""
 
     def prepare(self) -> None:
-        """Plans saves and gets the staging memory (allocated and touched) before the first needs it, beside the training."""
+        """Plans saves and allocates staging memory in background, before the first save."""
         self._join_preparation()
         entries = self._program.entries()
         if self._plan is not None and self._plan is self._ready_for and self._are_planned(entries):
@@ -77,7 +77,10 @@ class Saver:
         self._preparing.start()
 
     def save(self, step: int, wait_seconds: float) -> Result:
-        """Begins the save of `step`: eager copies are done when this returns, lazy ones go on behind."""
+        """Begins the save of `step`: eager copies finish here, lazy ones later.
+
+        Only StateNotRestorable is raised; every other failure is counted and logged, and the training goes on.
+        """
         begun = time.perf_counter()
         try:
             return self._save(step, wait_seconds, begun)
@@ -93,17 +96,20 @@ class Saver:
             self._count_stall(begun)
 
     def settled(self, step: int) -> int:
-        """While the program is at `step`: the newest step of which no save can be handed over any more."""
+        """The newest step that no save can be handed over for.
+
+        `step` is where the program is now.
+        """
         return (self._begun_step if self._stager.busy else step) - 1
 
     def join(self) -> None:
-        """Called before an optimizer changes what is being copied."""
+        """Finishes the copies before an optimizer changes their tensors."""
         begun = time.perf_counter()
         self._stager.join()
         self._count_stall(begun)
 
     def wait(self) -> None:
-        """Returns when the save under way is sealed and handed over, or has failed."""
+        """Waits until the current save is sealed and handed over, or fails."""
         self._stager.wait()
 
     def close(self) -> None:
@@ -232,7 +238,7 @@ class Saver:
             _log.exception("nobody could be told that the save of step %d failed", step)
 
     def _report_refusal(self, refusal: StagingRefused) -> None:
-        """Every due save asks again; the log says it once."""
+        """Counts a refusal and logs the first: every due save asks again."""
         metrics.checkpoint_failures.labels(tier="staging", reason="memory").inc()
         if not self._refused:
             self._refused = True
@@ -243,7 +249,7 @@ class Saver:
 
 
 def described(error: Exception) -> str:
-    """What went wrong, in words of its own: only memory that is not there is called so."""
+    """Describes an error for people; missing memory is named as such."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC)):
         return f"no staging memory: {error}"
     return f"{type(error).__name__}: {error}"

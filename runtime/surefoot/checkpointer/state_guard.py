@@ -6,6 +6,7 @@ twice, or buffers be those of a step that never ended. Asked by `facade` at each
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +16,15 @@ from surefoot.checkpointer.foreign_loaders import PrefetchCheck
 Samples = tuple[tuple[int, int], ...]
 """Positions [start, stop) of the global order, one pair for each batch."""
 
+PASSES_SECONDS = 1.0
+"""So often passes over the data are reckoned: a stream of many lanes takes a while."""
+
 
 class StateGuard:
-    """Of one program. Loaders that can count by steps are told to; what `loader` consumed is what is reported."""
+    """Compares loaders and optimizers with where the last step left them.
+
+    Loaders that can count by steps are switched to it.
+    """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._loaders = {name: o for name, o in objects.items() if callable(getattr(o, "count_by_step", None))}
@@ -31,15 +38,20 @@ class StateGuard:
         """What this rank's share of the last step was; None if the program has no `loader` that tells."""
         self.step_samples: int | None = None
         """How many samples that share had; None likewise."""
+        self._passes: float | None = None
+        self._reckon_at = -math.inf
 
     def restored(self, step: int) -> None:
-        """The state is that of a step that ended in another process; 0: of none."""
+        """Takes the present state for that of a restored step; 0: none."""
         if step > 0:
             self._foreign = None
         self._optimizing, self._at_step = False, self._handed_out()
 
     def step_ends(self) -> None:
-        """The state is that of the step that ends here. Raises ConfigurationError where its batches are uncertain."""
+        """Takes the present state for that of the step that ends here.
+
+        Raises ConfigurationError where it is uncertain which batches the step used.
+        """
         if self._foreign is not None:
             self._foreign.first_step_ends()
             self._foreign = None
@@ -48,19 +60,24 @@ class StateGuard:
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
         self._optimizing, self._at_step = False, self._handed_out()
 
-    def passes(self) -> float | None:
-        """Passes over the data, of the source furthest behind; None if the program has no `loader` that tells."""
+    def passes(self, now: float) -> float | None:
+        """Passes over the data of the source furthest behind; None: unknown.
+
+        Reckoned again every `PASSES_SECONDS`.
+        """
         told = getattr(self._loaders.get("loader"), "passes", None)
-        return min(told(), default=None) if callable(told) else None
+        if callable(told) and now >= self._reckon_at:
+            self._passes, self._reckon_at = min(told(), default=None), now + PASSES_SECONDS
+        return self._passes
 
     def optimizer_begins(self) -> None:
         """Tensors change from here on."""
         self._optimizing = True
 
     def changed_by(self) -> str | None:
-        """What has happened since the last step was finished; None while its state stands.
+        """Names what changed the state since the last step; None: nothing.
 
-        Where no loader tells what it handed out, an exception that is being handled is taken to have come within a step.
+        Where no loader counts what it hands out, an exception being handled is taken to have come within a step.
         """
         if self._optimizing:
             return "an optimizer has begun"

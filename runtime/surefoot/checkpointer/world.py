@@ -31,7 +31,10 @@ class ProcessWorld:
 
 
 def current_world() -> ProcessWorld:
-    """From the process group; a launcher's environment without a process group is refused."""
+    """Finds rank and world size from the process group.
+
+    Raises ConfigurationError for a launcher's environment without a process group.
+    """
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
@@ -48,7 +51,10 @@ def current_world() -> ProcessWorld:
 
 
 def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
-    """What rank 0 decides, on every rank; an error of rank 0 is raised on every rank."""
+    """Decides on rank 0 and shares the result with every rank.
+
+    An error of rank 0 is raised on every rank.
+    """
     global _turn
     if world.size == 1:
         return decide()
@@ -69,7 +75,7 @@ def decide_once(world: ProcessWorld, decide: Callable[[], str]) -> str:
 
 
 def decide_together(world: ProcessWorld, said: str, decide: Callable[[list[str]], str]) -> str:
-    """As `decide_once`, from what every rank has said about it."""
+    """Decides on rank 0 from all ranks' messages; else as `decide_once`."""
     if world.size == 1:
         return decide([said])
     turn = _turn + 1
@@ -83,7 +89,7 @@ def decide_together(world: ProcessWorld, said: str, decide: Callable[[list[str]]
 
 
 def withdraw(world: ProcessWorld, said: str) -> None:
-    """This rank takes no part in the decision that comes next, and says why, so that nobody waits for it."""
+    """Withdraws this rank from the next decision, so nobody waits for it."""
     global _turn
     if world.size > 1:
         _turn += 1

@@ -1,4 +1,8 @@
-"""Training data: the elastic order, loader and stream over it, sources, and what of batches was trained on."""
+"""`surefoot.data` supplies samples once a pass, at any world size.
+
+The elastic order, loader, sampler and stream over it, sources, and which batches were trained on. A state of iterators,
+one for each rank, would lose or repeat samples when ranks come and go.
+"""
 
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import ElasticLoader as ElasticLoader

@@ -1,9 +1,9 @@
-"""Which of the batches that a loader handed out were trained on. Pure; counts batches, knows nothing of data.
+"""`Consumption` counts which of a loader's batches were trained on.
 
-A prefetcher asks for batches that no step has used yet, and a step that accumulates gradients uses several: the count
-alone does not tell one from the other. Taken for consumed, what was fetched ahead is lost at each restart; taken for
-fetched ahead, what was accumulated is trained on twice. So how many are fetched ahead is learned once, at the first
-step, where it is certain or was said; anything else is refused there, before there is something to lose.
+A prefetcher takes batches that no step has used yet; gradient accumulation uses several in one step. The count alone
+does not tell one from the other. Prefetched batches taken for consumed are lost at each restart; accumulated ones taken
+for prefetched are trained on twice. So the number fetched ahead is learned once, at the first step, where it is certain
+or was given; an uncertain one is refused there, before there is progress to lose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from surefoot.errors import ConfigurationError
 
 
 class Consumption:
-    """Of one loader. Batches are numbered from where its state was last loaded."""
+    """`Consumption` tracks the batches of one loader.
+
+    Batches are numbered from the position at which the loader's state was last loaded.
+
+    Args:
+        batches_per_step: batches that one training step consumes; None where the script did not say.
+
+    Raises:
+        ConfigurationError: `batches_per_step` is below 1.
+    """
 
     def __init__(self, batches_per_step: int | None = None) -> None:
         if batches_per_step is not None and batches_per_step < 1:
@@ -34,29 +43,41 @@ class Consumption:
         self.handed_out = 0
         """Batches handed out in all, also those that were handed out again."""
 
+    @property
+    def by_step(self) -> bool:
+        """Whether `step_ends` decides what was consumed."""
+        return self._by_step
+
     def count_by_step(self) -> None:
-        """From here on `step_ends` says what was consumed; without it, whatever was handed out is."""
+        """Makes `step_ends` decide what was consumed, from here on.
+
+        Without it every batch handed out counts as consumed.
+        """
         self._by_step = True
         self.forget()
 
     def forget(self) -> None:
-        """Another state was loaded: what was handed out before belongs to what is past."""
+        """Resets all counts but `handed_out`, because another state was loaded.
+
+        Kept, batches handed out before a restore would count as steps of the restored run.
+        """
         self._ahead, self._iterators, self._over = None, 0, False
         self._takers.clear()
         self._next = self._told = self.consumed = 0
 
     def begin(self) -> int:
-        """The number of the first batch of a new iterator.
+        """Starts a new iterator and returns the number of its first batch.
 
-        What was fetched ahead is handed out again. While nobody knows whether anything was, it goes on behind what was
-        handed out: a script that makes an iterator for each batch would else get the same one every time.
+        Batches known to be fetched ahead are handed out again. While that is unknown, the iterator continues behind the
+        last batch handed out: a script that makes an iterator for each batch would else get the same batch every time.
         """
         ended, self._over = self._over, False
         # one that ran dry left nothing fetched ahead: what was taken is as certain as with one iterator
         self._iterators = 1 if ended else self._iterators + 1
         if ended and self._by_step and not self._by_hand and self._ahead != 0:
             carried = self._next - self.consumed < (self._per_step or 1)  # gradients that the next epoch's batches join
-            self._next = self._next if carried else self.consumed
+            if not carried:
+                self._next = self.consumed
         elif self._by_hand or (self._by_step and self._ahead is None and self._per_step == 1):
             self._next = self.consumed
         else:
@@ -64,7 +85,7 @@ class Consumption:
         return self._next
 
     def hand_out(self) -> None:
-        """The next batch leaves the loader."""
+        """Counts one batch that leaves the loader."""
         self._next += 1
         self.handed_out += 1
         if not self._by_step:
@@ -73,11 +94,18 @@ class Consumption:
             self._takers.add(threading.get_ident())
 
     def end(self) -> None:
-        """The newest iterator has no more batches."""
+        """Notes that the newest iterator is exhausted."""
         self._over = True
 
     def commit(self, batches: int) -> None:
-        """The next `batches` of those that were handed out have been trained on; from now on nothing else counts."""
+        """Counts the next `batches` handed out as trained on.
+
+        From then on `step_ends` adds nothing by itself.
+
+        Raises:
+            ConfigurationError: fewer batches were handed out and not yet consumed; where batches count when they are
+                handed out (no `count_by_step`), none ever are.
+        """
         waiting = self._next - self.consumed
         if not 0 <= batches <= waiting:
             raise ConfigurationError(f"commit({batches}): {waiting} batches were handed out and not yet committed")
@@ -85,7 +113,11 @@ class Consumption:
         self.consumed += batches
 
     def step_ends(self) -> tuple[int, int]:
-        """The batches [first, last) of the step that ends here. Raises ConfigurationError where they are uncertain."""
+        """Ends a step and returns its batches as the range `[first, last)`.
+
+        Raises:
+            ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
+        """
         if self._by_step and not self._by_hand and self._next > self.consumed:
             if self._over:
                 self._use_up()
@@ -97,7 +129,7 @@ class Consumption:
         return first, self.consumed
 
     def _use_up(self) -> None:
-        """The iterator has ended, so that steps take what is there. Nothing is learned of how many are fetched ahead."""
+        """Consumes one step's batches of an exhausted iterator; learns nothing about the number fetched ahead."""
         waiting = self._next - self.consumed
         if self._ahead is None:
             if waiting > 1 and self._per_step is None:
@@ -107,7 +139,7 @@ class Consumption:
         self.consumed = min(self._next, max(used, self.consumed + (self._per_step or 1)))
 
     def _learned(self, taken: int) -> int:
-        """How many of the batches that were taken before the first step it did not use."""
+        """Returns how many of the batches taken before the first step that step did not use."""
         if self._takers - {threading.get_ident()}:
             raise ConfigurationError(
                 "batches are taken from the loader in another thread than step() is called in, so how many of them wait"

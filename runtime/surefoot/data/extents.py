@@ -1,8 +1,8 @@
-"""Which extents of shards each lane reads in each pass: dealt by the seed, and dealt anew when the world changes. Pure.
+"""`Dealing` deals extents of shards to lanes, for each pass. Pure.
 
-A lane is an endless reader of its part of the data. Lanes are numbered, their number belongs to the order and not to the
-world: ranks come and go, and whoever is there takes lanes over where their cursors stand. Iterators that belonged to
-ranks would lose what a rank that is gone had left.
+A lane is an endless reader of its part of the data. Lane numbers belong to the order, not to the world: ranks come and
+go, and the present ones continue each lane at its cursor. Iterators owned by ranks would lose what a lost rank had not
+read. MosaicML's streaming fixes its number of canonical nodes for the same reason.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from surefoot.data.order import samples_at, share
 
 
 class Extent(NamedTuple):
-    """Samples [start, stop) of a shard; `stop` None: to its end, which is not known before it is read.
+    """An extent is the samples `[start, stop)` of one shard.
 
-    Of the first shuffle window behind `start`, `emitted` samples are consumed, in the window's own order; of the next
-    sample after those, `used` elements (tokens) are.
+    `stop` is None for the shard's end where its length is unknown. Of the first shuffle window behind `start`,
+    `emitted` samples are consumed, in the window's own order; of the sample after those, `used` elements (tokens) are.
     """
 
     shard: int
@@ -31,9 +31,10 @@ class Extent(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where a lane stands in one source: pass `turn`, extent `number` of that pass, and the window that begins at `start`.
+    """A cursor is a lane's position in one source.
 
-    `start` is −1 where the extent has not begun.
+    Pass `turn`, extent `number` of that pass, the shuffle window that begins at sample `start` (−1: the extent has not
+    begun), `emitted` samples of that window, and `used` tokens of the sample after those.
     """
 
     turn: int = 0
@@ -46,7 +47,7 @@ class Cursor(NamedTuple):
 Lengths = tuple[int | None, ...]
 """Samples of each shard; None where they are not known before the shard is read."""
 Left = Mapping[int, Sequence[Extent]]
-"""pass → what is left of it. A pass that is not named is whole, and lies behind those that are."""
+"""pass → its unread extents. A pass that is not named is whole, and comes after those that are."""
 
 
 @lru_cache(maxsize=8)
@@ -62,9 +63,11 @@ def _bounds(lengths: Lengths, order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Dealing:
-    """Deals every pass of one source to `lanes` lanes; `left` is what earlier worlds left of the passes they began.
+    """`Dealing` divides every pass of one source among `lanes` lanes.
 
-    Where all lengths are known each lane gets as many samples as any other, to one; else whole shards in turn.
+    `left` holds the extents that earlier worlds left of the passes they began. Where all lengths are known, lanes'
+    shares of a whole pass differ by one sample at most; else lanes take whole shards in turn. Left extents are divided
+    evenly only while they are few.
     """
 
     def __init__(self, lengths: Lengths, seed: int, lanes: int, *, shuffled: bool = True, left: Left | None = None):
@@ -75,7 +78,7 @@ class Dealing:
         self._memo: dict[tuple[int, int], tuple[Extent, ...]] = {}
 
     def extents(self, turn: int, lane: int) -> Sequence[Extent]:
-        """What `lane` reads in pass `turn`, in this order."""
+        """Returns the extents that `lane` reads in pass `turn`, in reading order."""
         key = (turn, lane)
         if key not in self._memo:
             if len(self._memo) > 4 * self.lanes:
@@ -84,7 +87,7 @@ class Dealing:
         return self._memo[key]
 
     def remaining(self, turn: int, lane: int, cursor: Cursor) -> list[Extent]:
-        """What the lane has left of pass `turn` when it stands at `cursor`."""
+        """Returns what the lane has left of pass `turn` at `cursor`."""
         if cursor.turn > turn:
             return []
         mine = self.extents(turn, lane)
@@ -99,7 +102,10 @@ class Dealing:
         return behind if current.stop is not None and current.start >= current.stop else [current, *behind]
 
     def passes(self, lane: int, cursor: Cursor) -> float:
-        """Passes that the lane has behind it at `cursor`, the share of the present one included, by parts of shards."""
+        """Returns how many passes the lane has completed at `cursor`.
+
+        The present pass' share is included; its extents count alike, whatever their size.
+        """
         mine = self.extents(cursor.turn, lane)
         if cursor.number >= len(mine):
             return cursor.turn + bool(mine)
@@ -126,7 +132,7 @@ class Dealing:
         return found
 
     def _of_left(self, turn: int, lane: int) -> list[Extent]:
-        """Extents are cut only while there are few of them: else each change of the world would leave more pieces."""
+        """Cuts extents only while they are few: else each change of the world would leave more pieces."""
         extents = [e for e in self.left[turn] if e.stop is None or e.stop > e.start]
         if self.known and len(extents) < 4 * self.lanes:
             return _cut(extents, self.lanes, lane)
@@ -134,7 +140,7 @@ class Dealing:
 
 
 def _cut(extents: Sequence[Extent], lanes: int, lane: int) -> list[Extent]:
-    """The lane's even share of what the extents hold; a window in progress stays whole, with whoever has its begin."""
+    """Returns the lane's even share; a window in progress stays whole, in the share that has its begin."""
     bounds = [0, *accumulate((e.stop or 0) - e.start for e in extents)]
     begin, end = share(bounds[-1], lanes, lane)
     found = []
@@ -151,7 +157,14 @@ def _cut(extents: Sequence[Extent], lanes: int, lane: int) -> list[Extent]:
 
 
 def left_of(dealing: Dealing, cursors: Sequence[Cursor]) -> dict[int, list[Extent]]:
-    """What all lanes together have not consumed, of every pass that any of them has begun; one cursor a lane."""
+    """Returns what all lanes together have not consumed, by pass.
+
+    Covers the passes from the earliest to the latest that a lane is in.
+
+    Args:
+        dealing: what the lanes read from.
+        cursors: one for each lane, in the order of their numbers.
+    """
     first, last = min(c.turn for c in cursors), max(c.turn for c in cursors)
     found: dict[int, list[Extent]] = {}
     for turn in range(first, last + 1):
@@ -161,7 +174,7 @@ def left_of(dealing: Dealing, cursors: Sequence[Cursor]) -> dict[int, list[Exten
 
 
 def _joined(extents: list[Extent], lengths: Lengths) -> list[Extent]:
-    """Neighbours become one; those begun come first, whole shards last: as the state tells them, so are they dealt."""
+    """Joins neighbours; orders extents in progress first, whole shards last, as the saved state does."""
     begun = [e for e in extents if e.emitted or e.used]
     joined: list[Extent] = []
     for extent in sorted((e for e in extents if not (e.emitted or e.used)), key=lambda e: (e.shard, e.start)):

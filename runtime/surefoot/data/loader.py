@@ -1,7 +1,6 @@
-"""`ElasticLoader`: batches of a map-style dataset in the elastic order, and their consumption.
+"""`ElasticLoader` makes batches of a map-style dataset in the elastic order.
 
-Used by training scripts; its state (one position) travels with the checkpoint and is the same on every rank, so that
-it may be restored at any world size.
+Its state is one position, the same on every rank, so that it may be restored at any world size.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.data.order import sample_generator, sample_seed
 from surefoot.data.sampler import ElasticSampler, Share
+from surefoot.data.torch_options import check_options, refuse_options
 from surefoot.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's part of one global batch.
+    """`Batch` is one rank's part of one global batch.
 
-    Multiply the mean loss over `data` by `weight` before `backward()`: averaged over ranks, as FSDP and DDP do, that
-    is exactly the mean over the global batch, also where shares are uneven. A rank whose share is empty gets one
-    sample that is not its own, with weight 0, so that it can take part in the collectives of the step.
+    Multiply the mean loss over `data` by `weight` before `backward()`: averaged over ranks, as FSDP and DDP do, that is
+    exactly the mean over the global batch, also where shares are uneven. A rank whose share is empty gets one sample
+    that is not its own, with weight 0, so that it takes part in the step's collectives and no rank waits for it. Of a
+    stream's groups in a world of several ranks `weight` is NaN: take `ElasticStream.token_weight`.
     """
 
     data: Any
@@ -35,22 +36,29 @@ class Batch:
     stop: int
     indexes: tuple[int, ...]
     """The samples in `data`; none of a stream."""
+    tokens: int = 0
+    """Of a stream's groups: tokens in `data`, without padding."""
 
 
 class ElasticLoader:
-    """Batches of any map-style dataset in the elastic order.
+    """`ElasticLoader` serves batches of a map-style dataset in the elastic order.
 
-    `for batch in loader` goes on from where it stands. It is endless, unless `by_epoch` ends each iterator with its pass over the samples: `for epoch in range(loader.epoch,
-    epochs): for batch in loader`. A batch is always whole: the last one of an epoch has the first samples of the next.
+    `for batch in loader` continues at `position` and is endless; with `by_epoch` an iterator ends with its pass over
+    the samples: `for epoch in range(loader.epoch, epochs): for batch in loader`. A batch is always whole: the last one
+    of an epoch is filled up with the first samples of the next.
 
     Given to a `Checkpointer`, a batch counts as consumed at the `step()` behind it: one batch a step, unless
-    `batches_per_step` says otherwise. With it, what a prefetcher takes ahead is known too, and not counted. `commit()`
-    counts by hand. Without a Checkpointer a batch counts when it is handed out.
+    `batches_per_step` says otherwise. With it, what a prefetcher takes ahead is known too, and not counted; counted, it
+    would be lost at each restart. `commit()` counts by hand. Without a Checkpointer a batch counts when it is handed
+    out.
+
+    The order is a keyed permutation of positions (`surefoot.data.order`), not an iterator's: it needs no state but the
+    position, and depends on `seed` and the dataset's length alone.
 
     Args:
         dataset: map-style: it has a length and an index.
         global_batch: samples a step on all ranks together, whatever their number.
-        seed: what the order of samples, and nothing else of it, depends on.
+        seed: what the order of samples depends on, and each sample's generator.
         rank, world: of data parallelism; by default the process group's, else the launcher's.
         by_epoch: ends each iterator with its pass over the samples.
         collate: from a list of samples to `batch.data`; by default torch's.
@@ -59,9 +67,11 @@ class ElasticLoader:
         batches_per_step: how many batches one `step()` consumes.
         workers: processes of torch's DataLoader that load ahead; 0: none.
         pin_memory, prefetch_factor, persistent_workers, worker_init_fn: as torch's DataLoader has them.
+        of_torch: other options of torch's DataLoader: refused, with what to give in their place.
 
     Raises:
-        ConfigurationError: a dataset, batch, rank or option that cannot be.
+        ConfigurationError: the dataset has no length or index, a number is out of range, or an option is refused.
+        TypeError: an option that neither this class nor torch's DataLoader has.
     """
 
     elastic = True
@@ -84,16 +94,10 @@ class ElasticLoader:
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
+        **of_torch: Any,
     ) -> None:
+        refuse_options("ElasticLoader", of_torch)
         check_dataset(dataset)
-        for_workers = {
-            "prefetch_factor": prefetch_factor,
-            "worker_init_fn": worker_init_fn,
-            "persistent_workers": persistent_workers or None,
-        }
-        for name, value in for_workers.items():
-            if value is not None and workers == 0:
-                raise ConfigurationError(f"{name} is for workers, and there are none: give workers= too")
         self.sampler = ElasticSampler(
             dataset,
             global_batch,
@@ -112,6 +116,7 @@ class ElasticLoader:
             "persistent_workers": persistent_workers,
             "worker_init_fn": worker_init_fn,
         }
+        check_options(self._options)
         self._ahead: _ReadAhead | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,22 +126,32 @@ class ElasticLoader:
             yield Batch(data, part.weight, part.start, part.stop, part.indexes)
 
     def __len__(self) -> int:
-        """Batches of the present epoch, those consumed included. Raises TypeError without `by_epoch`: it never ends."""
+        """Returns the present epoch's number of batches, consumed ones included.
+
+        Raises:
+            TypeError: without `by_epoch`, as the loader is endless.
+        """
         return len(self.sampler)
 
     @property
     def position(self) -> int:
-        """Positions consumed so far by all ranks together; of the batches not yet consumed, the first begins here."""
+        """The number of samples consumed so far by all ranks together.
+
+        In the elastic order the first batch not yet consumed begins here.
+        """
         return self.sampler.position
 
     @property
     def epoch(self) -> int:
-        """Passes that are over: the number, from 0 on, of the one in which the next batch begins."""
+        """The number, from 0 on, of the present pass over the samples.
+
+        It is the pass in which the first batch not yet consumed begins.
+        """
         return self.sampler.epoch
 
     @property
     def handed_out(self) -> int:
-        """How many batches were handed out."""
+        """The number of batches handed out so far, repeated ones included."""
         return self.sampler.handed_out
 
     @property
@@ -145,30 +160,51 @@ class ElasticLoader:
         return self.sampler.step_samples
 
     def passes(self) -> list[float]:
-        """Passes over the samples that are consumed, the share of the present one included: one number."""
+        """Returns the passes over the samples consumed so far, as one fraction."""
         return self.sampler.passes()
 
     def commit(self, batches: int = 1) -> None:
-        """Says that the next `batches` of those handed out have been trained on; from then on nothing else counts.
+        """Counts the next `batches` handed out as trained on.
 
-        For whoever takes batches in another thread, or looks at some. Raises ConfigurationError if there are not as many.
+        For scripts that take batches in another thread, or a varying number a step: from then on `step()` counts none
+        by itself.
+
+        Args:
+            batches: how many; they are counted in the order in which they were handed out.
+
+        Raises:
+            ConfigurationError: fewer are handed out and not yet consumed; none ever are without a Checkpointer.
         """
         self.sampler.commit(batches)
 
     def count_by_step(self) -> None:
-        """Called by Checkpointer: from here on batches are consumed by `step_ends`."""
+        """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self.sampler.count_by_step()
 
     def step_ends(self) -> tuple[tuple[int, int], ...]:
-        """Called by Checkpointer at each step. Returns positions [start, stop) of this rank's shares of its batches."""
+        """Called by Checkpointer: ends a step and returns its positions.
+
+        Returns:
+            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed.
+
+        Raises:
+            ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
+        """
         return self.sampler.step_ends()
 
     def state_dict(self) -> dict[str, int]:
-        """The position behind the batch consumed last, and what the order depends on."""
+        """Returns the position behind the last consumed batch, seed and size."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on behind the batch that was consumed last; another seed or dataset is another order, and refused."""
+        """Continues behind the batch that was consumed last.
+
+        Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
+
+        Raises:
+            StateMismatch: seed or number of samples are not those of the state, so the order is another. What the
+                samples contain is not compared.
+        """
         self.sampler.load_state_dict(state)
 
     def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
@@ -230,7 +266,13 @@ class _Keys:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Whatever has no samples by number is refused here, not at the first batch."""
+    """Refuses a dataset without a length or samples by number.
+
+    Here, when the loader is built, the message can name the way out; at the first batch it would be a bare TypeError.
+
+    Raises:
+        ConfigurationError: it is a stream, a mapping, or has no `__getitem__`.
+    """
     kind = type(dataset).__name__
     torch_data: Any = sys.modules.get("torch.utils.data")
     stream = torch_data is not None and isinstance(dataset, torch_data.IterableDataset)
@@ -274,6 +316,7 @@ class _Samples:
 
 
 def default_collate_function() -> Callable[[list[Any]], Any]:
+    """Returns torch's `default_collate`, imported when it is wanted."""
     from torch.utils.data import default_collate
 
     return default_collate

@@ -1,9 +1,9 @@
-"""Which samples a step consumes, at any world size: the elastic order, and sample-indexed randomness.
+"""The elastic order maps each position of a run to a sample.
 
-The order of samples depends on the seed alone: position p of the run is sample `order(seed, pass)[p mod size]` of pass
-p ÷ size. A step takes the next `global_batch` positions whatever the world size, and each rank a contiguous share of
-them, so the same step sees the same samples at world 8 and at world 3, and across a change of the world none is lost
-or seen twice.
+Position p is sample `order(seed, pass)[p mod size]` of pass p ÷ size. A step takes the next `global_batch` positions
+whatever the world size, and each rank a contiguous share of them, so the same step sees the same samples at world 8 and
+at world 3, and across a change of the world none is lost or seen twice. A permutation that is computed for any position
+needs no shuffled list in memory or in the state, as TensorFlow's `index_shuffle`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ _FEW = 16
 
 
 def share(global_batch: int, world: int, rank: int) -> tuple[int, int]:
-    """Start and stop, within a global batch, of a rank's contiguous share: sizes differ by at most one (3+3+2)."""
+    """Returns a rank's contiguous share of a global batch as `(start, stop)`.
+
+    Shares differ by one sample at most: 8 on 3 ranks are 3 + 3 + 2.
+    """
     size, larger = divmod(global_batch, world)
     start = rank * size + min(rank, larger)
     return start, start + size + (rank < larger)
 
 
 def sample_at(seed: int, size: int, position: int) -> int:
-    """The sample at `position` of the endless global order over `size` samples: a permutation for each pass.
+    """Returns the sample at `position` of the endless order over `size` samples.
 
-    A Feistel network over the smallest even power of two that holds `size`, walked until it lands inside: random
-    access in constant memory, and the same on every machine and with every version of every library.
+    Each pass is a permutation: a Feistel network over the smallest power of four that holds `size`, applied again until
+    the result is below `size` (cycle walking, Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Access
+    is random, memory is constant, and the order is the same on every machine and with every version of every library.
     """
     turn, place = divmod(position, size)
     return _landed(place, _mixed((seed & _MASK) ^ _mixed(turn)), size)
 
 
 def _landed(place: int, key: int, size: int) -> int:
-    """Where a place's walk ends: once through the network, and again until it lands inside."""
+    """Applies the network until the place is below `size`."""
     half = _half(size)
     low = (1 << half) - 1
     while True:
@@ -53,12 +57,15 @@ def _landed(place: int, key: int, size: int) -> int:
 
 
 def _half(size: int) -> int:
-    """Bits of half a place."""
+    """Returns the bits of half a place."""
     return max(1, ((size - 1).bit_length() + 1) // 2)
 
 
 def samples_at(seed: int, size: int, first: int, count: int) -> list[int]:
-    """`sample_at` of `count` positions from `first` on, all at once: some hundred times faster where numpy is there."""
+    """Returns `sample_at` of `count` positions from `first` on.
+
+    Computed at once with numpy, where it is installed; one by one, the order costs more than a cheap sample's read.
+    """
     if find_spec("numpy") is None:
         return [sample_at(seed, size, position) for position in range(first, first + count)]
     found: list[int] = []
@@ -77,26 +84,30 @@ def _block(seed: int, size: int, turn: int, start: int, count: int) -> list[int]
     import numpy as np
 
     half = _half(size)
-    low = (1 << half) - 1
     key = _mixed((seed & _MASK) ^ _mixed(turn))
     tables = _tables(key, half)
-    places = np.arange(start, start + count)
-    todo = np.arange(count)
+    places = _networked(np.arange(start, start + count), tables, half)
+    todo = np.flatnonzero(places >= size)
     while todo.size > _FEW:
-        left, right = places[todo] >> half, places[todo] & low
-        for table in tables:
-            left, right = right, left ^ table[right]
-        places[todo] = (left << half) | right
-        todo = todo[places[todo] >= size]
+        places[todo] = again = _networked(places[todo], tables, half)
+        todo = todo[again >= size]
     found: list[int] = places.tolist()
     for at in todo.tolist():
         found[at] = _landed(found[at], key, size)  # the last ones take long to land
     return found
 
 
+def _networked(places: Any, tables: list[Any], half: int) -> Any:
+    """Applies the network once to each place."""
+    left, right = places >> half, places & ((1 << half) - 1)
+    for table in tables:
+        left, right = right, left ^ table.take(right)
+    return (left << half) | right
+
+
 @lru_cache(maxsize=4)
 def _tables(key: int, half: int) -> list[Any]:
-    """Of each round: what it gives for every half of a place. As many as a place's root, so the order of 10⁹ takes 2 MB."""
+    """Returns each round's function as a table over halves of a place: for 10⁹ samples 2 MiB."""
     import numpy as np
 
     halves, low = np.arange(1 << half, dtype=np.uint64), np.uint64((1 << half) - 1)
@@ -123,13 +134,23 @@ def _mixed(value: int) -> int:
 
 
 def sample_seed(seed: int, position: int) -> int:
-    """A 63-bit seed for whatever is random about the sample at `position`, equal at every world size."""
+    """Returns a 63-bit seed for the sample at `position`.
+
+    Equal at every world size, so that augmentation does not change with the ranks.
+    """
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def sample_generator(seed: int, position: int) -> torch.Generator:
-    """A CPU generator for augmenting the sample at `position`: draw from it instead of from the global one."""
+    """Returns a CPU generator for augmenting the sample at `position`.
+
+    Drawing from the global generator instead makes augmentation depend on the world size and on what else draws.
+
+    Args:
+        seed: the run's.
+        position: of the sample in the global order.
+    """
     import torch
 
     generator = torch.Generator()

@@ -1,4 +1,4 @@
-"""Rank and world of this process, as the process group or the launcher says. Reads the environment; loads no torch."""
+"""`place_of_process` finds rank and world of this process, without loading torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 
 
 def place_of_process() -> tuple[int, int]:
-    """Rank and world of the process group if there is one, else of the launcher's environment."""
+    """Returns rank and world of the process group, else the launcher's.
+
+    The launcher's are `RANK` and `WORLD_SIZE`; without them, rank 0 of 1.
+    """
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 

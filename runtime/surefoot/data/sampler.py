@@ -1,7 +1,7 @@
-"""`ElasticSampler`: each rank's shares of the elastic order, and how far the world has consumed it.
+"""`ElasticSampler` serves each rank's shares of the elastic order.
 
-A batch sampler for torch's DataLoader, and what `ElasticLoader` takes its batches from. A DataLoader draws indexes far ahead
-of the step that uses them; a sampler whose state is what was drawn would lose all of that at each restart.
+A batch sampler for torch's DataLoader, and the source of `ElasticLoader`'s batches. A DataLoader draws indexes far
+ahead of the step that uses them; a sampler whose state is what was drawn would lose all of those at each restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank loads for one step: positions [start, stop), the samples behind them, and the loss weight."""
+    """`Share` is what one rank loads of one global batch.
+
+    Positions `[start, stop)` of the global order, the samples at them, and the loss weight. An empty share names one
+    position that is not the rank's own, with weight 0.
+    """
 
     start: int
     stop: int
@@ -31,19 +35,20 @@ class Share:
 
 
 class ElasticSampler:
-    """Batches of sample numbers in the elastic order: `DataLoader(dataset, batch_sampler=sampler, num_workers=4)`.
+    """`ElasticSampler` serves batches of sample indexes in the elastic order.
 
-    For a DataLoader of one's own; `ElasticLoader` has one in it. Given to `Checkpointer` as `loader=`, in place of the
-    DataLoader, it counts a batch as consumed at the `step()` behind it, whatever worker processes have read ahead. A
-    DataLoader with workers always reads ahead, so say how many batches a step takes: `batches_per_step=1`.
+    As batch sampler of your own DataLoader: `DataLoader(dataset, batch_sampler=sampler, num_workers=4)`. Given to
+    `Checkpointer` as `loader=`, in place of the DataLoader, it counts a batch as consumed at the `step()` behind it,
+    whatever worker processes have read ahead. A DataLoader with workers always reads ahead, so say how many batches a
+    step takes: `batches_per_step=1`.
 
-    A DataLoader knows no weights: the global batch must be divisible by the world. `by_epoch` ends an iterator with the
-    pass over the samples; else it is endless.
+    A DataLoader knows no weights: iteration raises ConfigurationError unless the world divides the global batch. An
+    iterator is endless; with `by_epoch` it ends with the pass over the samples.
 
     Args:
         size: samples, or a dataset with a length.
         global_batch: samples a step on all ranks together.
-        seed: of the order.
+        seed: what the order depends on.
         rank: of data parallelism; default the process group's, else the launcher's.
         world: likewise.
         by_epoch: as ElasticLoader's.
@@ -90,7 +95,7 @@ class ElasticSampler:
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
         self._iterator = 0
-        """Which one is the newest: one that was made before a restore, or before another, must not go on."""
+        """The newest one's number: one made before a restore, or before another, must not go on."""
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -100,13 +105,15 @@ class ElasticSampler:
                 f"a global batch of {self.global_batch} is not divisible by {self.world} ranks, and a DataLoader knows no"
                 " weights for uneven shares: give ElasticLoader the dataset, or a batch that every world size divides"
             )
-        for part in self.drawn(self.shares(self.begin())):
-            yield list(part.indexes)
+        yield from self.drawn(self._drawn_ahead(self.begin()))
 
     def __len__(self) -> int:
-        """Batches of the present epoch, those consumed included; of passes that a batch spans, the earlier one's.
+        """Returns the present epoch's number of batches, consumed ones included.
 
-        Raises TypeError without `by_epoch`: then it never ends.
+        A batch that spans two passes belongs to the earlier one.
+
+        Raises:
+            TypeError: without `by_epoch`, as the sampler is endless.
         """
         if not self.by_epoch:
             raise TypeError("it is endless, and has no len(): by_epoch=True ends each iterator with its epoch")
@@ -115,25 +122,31 @@ class ElasticSampler:
 
     @property
     def position(self) -> int:
-        """Positions consumed so far by all ranks together; of the batches not yet consumed, the first begins here."""
+        """The number of samples consumed so far by all ranks together.
+
+        In the elastic order the first batch not yet consumed begins here.
+        """
         return self._position_of(self._consumption.consumed)
 
     @property
     def epoch(self) -> int:
-        """Passes that are over: the number, from 0 on, of the one in which the next batch begins."""
+        """The number, from 0 on, of the present pass over the samples.
+
+        It is the pass in which the first batch not yet consumed begins.
+        """
         return self.position // self.size
 
     @property
     def handed_out(self) -> int:
-        """How many batches were handed out."""
+        """The number of batches handed out so far, repeated ones included."""
         return self._consumption.handed_out
 
     def passes(self) -> list[float]:
-        """Passes over the samples that are consumed, the share of the present one included: one number."""
+        """Returns the passes over the samples consumed so far, as one fraction."""
         return [self.position / self.size]
 
     def share(self, position: int) -> Share:
-        """This rank's share of the global batch that begins at `position`."""
+        """Returns this rank's share of the global batch that begins at `position`."""
         start, stop = share(self.global_batch, self.world, self.rank)
         positions = range(position + start, position + stop) or range(position, position + 1)
         return Share(
@@ -145,18 +158,32 @@ class ElasticSampler:
         )
 
     def commit(self, batches: int = 1) -> None:
-        """Says that the next `batches` of those handed out have been trained on; from then on nothing else counts.
+        """Counts the next `batches` handed out as trained on.
 
-        For whoever takes batches in another thread, or looks at some. Raises ConfigurationError if there are not as many.
+        For scripts that take batches in another thread, or a varying number a step: from then on `step()` counts none
+        by itself.
+
+        Args:
+            batches: how many; they are counted in the order in which they were handed out.
+
+        Raises:
+            ConfigurationError: fewer are handed out and not yet consumed; none ever are without a Checkpointer.
         """
         self._consumption.commit(batches)
 
     def state_dict(self) -> dict[str, int]:
-        """The position behind the batch consumed last, and what the order depends on."""
+        """Returns the position behind the last consumed batch, seed and size."""
         return {"position": self.position, "seed": self.seed, "size": self.size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on behind the batch that was consumed last; another seed or dataset is another order, and refused."""
+        """Continues behind the batch that was consumed last.
+
+        Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
+
+        Raises:
+            StateMismatch: seed or number of samples are not those of the state, so the order is another. What the
+                samples contain is not compared.
+        """
         for name, mine in (("seed", self.seed), ("size", self.size)):
             if state[name] != mine:
                 raise StateMismatch(
@@ -170,12 +197,19 @@ class ElasticSampler:
     # ---- what Checkpointer and ElasticLoader call ------------------------------------------------------------------
 
     def count_by_step(self) -> None:
-        """Called by Checkpointer: from here on batches are consumed by `step_ends`."""
+        """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self._loaded_position = self.position
         self._consumption.count_by_step()
 
     def step_ends(self) -> tuple[tuple[int, int], ...]:
-        """Called by Checkpointer at each step. Returns positions [start, stop) of this rank's shares of its batches."""
+        """Called by Checkpointer: ends a step and returns its positions.
+
+        Returns:
+            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed.
+
+        Raises:
+            ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
+        """
         first, last = self._consumption.step_ends()
         begin, end = share(self.global_batch, self.world, self.rank)
         self.step_samples = (last - first) * (end - begin)
@@ -183,16 +217,22 @@ class ElasticSampler:
         return tuple((start + begin, start + end) for start in starts)
 
     def begin(self) -> int:
-        """Called by ElasticLoader. Position of the first batch of a new iterator; older ones raise from now on."""
+        """Called by ElasticLoader: starts an iterator, and returns its first position.
+
+        Older iterators raise from now on: two that count at once would each count the other's batches as their own.
+        """
         self._iterator += 1
         return self._position_of(self._consumption.begin())
 
     def _position_of(self, batch: int) -> int:
-        """Where batch number `batch` begins, counted from where the state was last loaded."""
+        """Returns the position at which `batch` begins, numbered from where the state was last loaded."""
         return self._loaded_position + batch * self.global_batch
 
     def shares(self, position: int) -> Iterator[Share]:
-        """Called by ElasticLoader. This rank's shares from `position` on: of the epoch, or endless."""
+        """Called by ElasticLoader: yields this rank's shares from `position` on.
+
+        Endless; with `by_epoch` up to the end of the pass.
+        """
         left = self._left(position) if self.by_epoch else -1
         while left:
             yield self.share(position)
@@ -200,7 +240,11 @@ class ElasticSampler:
             left -= 1
 
     def drawn(self, found: Iterator[T]) -> Iterator[T]:
-        """Called by ElasticLoader. Counts each of `found` as one batch. Raises StateMismatch in an older iterator."""
+        """Called by ElasticLoader: counts each element of `found` as one batch.
+
+        Raises:
+            StateMismatch: a newer iterator was begun, or the state was restored.
+        """
         mine = self._iterator
         while True:
             if mine != self._iterator:
@@ -217,8 +261,17 @@ class ElasticSampler:
             yield one
 
     def _left(self, position: int) -> int:
-        """Batches that begin at `position` or behind it in the same pass."""
+        """Returns how many batches begin at `position` or behind it in the same pass."""
         return -(-(self.size - position % self.size) // self.global_batch)
+
+    def _drawn_ahead(self, position: int) -> Iterator[list[int]]:
+        """Yields the sample indexes of `shares` alone, which is all that a DataLoader asks for."""
+        start, stop = share(self.global_batch, self.world, self.rank)
+        left = self._left(position) if self.by_epoch else -1
+        while left:
+            yield list(self._samples(range(position + start, position + stop)))
+            position += self.global_batch
+            left -= 1
 
     def _samples(self, positions: range) -> tuple[int, ...]:
         first, samples = self._chunk

@@ -1,6 +1,6 @@
-"""What a source of samples is to the elastic stream: shards that are named, measured, and opened at any sample.
+"""`DataSource` describes data in shards that open at any sample.
 
-Positions, not iterators: an iterator knows its place in one process, and a shard with a number is found again by any.
+Positions, not iterators: an iterator's place is known to one process, and a shard with a number is found again by any.
 """
 
 from __future__ import annotations
@@ -13,47 +13,67 @@ from surefoot.errors import SurefootError
 
 
 class DataError(SurefootError):
-    """What a source holds is not what was there, or cannot be read: names the shard, what happened and what to do."""
+    """A source cannot be read, or is not what it was.
+
+    The message names the shard, what happened and what to do.
+    """
 
 
 class DataShard(NamedTuple):
-    """One part of a source. `identity` is equal as long as its content is: sizes, checksums, nothing of where it lies."""
+    """`DataShard` names one part of a source.
+
+    `identity` is equal as long as the content is: sizes, checksums, nothing of where it is stored. So a job may go on
+    with a copy on another disk, and not with changed data.
+    """
 
     name: str
     samples: int | None
-    """None: not known before it is read."""
+    """None: not known before the shard is read."""
     identity: str = ""
 
 
 class BadSample(NamedTuple):
-    """What a source gives in place of a sample that cannot be read while those behind it can."""
+    """`BadSample` stands in for a sample that cannot be read.
+
+    An exception in its place would end the iterator, and with it the readable samples behind.
+    """
 
     error: Exception
 
 
 class DataSource(Protocol):
-    """Samples in shards. Picklable, so that worker processes have it too; opens nothing before it is asked."""
+    """`DataSource` is the protocol of samples in shards.
+
+    An implementation is picklable, as worker processes get a copy of it. Files and connections are opened by the
+    process that reads them: they do not survive a fork.
+    """
 
     def shards(self) -> Sequence[DataShard]:
-        """All of them, in an order that does not change."""
+        """Returns all shards, in an order that does not change."""
         ...
 
     def open(self, shard: int, start: int) -> Iterator[Any]:
-        """The samples of shard number `shard` from sample `start` on.
+        """Yields the samples of shard number `shard` from sample `start` on.
 
-        A sample that is bad comes as BadSample. Raises DataError where the shard is gone, or is not what it was.
+        A sample that cannot be read is yielded as `BadSample`.
+
+        Raises:
+            DataError: the shard is gone, or is not what it was.
         """
         ...
 
 
 def _said(shards: Sequence[DataShard]) -> bytes:
-    """What must stay: last names, lengths and contents, in their order; not the folder, as a copy is the same data."""
+    """Returns what must not change: last names, lengths, contents; no folder, as a copy is the same data."""
     lines = (f"{shard.name.rpartition('/')[2]}\t{shard.samples}\t{shard.identity}" for shard in shards)
     return "\n".join(lines).encode()
 
 
 def checks_of(shards: Sequence[DataShard], most: int = 8192) -> bytes:
-    """Two bytes for each shard, or for each group of neighbours where there are more than `most`."""
+    """Returns two bytes of digest for each shard.
+
+    Above `most` shards, for each group of neighbours: the digests are saved with every checkpoint.
+    """
     size = -(-len(shards) // most) or 1
     found = bytearray()
     for first in range(0, len(shards), size):
@@ -62,12 +82,16 @@ def checks_of(shards: Sequence[DataShard], most: int = 8192) -> bytes:
 
 
 def identity_of(shards: Sequence[DataShard]) -> str:
-    """One digest for all: equal where names, lengths and contents are."""
+    """Returns one digest of all shards' names, lengths and contents."""
     return hashlib.blake2b(_said(shards), digest_size=8).hexdigest()
 
 
 def changed_shard(shards: Sequence[DataShard], checks: bytes, most: int = 8192) -> str | None:
-    """The first shard (or the first of the group) that is not what `checks` were made of."""
+    """Returns the name of the first shard that does not match `checks`.
+
+    Where shards are checked in groups, it is the first of the group. None where every check matches, or their number is
+    another.
+    """
     size = -(-len(shards) // most) or 1
     mine = checks_of(shards, most)
     if len(mine) != len(checks):

@@ -1,26 +1,36 @@
-"""`ElasticStream`: batches of any source in shards, each sample once a pass, at any world size.
+"""`ElasticStream` makes batches of sources in shards, at any world size.
 
-Used by training scripts. Of its state each rank saves its own lanes; a world of another size takes all of them over.
+Each rank saves the state of its own lanes; a world of another size takes over those of all.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+import math
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.consumption import Consumption
 from surefoot.data.extents import Dealing, Left
+from surefoot.data.groups import summed_over_ranks, token_weight
 from surefoot.data.lanes import LaneCursor
 from surefoot.data.loader import Batch, default_collate_function
 from surefoot.data.order import sample_seed
 from surefoot.data.process_place import place_of_process
-from surefoot.data.source import DataError, DataSource, changed_shard, checks_of, identity_of
-from surefoot.data.stream_arguments import as_sources, check_numbers, checked_weights, stream_shape
-from surefoot.data.stream_reading import Read, Recipe, read_here
+from surefoot.data.source import DataError, DataSource, checks_of, identity_of
+from surefoot.data.stream_arguments import (
+    as_sources,
+    check_numbers,
+    check_shards,
+    checked_weights,
+    grouping_of,
+    stream_shape,
+)
+from surefoot.data.stream_reading import Read, Recipe, Transform, read_here, stacked
 from surefoot.data.stream_state import (
     StreamShape,
+    check_state,
     joined_spans,
     lanes_as_plain,
     lanes_of_plain,
@@ -29,36 +39,48 @@ from surefoot.data.stream_state import (
     left_of_plain,
     taken_over,
 )
+from surefoot.data.torch_options import check_options, refuse_options
 from surefoot.errors import ConfigurationError, StateMismatch
 
 if TYPE_CHECKING:
     import torch
 
+_BAD = 3
+"""The index, in a lane's plain numbers, of how many samples it left out."""
+
 
 class ElasticStream:
-    """Batches of one or several sources in shards.
+    """`ElasticStream` serves batches of one or several sources in shards.
 
-    `for batch in stream` is endless and goes on from where it stands. With `global_batch` a step takes as many samples at any world size, and their order depends on the seed alone: the run
-    with resizes has the loss curve of the undisturbed one. With `batch_size` each rank takes as many, so that a step of
-    another world has another size; then each sample still comes once a pass, in an order that depends on the worlds.
+    `for batch in stream` is endless and continues at the stream's cursors. With `global_batch` a step takes as many
+    samples at any world size, in an order that no world changes: the run with resizes has the loss curve of the
+    undisturbed one. With `batch_size` each rank takes as many, so that a step of another world has another size; then
+    each sample still comes once a pass, in an order that depends on the worlds.
+
+    Its state is positions, not iterators, which no other world could share out. Lanes are MosaicML streaming's
+    canonical nodes, `max_tokens` is fairseq's, `pack` the concatenation of GPT training.
 
     Args:
         sources: a source, or several that are mixed.
         global_batch: samples a step on all ranks together; `batch_size`, in its place, on each.
-        weights: one for each source: how often its samples are drawn.
+        weights: one for each source: how often its samples (or groups) are drawn.
         seed: what the order depends on.
         shuffle: whether shards come in another order each pass.
         window: samples of one shard that are shuffled among each other; 1 for none.
         pack: tokens a row: samples are rows of tokens, cut and joined to this length.
-        lanes: readers that ranks share out; by default one for each sample of the global batch, a multiple of them.
+        max_tokens: groups samples of similar length, padded to no more tokens a group; a batch counts groups.
+        max_samples: likewise, of no more samples; one of the two, or both. `batch.data` is a list of collated groups.
+        length: of a sample, as `transform` gives it, its tokens; by default `len`.
+        lanes: readers that ranks share out, a divisor of the global batch; by default one for each of its samples.
         stripes: sets of lanes that are read in turn, a multiple of `workers`; by default as many, at least 1.
-        skip_bad: up to how many bad samples of a rank's lanes are left out.
+        skip_bad: up to how many bad samples of a rank's lanes are left out, in all.
         rank, world: of data parallelism; by default the process group's, else the launcher's.
         transform: called with a sample and its own generator: decoding, tokenising, augmentation.
         collate: from a list of samples to `batch.data`; by default torch's, of packed rows one tensor.
         batches_per_step: how many batches one `step()` consumes.
         workers: processes that read ahead; 0: none.
         pin_memory, prefetch_factor, worker_init_fn: as torch's DataLoader has them.
+        of_torch: other options of torch's DataLoader: refused, with what to give in their place.
 
     Raises:
         ConfigurationError: a number, rank or source that cannot be.
@@ -76,6 +98,9 @@ class ElasticStream:
         shuffle: bool = True,
         window: int = 1,
         pack: int | None = None,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        length: Callable[[Any], int] | None = None,
         lanes: int | None = None,
         stripes: int | None = None,
         skip_bad: int = 0,
@@ -88,7 +113,9 @@ class ElasticStream:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
+        **of_torch: Any,
     ) -> None:
+        refuse_options("ElasticStream", of_torch)
         self._sources = as_sources(sources)
         self._weights = checked_weights(weights, len(self._sources))
         found = place_of_process()
@@ -99,6 +126,7 @@ class ElasticStream:
         self.deterministic = global_batch is not None
         self.seed, self._shuffle, self._window = seed, shuffle, window
         self._shards = [tuple(source.shards()) for source in self._sources]
+        self._kinds = [type(source).__name__ for source in self._sources]
         self._identities = [identity_of(shards) for shards in self._shards]
         self._checked: list[str] | None = None
         self._lengths = [tuple(shard.samples for shard in shards) for shards in self._shards]
@@ -106,32 +134,34 @@ class ElasticStream:
         check_numbers(self.shape, window, pack, skip_bad, workers)
         self._left: list[Left] = [{} for _ in self._sources]
         self._pack, self._skip_bad = pack, skip_bad
-        self._prepare = None if transform is None else _Transform(transform)
-        self._collate = collate or (_stacked if pack is not None else default_collate_function())
+        self._grouping = grouping_of(max_tokens, max_samples, length or len, window, pack)
+        self._prepare = None if transform is None else Transform(transform)
+        self._collate = collate or (stacked if pack is not None else default_collate_function())
         self._options = {
             "num_workers": workers,
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "worker_init_fn": worker_init_fn,
         }
+        check_options(self._options)
         self._slots = self.shape.own(self.rank, self.world)
-        self._cursors: dict[int, LaneCursor] = {}
+        self._cursors: dict[int, Sequence[int]] = {}
+        """Of each lane: its number and cursor, as the state has it; nobody reads most of them."""
         self._batches = 0
         """Steps that were consumed before the state was loaded."""
         self._consumption = Consumption(batches_per_step)
         self._waiting: deque[tuple[int, list[list[int]]]] = deque()
-        """Of each batch from the first that is not consumed on: its number, and where its lanes stand behind it."""
+        """Of each batch from the first unconsumed one on: its number, and its lanes' cursors behind it."""
         self._unreported: list[list[int]] = []
-        """Of batches that were consumed since the last step: where their lanes stood behind them."""
+        """Of batches consumed since the last step: their lanes' cursors behind them."""
         self.step_samples = 0
-        """Samples (of packed data: rows) of this rank that the last step consumed."""
+        """Samples (packed rows, or groups, where it makes them) of this rank that the last step consumed."""
         self._dealt: list[Dealing] | None = None
-        """What `passes` reckons with."""
+        """The dealings by which `passes` counts."""
         self._bad: dict[int, int] = {}
         self._iterator = 0
-        self._check_shards()
-
-    # ---- what a script calls ---------------------------------------------------------------------------------------
+        for kind, shards in zip(self._kinds, self._shards, strict=True):
+            check_shards(kind, shards, self.shape.lanes)
 
     def __iter__(self) -> Iterator[Batch]:
         self._iterator += 1
@@ -140,10 +170,10 @@ class ElasticStream:
         while self._waiting and self._waiting[-1][0] >= number:
             self._waiting.pop()
         cursors = dict(self._settled())
-        self._bad = {lane: cursor.bad for lane, cursor in cursors.items() if cursor.bad}
+        self._bad = {lane: plain[_BAD] for lane, plain in cursors.items() if plain[_BAD]}
         for _, told in self._waiting:
-            cursors |= lanes_of_plain(told)
-        for data, told in self._read(cursors, self._batches + number):
+            cursors |= {plain[0]: plain for plain in told}
+        for data, told, tokens in self._read(lanes_of_plain(cursors.values()), self._batches + number):
             if mine != self._iterator:
                 raise StateMismatch(
                     "this iterator was made before the stream's state was restored, or before a newer iterator: what it"
@@ -152,38 +182,52 @@ class ElasticStream:
             self._waiting.append((number, told))
             number += 1
             self._consumption.hand_out()
-            yield self._batch(data, told)
+            if not self._consumption.by_step:
+                self._settled()
+                self._unreported.clear()  # nobody asks
+            yield self._batch(data, told, tokens)
 
     @property
     def handed_out(self) -> int:
-        """How many batches were handed out."""
+        """The number of batches handed out so far, repeated ones included."""
         return self._consumption.handed_out
 
     @property
     def skipped(self) -> int:
-        """How many bad samples were left out by this rank's lanes."""
-        return sum(cursor.bad for lane, cursor in self._settled().items() if lane % self.shape.slots in self._slots)
+        """Bad samples that this rank's lanes left out of consumed batches."""
+        return sum(plain[_BAD] for lane, plain in self._settled().items() if lane % self.shape.slots in self._slots)
 
     def passes(self) -> list[float]:
-        """Of each source: how many passes this rank's lanes have behind them, the share of the present one included.
+        """Returns each source's passes completed by this rank's lanes, as fractions.
 
         Empty on a rank that has no lane.
         """
-        cursors = self._settled()
+        cursors = lanes_of_plain(self._settled().values())
         mine = self.shape.lanes_of(self._slots)
         if not mine:
             return []
         return [self._passes_of(number, cursors, mine) for number in range(len(self._sources))]
 
-    def commit(self, batches: int = 1) -> None:
-        """Says that the next `batches` of those handed out have been trained on; from then on nothing else counts.
+    def token_weight(self, batch: Batch, total: int | None = None) -> float:
+        """Returns the factor for the mean loss over this batch's tokens.
 
-        For whoever takes batches in another thread, or looks at some. Raises ConfigurationError if there are not as many.
+        For batches of groups: without it, ranks with few tokens count as much as ranks with many.
+
+        Args:
+            total: the sum of all ranks' `batch.tokens`. Without it they are all-reduced, so every rank must call this
+                in each step, in the thread that trains: a prefetcher's collective would meet another rank's gradients.
+                Raises ConfigurationError where several ranks have neither it nor a process group.
         """
+        if total is None:
+            total = batch.tokens if self.world == 1 else summed_over_ranks(batch.tokens)
+        return token_weight(batch.tokens, self.world, total)
+
+    def commit(self, batches: int = 1) -> None:
+        """Counts the next `batches` handed out as trained on, as `ElasticLoader.commit`."""
         self._consumption.commit(batches)
 
     def count_by_step(self) -> None:
-        """Called by Checkpointer: from here on batches are consumed by `step_ends`."""
+        """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self._batches += self._consumption.consumed
         self._settled()
         self._waiting.clear()
@@ -191,9 +235,9 @@ class ElasticStream:
         self._consumption.count_by_step()
 
     def step_ends(self) -> tuple[tuple[int, int], ...] | None:
-        """Called by Checkpointer at each step. Returns positions [start, stop) of what this rank's lanes gave for it.
+        """Called by Checkpointer: ends a step and returns its positions.
 
-        They follow from where the lanes stood, not from the number of the step. None without a global order.
+        Ranges `[start, stop)` that this rank's lanes gave, by their cursors; None without a global order.
         """
         self._consumption.step_ends()
         self._settled()
@@ -204,7 +248,7 @@ class ElasticStream:
         return joined_spans(self.shape.span(lane[0], lane[1]) for lane in told) if self._slots else ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's lanes stand behind the batch consumed last, and what the order depends on."""
+        """Returns this rank's cursors behind the last consumed batch, and the order."""
         cursors = self._settled()
         own = set(self.shape.lanes_of(self._slots))
         return {
@@ -213,26 +257,33 @@ class ElasticStream:
             # whoever has the first lane tells it in more detail, so that a shard can be named
             "checks": self._checks() if 0 in own else None,
             "batches": self._batches + self._consumption.consumed,
-            "lanes": lanes_as_plain({lane: cursor for lane, cursor in cursors.items() if lane in own}),
-            "shadow": lanes_as_plain({lane: cursor for lane, cursor in cursors.items() if lane not in own}),
+            "lanes": sorted(list(plain) for lane, plain in cursors.items() if lane in own),
+            "shadow": sorted(list(plain) for lane, plain in cursors.items() if lane not in own),
             "left": [left_as_plain(left, lengths) for left, lengths in zip(self._left, self._lengths, strict=True)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """This rank's own state, in a world of the same size."""
-        self._check_state(state)
+        """Restores this rank's own state, in a world of the same size.
+
+        Raises StateMismatch where an argument that the order depends on, or a source, is not what it was.
+        """
+        check_state(state, self._order(), self._identities, self._kinds, self._shards)
         left = [left_of_plain(p, lengths) for p, lengths in zip(state["left"], self._lengths, strict=True)]
         self._go_on(lanes_of_plain([*state["lanes"], *state["shadow"]]), int(state["batches"]), left)
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> None:
-        """The states of all ranks of a world of another size: this one takes over its part of what they left."""
+        """Restores from all ranks' states, in a world of another size.
+
+        `states` are the older world's, by rank. Raises StateMismatch as `load_state_dict`, and where `rank` and `world`
+        are not the stream's or the states not of one checkpoint.
+        """
         if (rank, world) != (self.rank, self.world):
             raise StateMismatch(
                 f"the stream was built for rank {self.rank} of {self.world} and is restored as rank {rank} of {world}:"
                 " give it rank= and world= of data parallelism, or neither"
             )
         for state in states:
-            self._check_state(state)
+            check_state(state, self._order(), self._identities, self._kinds, self._shards)
         if len({int(state["batches"]) for state in states}) > 1 and self.deterministic:
             raise StateMismatch("the ranks' states are of different steps: they are not of one checkpoint")
         cursors, batches = taken_over(states), int(states[0]["batches"])
@@ -244,8 +295,6 @@ class ElasticStream:
         dealings = self._dealings(older.lanes, left)
         self._go_on({}, 0, [left_behind(dealing, cursors, number) for number, dealing in enumerate(dealings)])
 
-    # ---- how -------------------------------------------------------------------------------------------------------
-
     def _checks(self) -> list[str]:
         if self._checked is None:
             self._checked = [b64encode(checks_of(shards)).decode() for shards in self._shards]
@@ -253,18 +302,19 @@ class ElasticStream:
 
     def _go_on(self, cursors: Mapping[int, LaneCursor], batches: int, left: Sequence[Left]) -> None:
         own = set(self.shape.lanes_of(self._slots or (0,)))
-        self._cursors = {lane: cursor for lane, cursor in cursors.items() if lane in own}
+        kept = {lane: cursor for lane, cursor in cursors.items() if lane in own}
+        self._cursors = {plain[0]: plain for plain in lanes_as_plain(kept)}
         self._batches, self._left, self._dealt = batches, list(left), None
         self._waiting.clear()
         self._unreported.clear()
         self._consumption.forget()
         self._iterator += 1
 
-    def _settled(self) -> dict[int, LaneCursor]:
-        """Where lanes stand behind what was consumed; forgets the batches that were."""
+    def _settled(self) -> dict[int, Sequence[int]]:
+        """Returns the lanes' cursors behind what was consumed; forgets the batches that were."""
         while self._waiting and self._waiting[0][0] < self._consumption.consumed:
             told = self._waiting.popleft()[1]
-            self._cursors |= lanes_of_plain(told)
+            self._cursors |= {plain[0]: plain for plain in told}
             self._unreported += told
         return self._cursors
 
@@ -276,6 +326,7 @@ class ElasticStream:
             shape=self.shape,
             window=self._window,
             pack=self._pack,
+            grouping=self._grouping,
             prepare=self._prepare,
             collate=self._collate,
             skip_bad=self._skip_bad,
@@ -288,20 +339,25 @@ class ElasticStream:
 
         return read_ahead(recipe, slots, cursors, first, self._options)
 
-    def _batch(self, data: Any, told: Sequence[Sequence[int]]) -> Batch:
-        self._bad |= {lane[0]: lane[3] for lane in told if lane[3]}
-        if (bad := sum(self._bad.values())) > self._skip_bad:
+    def _batch(self, data: Any, told: Sequence[Sequence[int]], tokens: int) -> Batch:
+        for plain in told:
+            if plain[_BAD]:
+                self._bad[plain[0]] = plain[_BAD]
+        if self._bad and (bad := sum(self._bad.values())) > self._skip_bad:
             raise DataError(
                 f"{bad} bad samples were left out by this rank's lanes, and skip_bad={self._skip_bad} allows no more: the"
                 " log names each of them"
             )
+        # of groups it is not known before ranks have added up their tokens: a loss that takes it shall be no number
+        even = 1.0 if self._grouping is None or self.world == 1 else math.nan
         if not self.deterministic:
-            return Batch(data, 1.0, 0, 0, ())
-        spans = [self.shape.span(lane[0], lane[1]) for lane in told]
+            return Batch(data, even, 0, 0, (), tokens)
+        start, stop = self.shape.span(*told[0][:2])
         if not self._slots:
-            return Batch(data, 0.0, spans[0][0], spans[0][0], ())
-        weight = len(self._slots) * self.world / self.shape.slots
-        return Batch(data, weight, spans[0][0], spans[-1][1], ())
+            return Batch(data, 0.0, start, start, ())
+        if len(told) > 1:
+            stop = self.shape.span(*told[-1][:2])[1]
+        return Batch(data, even * len(self._slots) * self.world / self.shape.slots, start, stop, (), tokens)
 
     def _dealings(self, lanes: int, left: Sequence[Left]) -> list[Dealing]:
         return [
@@ -322,6 +378,8 @@ class ElasticStream:
             "shuffle": self._shuffle,
             "window": self._window,
             "pack": self._pack,
+            "max_tokens": self._grouping.max_tokens if self._grouping else None,
+            "max_samples": self._grouping.max_samples if self._grouping else None,
             "global_batch": shape.batch if self.deterministic else None,
             "batch_size": None if self.deterministic else shape.per_lane,
             "lanes": shape.slots if self.deterministic else None,
@@ -335,63 +393,3 @@ class ElasticStream:
         dealing = self._dealt[number]
         done = sum(dealing.passes(lane, cursors[lane].sources[number]) for lane in lanes if lane in cursors)
         return done / len(lanes)
-
-    # ---- what is refused -------------------------------------------------------------------------------------------
-
-    def _check_shards(self) -> None:
-        lanes = self.shape.lanes
-        for source, shards, lengths in zip(self._sources, self._shards, self._lengths, strict=True):
-            kind = type(source).__name__
-            known = None not in lengths
-            have, what = (
-                (sum(n or 0 for n in lengths), "samples") if known else (len(shards), "shards of unknown length")
-            )
-            if have < lanes:
-                raise ConfigurationError(
-                    f"{kind} has {have} {what}, and {lanes} lanes are to read it: each needs one. Give fewer lanes="
-                    " (or stripes=, or ranks where batch_size= is given), or divide the source into more shards"
-                )
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        for name, mine in self._order().items():
-            had = state["order"].get(name)
-            if had != mine:
-                raise StateMismatch(
-                    f"the stream's {name} is {mine} and was {had} in the checkpoint: samples would be lost or repeated;"
-                    " build the stream as before, or start anew"
-                )
-        for number, shards in enumerate(self._shards):
-            if number >= len(state["sources"]) or state["sources"][number] != self._identities[number]:
-                checks = state.get("checks")
-                told = b64decode(checks[number]) if checks and number < len(checks) else b""
-                changed = changed_shard(shards, told)
-                which = (
-                    f"shard {changed} of it is another"
-                    if changed
-                    else "its shards are others, or another number of them"
-                )
-                raise StateMismatch(
-                    f"source {number} ({type(self._sources[number]).__name__}) is not what the checkpoint was made with:"
-                    f" {which}. Bring the old data back, or begin another job with what is there now"
-                )
-
-
-class _Transform:
-    """A transform as lanes call it."""
-
-    def __init__(self, transform: Callable[[Any, torch.Generator], Any]) -> None:
-        self._transform = transform
-
-    def __call__(self, sample: Any, seed: int) -> Any:
-        import torch
-
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-        return self._transform(sample, generator)
-
-
-def _stacked(rows: list[Any]) -> Any:
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.stack(rows))

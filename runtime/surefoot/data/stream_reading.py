@@ -1,7 +1,7 @@
-"""Reads batches of an elastic stream, in the trainer itself or in worker processes of torch's DataLoader.
+"""`StepReader` reads a stream's batches, in the trainer or in workers.
 
-A worker reads every n-th step, whole: its lanes are read by nobody else. With each batch comes where its lanes stand
-behind it; what was read ahead and never trained on thus counts for nothing.
+Of n workers each reads every n-th step, whole: no other process reads its lanes. With each batch come the cursors
+behind it, so that what was read ahead and never trained on counts for nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.data.extents import Dealing
-from surefoot.data.lanes import Lane, LaneCursor, Prepare, SourceReader
+from surefoot.data.groups import Grouping
+from surefoot.data.lanes import Lane, LaneCursor
 from surefoot.data.order import sample_seed
 from surefoot.data.source import DataSource
+from surefoot.data.source_reading import Prepare, SourceReader
 from surefoot.data.stream_state import StreamShape
 
-Read = tuple[Any, list[list[int]]]
-"""Collated data, and the lanes that it is of as plain numbers, where they stand behind it."""
+if TYPE_CHECKING:
+    import torch
+
+Read = tuple[Any, list[list[int]], int]
+"""Collated data; for each of its lanes the number and the cursor behind it, as plain numbers; and tokens of groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What batches are made of, alike on all ranks; picklable if its parts are."""
+    """`Recipe` holds all that batches follow from, alike on all ranks.
+
+    It is picklable if its parts are, and is what worker processes get.
+    """
 
     sources: Sequence[DataSource]
     weights: Sequence[float]
@@ -31,29 +39,30 @@ class Recipe:
     shape: StreamShape
     window: int
     pack: int | None
+    grouping: Grouping | None
     prepare: Prepare | None
     collate: Callable[[list[Any]], Any]
     skip_bad: int
     seed: int
 
     def lane(self, number: int) -> Lane:
-        """A reader of that lane, at its begin."""
+        """Returns a reader of that lane, at its begin."""
         readers = [
-            SourceReader(source, dealing, number, self.window, self.prepare)
+            SourceReader(source, dealing, number, self.window, self.prepare, self.grouping)
             for source, dealing in zip(self.sources, self.dealings, strict=True)
         ]
-        return Lane(readers, self.weights, sample_seed(self.seed, number), self.pack)
+        return Lane(readers, self.weights, sample_seed(self.seed, number), self.pack, self.grouping is not None)
 
 
 class StepReader:
-    """The batches of some slots from one step on, every `stride`-th of them."""
+    """`StepReader` reads the batches of some slots, at every `stride`-th step."""
 
     def __init__(self, recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor]) -> None:
         self._recipe, self._slots, self._cursors = recipe, slots, cursors
         self._lanes: dict[int, Lane] = {}
 
     def batches(self, first: int, stride: int) -> Iterator[Read]:
-        """Endless."""
+        """Yields batches from step `first` on, without end."""
         return (self._batch(step) for step in count(first, stride))
 
     def _batch(self, step: int) -> Read:
@@ -61,9 +70,11 @@ class StepReader:
         for slot in self._slots:
             number = self._recipe.shape.lane(step, slot)
             lane = self._lane(number)
-            items += [lane.item(self._recipe.skip_bad) for _ in range(self._recipe.shape.per_lane)]
+            items += lane.items(self._recipe.shape.per_lane, self._recipe.skip_bad)
             told.append([number, *lane.cursor().plain()])
-        return self._recipe.collate(items), told
+        if (grouping := self._recipe.grouping) is not None:
+            return [self._recipe.collate(group) for group in items], told, grouping.tokens(items)
+        return self._recipe.collate(items), told, 0
 
     def _lane(self, number: int) -> Lane:
         if number not in self._lanes:
@@ -74,5 +85,27 @@ class StepReader:
 
 
 def read_here(recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int) -> Iterator[Read]:
-    """The batches from step `first` on, read when they are asked for."""
+    """Yields the batches from step `first` on, read when asked for."""
     return StepReader(recipe, slots, cursors).batches(first, 1)
+
+
+class Transform:
+    """`Transform` calls the script's transform with a generator from a seed."""
+
+    def __init__(self, transform: Callable[[Any, torch.Generator], Any]) -> None:
+        self._transform = transform
+
+    def __call__(self, sample: Any, seed: int) -> Any:
+        import torch
+
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        return self._transform(sample, generator)
+
+
+def stacked(rows: list[Any]) -> Any:
+    """Returns packed rows as one tensor."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack(rows))

@@ -1,4 +1,4 @@
-"""The state of an elastic stream: cursors of lanes, what older worlds left, and how another world takes them over. Pure."""
+"""Stream state: lanes' cursors and what older worlds left. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from surefoot.data.extents import Cursor, Dealing, Extent, Left, Lengths, left_of
 from surefoot.data.lanes import LaneCursor
 from surefoot.data.order import share
+from surefoot.data.source import DataShard, changed_shard
 from surefoot.errors import StateMismatch
 
 _WIDTH = len(Extent._fields)
@@ -17,9 +18,10 @@ _WIDTH = len(Extent._fields)
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """Which lanes a step reads: `per_lane` samples from each of `slots` lanes, of another stripe each step.
+    """`StreamShape` says which lanes a step reads, and how much of each.
 
-    Every worker process reads stripes of its own, so that no sample is decoded twice.
+    `per_lane` items (samples, rows or groups) of each of `slots` lanes, of another stripe each step. Every worker
+    process reads stripes of its own, so that no sample is decoded twice.
     """
 
     slots: int
@@ -28,28 +30,31 @@ class StreamShape:
 
     @property
     def lanes(self) -> int:
-        """In all."""
+        """The number of lanes in all stripes together."""
         return self.slots * self.stripes
 
     @property
     def batch(self) -> int:
-        """Samples a step."""
+        """Items a step, on all ranks together."""
         return self.slots * self.per_lane
 
     def own(self, rank: int, world: int) -> tuple[int, ...]:
-        """The slots of a rank."""
+        """Returns the slots of a rank."""
         return tuple(range(*share(self.slots, world, rank)))
 
     def lanes_of(self, slots: Iterable[int]) -> list[int]:
-        """All lanes of these slots."""
+        """Returns all lanes of these slots, in every stripe."""
         return [self.lane(stripe, slot) for stripe in range(self.stripes) for slot in slots]
 
     def lane(self, step: int, slot: int) -> int:
-        """The lane that `slot` reads at `step`."""
+        """Returns the lane that `slot` reads at `step`."""
         return step % self.stripes * self.slots + slot
 
     def span(self, lane: int, items: int) -> tuple[int, int]:
-        """Positions [start, stop) of the run that a lane's visit was which ended behind `items` samples of it."""
+        """Returns the positions `[start, stop)` of a lane's last `per_lane` items.
+
+        `items` counts what the lane had handed out behind them.
+        """
         stripe, slot = divmod(lane, self.slots)
         step = (items // self.per_lane - 1) * self.stripes + stripe
         start = step * self.batch + slot * self.per_lane
@@ -57,7 +62,7 @@ class StreamShape:
 
 
 def joined_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Neighbours become one."""
+    """Returns the spans sorted, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and found[-1][1] == start:
@@ -67,18 +72,56 @@ def joined_spans(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...
     return tuple(found)
 
 
+def check_state(
+    state: Mapping[str, Any],
+    order: Mapping[str, Any],
+    identities: Sequence[str],
+    kinds: Sequence[str],
+    sources: Sequence[Sequence[DataShard]],
+) -> None:
+    """Refuses a state of another order or of changed sources.
+
+    Samples would be lost or repeated, and no error would say so.
+
+    Raises:
+        StateMismatch: names the argument or the shard that differs.
+    """
+    for name, mine in order.items():
+        had = state["order"].get(name)
+        if had != mine:
+            raise StateMismatch(
+                f"the stream's {name} is {mine} and was {had} in the checkpoint: samples would be lost or repeated;"
+                " build the stream as before, or start anew"
+            )
+    for number, shards in enumerate(sources):
+        if number >= len(state["sources"]) or state["sources"][number] != identities[number]:
+            checks = state.get("checks")
+            told = b64decode(checks[number]) if checks and number < len(checks) else b""
+            changed = changed_shard(shards, told)
+            which = (
+                f"shard {changed} of it is another" if changed else "its shards are others, or another number of them"
+            )
+            raise StateMismatch(
+                f"source {number} ({kinds[number]}) is not what the checkpoint was made with:"
+                f" {which}. Bring the old data back, or begin another job with what is there now"
+            )
+
+
 def lanes_as_plain(cursors: Mapping[int, LaneCursor]) -> list[list[int]]:
-    """One list a lane, its number first."""
+    """Returns one list of integers a lane, its number first."""
     return [[lane, *cursor.plain()] for lane, cursor in sorted(cursors.items())]
 
 
-def lanes_of_plain(plain: Sequence[Sequence[int]]) -> dict[int, LaneCursor]:
-    """What `lanes_as_plain` gave."""
+def lanes_of_plain(plain: Iterable[Sequence[int]]) -> dict[int, LaneCursor]:
+    """Builds the cursors of what `lanes_as_plain` returned."""
     return {numbers[0]: LaneCursor.of_plain(numbers[1:]) for numbers in plain}
 
 
 def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
-    """pass → [whole shards as bits, other extents as numbers]."""
+    """Returns, by pass, whole shards as bits and other extents as numbers.
+
+    A pass hardly begun has as many extents as the source has shards; numbers for each would make the state large.
+    """
     found = {}
     for turn, extents in left.items():
         bits = bytearray(-(-len(lengths) // 8))
@@ -93,7 +136,7 @@ def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
 
 
 def left_of_plain(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[Extent]]:
-    """What `left_as_plain` gave; extents that were begun come first."""
+    """Builds the extents of what `left_as_plain` returned, whole shards last."""
     found = {}
     for turn, (text, others) in plain.items():
         bits = b64decode(text)
@@ -107,7 +150,11 @@ def left_of_plain(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[
 
 
 def taken_over(states: Sequence[Mapping[str, Any]]) -> dict[int, LaneCursor]:
-    """The cursors of all lanes, from what each rank of the older world had of its own."""
+    """Returns the cursors of all lanes from the older world's states.
+
+    Raises:
+        StateMismatch: two ranks have the same lane, so the states are of different checkpoints.
+    """
     cursors: dict[int, LaneCursor] = {}
     for rank, state in enumerate(states):
         mine = lanes_of_plain(state["lanes"])
@@ -120,7 +167,10 @@ def taken_over(states: Sequence[Mapping[str, Any]]) -> dict[int, LaneCursor]:
 
 
 def left_behind(dealing: Dealing, cursors: Mapping[int, LaneCursor], source: int) -> dict[int, list[Extent]]:
-    """What is left of one source, where each lane stands as its cursor says; one without a cursor has not begun."""
+    """Returns, by pass, what all lanes left of one source.
+
+    A lane without a cursor has not begun.
+    """
     begin = Cursor(turn=dealing.first)
     standing = [cursors[lane].sources[source] if lane in cursors else begin for lane in range(dealing.lanes)]
     left = left_of(dealing, standing)

@@ -1,4 +1,7 @@
-"""Worker processes of torch's DataLoader that read an elastic stream ahead. Loads torch; imported where it is wanted."""
+"""`read_ahead` reads a stream in worker processes of torch's DataLoader.
+
+It loads torch, so it is imported where workers are wanted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,15 @@ from surefoot.data.stream_reading import Read, Recipe, StepReader
 def read_ahead(
     recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int, options: Mapping[str, Any]
 ) -> Iterator[Read]:
-    """The batches from step `first` on; `options` are the DataLoader's `num_workers`, `pin_memory` and the like."""
+    """Yields the batches from step `first` on, read by workers.
+
+    Args:
+        recipe: what batches follow from.
+        slots: this rank's.
+        cursors: of lanes that are not at their begin.
+        first: the step to begin with.
+        options: the DataLoader's `num_workers`, `pin_memory` and the like.
+    """
     loader: DataLoader[Read] = DataLoader(
         _Steps(recipe, slots, cursors, first),
         batch_size=None,
@@ -28,7 +39,7 @@ def read_ahead(
 
 
 class _Steps(IterableDataset[Read]):
-    """Worker w of n reads steps first + w, first + w + n, …, the order in which the DataLoader asks them."""
+    """Worker w of n reads steps first + w, first + w + n, …: the order in which the DataLoader asks them."""
 
     def __init__(self, recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int) -> None:
         self._reader = StepReader(recipe, slots, cursors)

@@ -82,7 +82,7 @@ class Puts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """None is under way any more when the block ends."""
+        """Waits for writes under way; after an error it cancels queued ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 

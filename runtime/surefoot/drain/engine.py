@@ -78,7 +78,7 @@ class DrainWatcher:
 
 
 def no_probe(stage: str) -> None:
-    """Nobody watches the stages."""
+    """Ignores the stages; the default probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Drain:
         return all(ended) and not self._control.is_alive()
 
     def _idle(self) -> bool:
-        """Nothing under way, and nothing left to tell: also of a save that was refused and never began."""
+        """Whether no save is under way and no result unreported, also of one that was refused and never began."""
         return not self._state.busy() and not self._work and not self._outbox and not self._carrying
 
     # ---- events and commands ------------------------------------------------------------------------------------

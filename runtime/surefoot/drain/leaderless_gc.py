@@ -44,13 +44,13 @@ class GcScope:
 
 @dataclass(frozen=True, slots=True)
 class GcResult:
-    """What one round found and did."""
+    """Reports what one collection found and removed."""
 
     watermark: Checkpoint | None
     dropped: int
     problems: tuple[str, ...]
     fenced: bool = False
-    """A newer epoch rules: this agent must not do it again."""
+    """A newer epoch rules the job: the round ended there, and each later one will."""
 
 
 def collect_garbage(clients: Mapping[HolderId, HolderClient], charge: GcScope) -> GcResult:
@@ -140,7 +140,8 @@ def _covers(reading: TierReading, clients: list[HolderClient]) -> Covers:
 
 
 def _layout(digest: str, clients: list[HolderClient]) -> Layout | None:
-    """From the first holder with a good copy; without one the checkpoint counts as incomplete, and protects nothing."""
+    """Reads a layout from the first holder with a good copy; without one the checkpoint counts as incomplete, and
+    protects nothing."""
     for client in clients:
         try:
             return read_layout(digest, client.read_layout(digest)).layout

@@ -91,7 +91,7 @@ class RetentionThread:
             tier.close()
 
     def _drops(self, tier: ObjectStoreTier, found: Survey) -> list[Checkpoint]:
-        """What cannot be read stays: it may be good, and only a person can say that it is not."""
+        """Chooses what to drop. What cannot be read stays: it may be good, and only a person can say that it is not."""
         self._covers, left_out = coverage(tier, found.manifests, self._covers)
         troubles = unjudged(found, self._covers, left_out)
         for checkpoint in sorted(troubles.keys() - self._told):

@@ -19,7 +19,7 @@ from surefoot.protocol.records import RankManifest
 
 
 class SaveWork:
-    """What is being drained from one slot."""
+    """Reads and digests one slot's save for all its writers."""
 
     def __init__(self, sealed: SealedSave, layout: Stream, memory: memoryview) -> None:
         end = sealed.stream_bytes + sealed.values_bytes

@@ -58,7 +58,7 @@ class SealedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """On its way, a leg a target."""
+    """A sealed save on its way, with one leg per target."""
 
     sealed: SealedSave
     since: float

@@ -35,7 +35,7 @@ _MOST_SILENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was there. `seen`: every checkpoint of which anything is."""
+    """Lists what a tier has; `seen`: every checkpoint with any object."""
 
     seen: tuple[Checkpoint, ...]
     manifests: tuple[RankManifest, ...]
@@ -141,7 +141,7 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 def _manifest(tier: ObjectStoreTier, save: RankSave) -> RankManifest | LeftOut | None:
-    """None where it has gone since it was listed."""
+    """Reads a manifest; None if it was removed since it was listed."""
     try:
         return patiently(lambda: tier.read_manifest(save))
     except ChunkMissing:

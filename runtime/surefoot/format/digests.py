@@ -17,20 +17,23 @@ DIGEST_BYTES = 8
 
 
 def digest(data: bytes | memoryview) -> str:
-    """xxh3_64 as 16 hex digits: names layouts, and guards digest tables and values in the manifest."""
+    """xxh3_64 as 16 hex digits: of layouts, digest tables and values."""
     return xxh3_64_hexdigest(data)
 
 
 def block_digests(stream: memoryview, edges: Sequence[int], blocks: range) -> bytes:
-    """The table of these blocks of a stream; `edges[i]` is where block i begins, `edges[i + 1]` where it ends."""
+    """Computes the digest table of these blocks of a stream.
+
+    `edges[i]` is where block i begins, `edges[i + 1]` where it ends.
+    """
     return _little_endian(_digests(stream, edges[blocks.start : blocks.stop + 1], 0)).tobytes()
 
 
 def first_bad_block(data: memoryview, edges: Sequence[int], blocks: range, table: bytes) -> int | None:
-    """Which of these blocks, lying in `data` one behind the other, does not match `table`; None if all do.
+    """Finds the first of adjacent blocks that does not match `table`.
 
-    `table` holds the digests of just these blocks. Raises ValueError if it has another number of them, or `data`
-    another length: that is the caller's mistake, not a damaged copy.
+    None if all match. `table` holds the digests of just these blocks. Raises ValueError if it has another number of
+    them, or `data` another length: that is the caller's mistake, not a damaged copy.
     """
     bounds = edges[blocks.start : blocks.stop + 1]
     if len(table) != len(blocks) * DIGEST_BYTES or (blocks and len(data) != bounds[-1] - bounds[0]):
@@ -44,7 +47,8 @@ def first_bad_block(data: memoryview, edges: Sequence[int], blocks: range, table
 
 
 def _digests(data: memoryview, bounds: Sequence[int], origin: int) -> array[int]:
-    """Of the blocks between these bounds; the loop that everything saved and restored goes through, so it is short."""
+    """Digests the blocks between these bounds; the loop that everything saved and restored goes through, so it is
+    short."""
     one = xxh3_64_intdigest
     if origin:
         return array("Q", [one(data[a - origin : b - origin]) for a, b in pairwise(bounds)])

@@ -31,7 +31,7 @@ ITEMSIZE = {
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element; raises StateMismatch for a type this version does not save."""
+    """Bytes of one element; StateMismatch for a type that is not saved."""
     size = ITEMSIZE.get(dtype)
     if size is None:
         raise StateMismatch(

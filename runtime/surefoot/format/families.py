@@ -30,7 +30,10 @@ def spread_rule(rule: ShardingRule) -> SpreadRule:
 
 
 class Family:
-    """What the layout of rank `of` says about all ranks. Only for layouts that say how they are spread."""
+    """Derives all ranks' layouts from the layout of rank `of`.
+
+    ValueError for a layout without a Spread.
+    """
 
     def __init__(self, layout: Layout, of: int) -> None:
         if layout.spread is None or len(layout.spread.of) != len(layout.tensors):
@@ -55,7 +58,7 @@ class Family:
         return all(rule.grid.count >= world for rule in self._rules)
 
     def stream(self, rank: int) -> Stream:
-        """What the stream of that rank looks like if it holds these tensors and no others."""
+        """The stream of a rank that holds these tensors and no others."""
         held = self._held(rank)
         boxes: dict[str, list[Box]] = defaultdict(list)
         for number, box in saved_boxes(held.holdings, rank, held.groups):
@@ -86,7 +89,7 @@ class Family:
         return found
 
     def _held(self, rank: int) -> _Held:
-        """What a rank holds; ranks that hold the same get the same answer."""
+        """What a rank holds; ranks that hold the same share one object."""
         sames = tuple(rule.same(rank) for rule in self._rules)
         key = (sames, rank if OWN in self._spread.of else None)
         if key not in self._known:

@@ -25,7 +25,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A class or function that was saved by its name alone; what reads it must have the same one in its place."""
+    """Names a class or function that the reader must have loaded itself."""
 
     module: str
     name: str
@@ -59,12 +59,18 @@ _PLAIN_TYPES: dict[str, type] = {kind.__name__: kind for kind in _OWN}
 
 
 def timezone_is_plain(value: datetime | time) -> bool:
-    """Whether its zone, if it has one, is a fixed distance from UTC: all that its text says."""
+    """Whether a zone is a fixed UTC offset, or there is none.
+
+    A text keeps nothing else of it.
+    """
     return value.tzinfo is None or type(value.tzinfo) is timezone
 
 
 def name_of(value: Any) -> Named | None:
-    """How a class or function is found again from its module; None if it is not."""
+    """The name that finds a class or function again in its module.
+
+    None if none does.
+    """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
@@ -72,7 +78,7 @@ def name_of(value: Any) -> Named | None:
 
 
 def found(what: Named) -> Any:
-    """What has that name in a module that this process has loaded; None if nothing has."""
+    """Looks a name up in the modules that this process loaded."""
     here: Any = sys.modules.get(what.module)
     for part in what.name.split("."):
         here = getattr(here, part, None)
@@ -84,13 +90,13 @@ def is_nameable(value: Any) -> bool:
 
 
 def plain_type(what: Named) -> type | None:
-    """One of Python's own types, which mean the same everywhere; None if it is another."""
+    """One of Python's own types by name, else None."""
     kind = _PLAIN_TYPES.get(what.name)
     return kind if kind is not None and kind.__module__ == what.module else None
 
 
 def container_of(value: Any) -> str | None:
-    """The kind of a value that holds others, beyond JSON's own; None if it holds none, or is of no known kind."""
+    """The kind of a container beyond JSON's own, else None."""
     kind = type(value)
     if kind in (deque, defaultdict, Counter, Namespace, SimpleNamespace):
         return kind.__name__
@@ -110,7 +116,7 @@ def shape_of(kind: Hashable) -> str | None:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """What a dataclass or namespace holds; a field that was never set is left out."""
+    """The fields of a dataclass or namespace that are set."""
     if isinstance(value, Namespace | SimpleNamespace):
         return dict(vars(value))
     return {f.name: getattr(value, f.name) for f in fields(value) if hasattr(value, f.name)}
@@ -126,7 +132,7 @@ def beyond_fields(value: Any) -> list[str]:
 
 
 def made_of(kind: type, held: dict[str, Any]) -> Any:
-    """A dataclass or namespace with these fields; nothing of its own code runs."""
+    """Makes a dataclass or namespace without running its code."""
     if kind in _NAMESPACES.values():
         holder: Any = kind()
         # not by setattr: a namespace may hold a name such as `__dict__` that an object gives to nobody
@@ -164,7 +170,10 @@ def mapped(value: Any, each: Callable[[Any, Any], Any]) -> Any:
 
 
 def class_named(what: Named, shape: str) -> type | None:
-    """A loaded class of that name that is an enum, a dataclass or a named tuple, as `shape` says; None if there is none."""
+    """Finds a loaded enum, dataclass or named tuple; `shape` says which.
+
+    None if the name is of something else.
+    """
     kind = found(what)
     if not isinstance(kind, type) or kind.__module__ == builtins.__name__:
         return None

@@ -23,7 +23,7 @@ from surefoot.protocol.records import CHUNK_BYTES, Layout, Piece, Spread, Tensor
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """One tensor as a rank knows it: its global shape, and the boxes of it that this rank saves (may be none)."""
+    """A tensor's global shape and the boxes this rank saves (maybe none)."""
 
     name: str
     dtype: str
@@ -33,7 +33,10 @@ class TensorParts:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """A piece with its tensor, its tiling, and the number of its first block in the stream's digest table."""
+    """A piece with its tensor, tiling and first block's number.
+
+    Blocks are numbered as in the stream's digest table.
+    """
 
     tensor: TensorLayout
     piece: Piece
@@ -42,11 +45,10 @@ class PlacedPiece:
 
 
 def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -> Layout:
-    """The layout of a rank that saves these; the same parts in any order give the same layout. `spread` numbers them by
-    name.
+    """Builds the layout of a rank that saves these, in any order.
 
-    Tensors stand by name. Their pieces lie in the stream by falling item size, so that each is aligned to its items
-    without padding and can be copied to from a typed view.
+    `spread` numbers the tensors by name. Tensors are listed by name. Their pieces follow each other in the stream by
+    falling item size, so that each is aligned to its items without padding and can be copied to from a typed view.
     """
     named = sorted(tensors, key=lambda t: t.name)
     position = 0
@@ -78,7 +80,10 @@ def layout_digest(text: str) -> str:
 
 
 def read_layout(name: str, text: str) -> Stream:
-    """The layout in a record called `name`; raises Corrupt if it is not that record, ProtocolError if it cannot be."""
+    """Parses the layout record called `name`.
+
+    Raises Corrupt if its digest differs, ProtocolError if its chunks cannot be.
+    """
     if layout_digest(text) != name:
         raise Corrupt(f"layout record {name} does not match its digest; another copy is needed")
     stream = Stream(Layout.from_json(text))
@@ -91,7 +96,7 @@ def read_layout(name: str, text: str) -> Stream:
 
 
 class Stream:
-    """A layout, worked out: where its pieces and blocks lie. Make one per layout and keep it; it never changes."""
+    """Locates a layout's pieces and blocks; immutable, made once per layout."""
 
     def __init__(self, layout: Layout, text: str | None = None) -> None:
         """`text`: the record, if it is known. Raises ProtocolError where the pieces do not fill the stream."""
@@ -111,13 +116,13 @@ class Stream:
 
     @cached_property
     def edges(self) -> array[int]:
-        """Stream offsets at which blocks begin, and the end of the last: one more than there are blocks."""
+        """Stream offsets where blocks begin, then the end of the last."""
         sizes = chain.from_iterable(part.tiling.block_sizes() for part in self.pieces)
         return array("Q", list(accumulate(sizes, initial=0)))
 
     @property
     def blocks(self) -> int:
-        """Number of blocks, which is the number of entries in the digest table."""
+        """Number of blocks, and of entries in the digest table."""
         last = self.pieces[-1] if self.pieces else None
         return last.first_block + last.tiling.blocks if last else 0
 

@@ -17,7 +17,10 @@ _OBJECTS_BYTES = 1 << 20
 
 
 def objects_of(values: bytes) -> tuple[tuple[str, str], ...]:
-    """What a rank's values say of its objects, for its manifest; nothing where they do not begin with it."""
+    """Reads the objects' digests from a rank's values, for its manifest.
+
+    Empty for values of older writers.
+    """
     head = _OBJECTS.match(values)
     if head is None:
         return ()
@@ -27,7 +30,7 @@ def objects_of(values: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def is_suspect(values: bytes) -> bool:
-    """Whether a rank's values say that the loss of their step was no number."""
+    """Whether a rank's values say that its loss was not finite."""
     head = _OBJECTS.match(values)
     return head is not None and head[1] is not None
 
@@ -35,7 +38,7 @@ def is_suspect(values: bytes) -> bool:
 def describe(
     save: RankSave, world: int, incarnation: str, stream: Stream, tables: tuple[bytes, bytes], saved_at: float
 ) -> RankManifest:
-    """The manifest of a rank save; `tables` are its digest table and its values."""
+    """Builds a manifest; `tables` are the digest table and the values."""
     digests, values = tables
     if len(digests) != stream.blocks * DIGEST_BYTES:
         raise ValueError(
@@ -59,12 +62,12 @@ def describe(
 
 
 def check_digests(manifest: RankManifest, table: bytes, where: str) -> None:
-    """Raises Corrupt, naming the copy, unless this is the digest table that the manifest describes."""
+    """Raises Corrupt, naming the copy, for another than the manifest's table."""
     _check(manifest, "digest table", (table, manifest.digests_bytes, manifest.digests_digest), where)
 
 
 def check_values(manifest: RankManifest, values: bytes, where: str) -> None:
-    """Raises Corrupt, naming the copy, unless these are the values that the manifest describes."""
+    """Raises Corrupt, naming the copy, for other than the manifest's values."""
     _check(manifest, "values", (values, manifest.values_bytes, manifest.values_digest), where)
 
 

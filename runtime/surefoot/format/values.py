@@ -40,7 +40,10 @@ _WAY_OUT = "leave it out of state_dict, or give it as numbers, text, tensors, en
 
 
 def encode_values(values: Mapping[str, Any], other: Encoder | None = None) -> bytes:
-    """The values blob. `other` gets what has no kind here and returns its object, with `~`, or None."""
+    """Encodes a values blob; `other` encodes what has no kind here.
+
+    It returns an object with `~`, or None.
+    """
     body = {name: _encode(value, name, other, 0) for name, value in values.items()}
     return json.dumps({"format": VALUES_FORMAT, "values": body}, separators=(",", ":"), allow_nan=False).encode()
 

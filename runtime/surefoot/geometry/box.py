@@ -60,5 +60,5 @@ class Box:
 
 
 def box_of(piece: Piece) -> Box:
-    """Where a saved piece lies in its tensor."""
+    """The box of a saved piece in its tensor."""
     return Box(piece.offsets, piece.lengths)

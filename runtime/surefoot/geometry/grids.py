@@ -49,7 +49,7 @@ class Grid:
         return prod(self.sizes)
 
     def ranks(self) -> Iterator[int]:
-        """All of them, in row-major order."""
+        """All ranks of the grid, in row-major order."""
         if self.listed:
             yield from self.listed
             return
@@ -66,7 +66,7 @@ class Grid:
         return self.rank(self._coordinate(number))
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Where a rank stands; None if it is not in the grid."""
+        """A rank's coordinates; None if it is not in the grid."""
         if self.listed:
             return self._coordinate(self.listed.index(rank)) if rank in self.listed else None
         rest, found = rank - self.base, [0] * len(self.sizes)
@@ -83,7 +83,7 @@ class Grid:
         return None if coordinate is None else self._number(coordinate)
 
     def only(self, fixed: Mapping[int, int]) -> Grid:
-        """Those at the given coordinates (dimension → coordinate); the other dimensions remain."""
+        """The subgrid at the given coordinates (dimension → coordinate)."""
         left = [d for d in range(len(self.sizes)) if d not in fixed]
         if not self.listed:
             base = self.base + sum(c * self.strides[d] for d, c in fixed.items())

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PlacedBox:
-    """`box` of the tensor lies at `local` of what the rank holds."""
+    """Maps `box` of the tensor to offsets `local` in a rank's part."""
 
     box: Box
     local: tuple[int, ...]
@@ -50,7 +50,7 @@ class ShardingRule:
         return self.grid.only({d: c for d, c in enumerate(coordinate) if self.cuts[d] is not None})
 
     def local_shape(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """What the rank's own tensor looks like."""
+        """The shape of a rank's own part."""
         return tuple(sum(n for _, n in spans) for spans in self._spans(shape, rank))
 
     def parts(self, shape: tuple[int, ...], rank: int) -> list[PlacedBox]:
@@ -117,7 +117,7 @@ def _taken(spans: list[Span], parts: int, factor: int, index: int) -> list[Span]
 
 
 def _meeting(spans: list[Span], parts: int, factor: int, wanted: Span) -> list[int]:
-    """Which parts hold something of `wanted`."""
+    """Parts that intersect `wanted`."""
     total, position = sum(n for _, n in spans), 0
     found: set[int] = set()
     reached = []

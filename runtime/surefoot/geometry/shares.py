@@ -1,8 +1,9 @@
 """Divides what several ranks hold alike into equal shares to save.
 
-Pure. Every rank computes its own share alone, and all must come to the same answer, so nothing here depends on
-anything but its arguments. What is shared is laid end to end and cut at equal distances; a cut is moved to the nearest
-row, and small tensors are never cut. So a rank's share costs two searches, however many ranks there are.
+Pure. Every rank computes its own share alone, and all must come to the same answer, so nothing here depends on anything
+but its arguments. ByteCheckpoint (NSDI'25) and DCP assign whole tensors to the least loaded rank; here what is shared
+is laid end to end and cut at equal distances. A cut is moved to the nearest row, and small tensors are never cut. So a
+rank's share costs two searches, however many ranks there are.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Shares:
         """How many of the members save anything."""
 
     def of(self, member: int) -> list[tuple[int, Box]]:
-        """What a member saves: (number of the tensor, box of it), in order."""
+        """The boxes a member saves: (number of the tensor, box), in order."""
         sharer = self._sharer(member)
         if sharer is None:
             return []
@@ -106,7 +107,8 @@ class Shares:
         return found
 
     def members(self, number: int, box: Box) -> list[int]:
-        """Who saves elements of `box` of that tensor (and perhaps a few that save only what lies between them)."""
+        """Members that save elements of `box` of that tensor (and perhaps a few that save only what lies between
+        them)."""
         low, high = flat_hull(self._tensors[number].lengths, box)
         first = bisect_right(range(self.sharers + 1), (number, low), key=self._cut) - 1
         last = bisect_left(range(self.sharers + 1), (number, high), key=self._cut)

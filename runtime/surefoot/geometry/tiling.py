@@ -1,8 +1,9 @@
 """Cuts a box into blocks, the units that are hashed and verified.
 
-It says where each block's bytes lie. Pure. Blocks stand in row-major order of tiles; the elements of a block are row-
-major; tiles at the far edges are clipped. So a row of blocks along the last dimension is one contiguous run of bytes,
-and a byte's block, a block's bytes and a box's blocks all follow by division, without a table.
+Pure. Tiles as in chunked array formats (HDF5, Zarr): a reshard verifies and reads only the blocks that it needs. Blocks
+are in row-major order of tiles; the elements of a block are row-major; tiles at the far edges are clipped. So a row of
+blocks along the last dimension is one contiguous run of bytes, and a byte's block, a block's bytes and a box's blocks
+all follow by division, without a table.
 """
 
 from __future__ import annotations

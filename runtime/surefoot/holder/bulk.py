@@ -17,9 +17,10 @@ _LONGEST_LINE = 512
 
 
 def limit_by_kernel(line: socket.socket, seconds: float) -> None:
-    """One call then sends or receives megabytes, without waking this process for each part of them.
+    """Sets the socket's time limits in the kernel.
 
-    Each wait ends after `seconds` with BlockingIOError. TLS has records of its own and stays as it is.
+    One call then sends or receives megabytes without waking this process for each part. Each wait ends after `seconds`
+    with BlockingIOError. TLS has records of its own and stays as it is.
     """
     if isinstance(line, ssl.SSLSocket):
         return
@@ -31,10 +32,10 @@ def limit_by_kernel(line: socket.socket, seconds: float) -> None:
 
 
 def reply_into(line: socket.socket, into: memoryview) -> int:
-    """Reads one reply that should be a string of `into`'s length; the length it had.
+    """Reads one string reply into `into`; returns the reply's length.
 
-    A shorter string is at the beginning of `into`. Raises redis' ResponseError for an error, ConnectionError for
-    anything else; after all of these, and after another length, the line must be closed (`Wire.take` does).
+    A shorter string fills the beginning of `into`. Raises redis' ResponseError for an error reply, ConnectionError for
+    anything else; after either, and after another length, the socket must be closed (`Wire.take` does).
     """
     expected = b"$%d\r\n" % len(into)
     head = bytearray(len(expected))

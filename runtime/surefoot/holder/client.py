@@ -23,7 +23,7 @@ _KEYS = 500
 
 @dataclass(frozen=True, slots=True)
 class HolderIndex:
-    """What a holder said at one moment. `damaged` names index entries that cannot be read."""
+    """Holds a holder's index; `damaged` names entries that cannot be read."""
 
     fence: int
     watermark: Checkpoint | None
@@ -32,7 +32,7 @@ class HolderIndex:
 
 
 class HolderClient:
-    """One job's view of one holder. The connection opens at the first call."""
+    """Accesses one job's data on one holder; connects at the first call."""
 
     def __init__(self, endpoint: HolderEndpoint, job: str, credentials: Credentials, call_seconds: float = 1.0) -> None:
         self.endpoint = endpoint
@@ -52,11 +52,14 @@ class HolderClient:
     # ---- decisions of the holder ------------------------------------------------------------------------------------
 
     def seal(self, epoch: int) -> None:
-        """From now on the holder refuses writers older than `epoch`. Raises Fenced if it already knows a newer one."""
+        """Makes the holder refuse writers older than `epoch`.
+
+        Raises Fenced if it already knows a newer one.
+        """
         self._expect_ok(self._run(scripts.SEAL, epoch, [], []), f"sealing for epoch {epoch}")
 
     def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> None:
-        """Makes the rank save visible if every part of it is here with its length; see `Tier.commit`."""
+        """Makes the rank save visible if all parts are complete; see `Tier.commit`."""
         save, text = manifest.save, manifest.to_json()
         where = [keys.layout(self._job, manifest.layout), *keys.data_of(self._job, save, manifest.chunks)]
         lengths = [manifest.digests_bytes, manifest.values_bytes, *chunk_lengths]
@@ -80,7 +83,10 @@ class HolderClient:
         self._expect_ok(result, f"dropping {save}")
 
     def sweep(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> bool:
-        """Removes these data keys of a save that has no index entry; whether it had none. Absent is success."""
+        """Removes data keys of a save; False: it has an index entry.
+
+        Keys that are gone already are no error.
+        """
         doing = f"removing what is left of {save}"
         for start in range(0, len(names), _KEYS):
             more = list(names[start : start + _KEYS])
@@ -91,7 +97,7 @@ class HolderClient:
         return True
 
     def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> None:
-        """Notes the newest checkpoint that is on enough holders, for whoever reads this holder next."""
+        """Stores the newest checkpoint that is on enough holders, for later readers."""
         value = f"{checkpoint.epoch}:{checkpoint.step}"
         result = self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
         self._expect_ok(result, f"marking {checkpoint}")
@@ -120,7 +126,10 @@ class HolderClient:
             )
 
     def manifests(self) -> tuple[RankManifest, ...]:
-        """Of every visible rank save; the names of entries that cannot be read are `damaged` then."""
+        """Lists the manifests of visible rank saves.
+
+        The names of entries that cannot be read are in `damaged` afterwards.
+        """
         index = self.index()
         self._damaged = index.damaged
         return index.manifests
@@ -137,7 +146,10 @@ class HolderClient:
         self._put(keys.chunk(self._job, save, index), data, f"writing chunk {index} of {save}")
 
     def send_chunk(self, save: RankSave, index: int, data: bytes | memoryview) -> None:
-        """As `put_chunk`, but returns with the answer to the one before: the holder stores it while this travels."""
+        """Sends a chunk and waits for the reply to the one before.
+
+        Otherwise as `put_chunk`: the holder stores one chunk while the next travels.
+        """
         flat = data.cast("B") if isinstance(data, memoryview) else data
         with explained(str(self), f"writing chunk {index} of {save}"):
             self._wire.ask("SET", keys.chunk(self._job, save, index), flat)
@@ -145,7 +157,7 @@ class HolderClient:
                 self._wire.answer()
 
     def settle(self) -> None:
-        """Waits until all that was sent is stored; raises as `put_chunk` would have."""
+        """Waits until all sent chunks are stored; raises as `put_chunk` does."""
         with explained(str(self), "writing chunks"):
             while self._wire.due:
                 self._wire.answer()
@@ -174,7 +186,7 @@ class HolderClient:
         return found
 
     def ask_chunk(self, save: RankSave, index: int, offset: int, length: int) -> None:
-        """Asks for bytes that `take_chunk` will read; what is asked for is taken in that order."""
+        """Requests bytes that `take_chunk` reads, in the order of the requests."""
         with explained(str(self), f"asking for chunk {index} of {save}"):
             key = keys.chunk(self._job, save, index)
             self._wire.ask("GETRANGE", key, offset, offset + length - 1)
@@ -268,7 +280,7 @@ class HolderClient:
 
 
 def _watermark(text: bytes) -> Checkpoint | None:
-    """None where there is none, or it cannot be read."""
+    """The watermark, or None if there is none or it cannot be read."""
     epoch, _, step = text.decode(errors="replace").partition(":")
     try:
         return Checkpoint(int(epoch), int(step)) if step else None

@@ -41,7 +41,10 @@ _WHOLE_BUFFER = 6000
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """An account on a holder. The empty user with an empty password means a server without accounts (loopback)."""
+    """Authenticates on a holder.
+
+    The empty user with an empty password means a server without accounts (loopback).
+    """
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -52,15 +55,15 @@ class Credentials:
 
 
 def account_of(job: JobSettings) -> Credentials:
-    """What the processes of a worker reach their job's holders with."""
+    """The account by which a worker's processes reach the job's holders."""
     return Credentials(job.holder_user, job.holder_password, job.holder_tls_ca, job.local_holder)
 
 
 class Wire:
-    """One connection to a server, opened at the first call and opened anew after one that failed.
+    """Keeps one connection to a server, opened at first use.
 
-    `call_seconds` limits connecting, sending one command, and each wait for bytes of its reply. `socket_path`: the
-    server's socket on this node, tried first.
+    One that failed is opened anew. `call_seconds` limits connecting, sending one command, and each wait for bytes of
+    its reply. `socket_path`: the server's socket on this node, tried first.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Wire:
         )
 
     def call(self, *arguments: Any) -> Any:
-        """Sends one command and returns its reply as Redis gave it: bytes, int, None or a list of them."""
+        """Sends one command and returns Redis' reply: bytes, int, None or list."""
         self.forget()
         with self._limited():
             self._line()
@@ -100,16 +103,20 @@ class Wire:
             return self._connection.read_response()
 
     def ask(self, *arguments: Any) -> None:
-        """Sends one command whose reply `take` or `answer` reads; several may be asked for before the first is read."""
+        """Sends one command whose reply `take` or `answer` reads later.
+
+        Several may be under way.
+        """
         with self._limited():
             self._line()
             self._connection.send_command(*arguments)
             self._asked += 1
 
     def take(self, into: memoryview) -> int:
-        """The reply to the oldest command asked for: a string, straight into `into`; its length, at most `into`'s.
+        """Reads the reply to the oldest `ask` into `into`; returns its length.
 
-        A connection that failed since, or whose last reply was of another length, has forgotten what was asked.
+        The reply is a string, no longer than `into`. A connection that failed since, or whose last reply was of another
+        length, has lost its requests: redis' ConnectionError.
         """
         if not self._asked or self._connection._sock is None:
             raise redis.exceptions.ConnectionError("the connection was closed since this was asked for")
@@ -126,7 +133,7 @@ class Wire:
 
     @property
     def due(self) -> int:
-        """How many replies are still to come."""
+        """Number of replies under way."""
         return self._asked
 
     def answer(self) -> Any:
@@ -138,7 +145,7 @@ class Wire:
             return self._connection.read_response()
 
     def forget(self) -> None:
-        """Nobody will take what was asked for: its replies must not be taken for another's."""
+        """Closes a connection with unread replies: another call would read them."""
         if self._asked:
             self.close()
 
@@ -165,7 +172,7 @@ class Wire:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """The kernel says EAGAIN where a limit is over; redis-py passes that on as an error of its own."""
+        """Turns EAGAIN, the kernel's answer after a time limit, into redis' TimeoutError."""
         try:
             yield
         except (redis.exceptions.ConnectionError, BlockingIOError) as error:
@@ -230,7 +237,7 @@ def _trust(authority: str) -> ssl.SSLContext:
 
 @contextmanager
 def understood(where: str, doing: str) -> Iterator[None]:
-    """Turns what is raised while a reply is read into HolderDamaged: a figure that is none, a list that is no list."""
+    """Turns a reply that cannot be parsed into HolderDamaged."""
     try:
         yield
     except (HolderDamaged, *_NO_REPLY) as error:
@@ -244,7 +251,10 @@ def understood(where: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def explained(where: str, doing: str) -> Iterator[None]:
-    """Turns what Redis raises into TierUnavailable, TierFull or TierError that says where and while doing what."""
+    """Turns Redis' errors into TierUnavailable, TierFull, TierError or their like.
+
+    The message says where, and while doing what.
+    """
     try:
         yield
     except redis.exceptions.OutOfMemoryError as error:

@@ -21,7 +21,10 @@ _BATCH = 16
 
 
 def fill(wire: Wire, size: int, go_on: Callable[[int], bool] = lambda written: True) -> int:
-    """Touches `size` bytes as far as they are free; how many. `go_on(values written)` may end it early."""
+    """Touches up to `size` free bytes; returns how many.
+
+    `go_on(values written)` may end it early.
+    """
     payload = memoryview(bytes(CHUNK_BYTES))
     written = 0
     try:

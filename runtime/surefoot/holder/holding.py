@@ -23,28 +23,30 @@ _BATCH = 500
 
 
 class JobHolding:
-    """One job's bytes on one server, by the administrator's connection. One thread at a time."""
+    """Measures and closes one job's holdings with administrator rights; for one thread."""
 
     def __init__(self, wire: Wire, where: str, job: str) -> None:
         self._wire, self._where, self._job = wire, where, job
 
     def held_bytes(self) -> int:
-        """What all its keys take, whatever they are: lengths of strings, and what Redis says of anything else."""
+        """Sums the bytes of all the job's keys, whatever their type."""
         doing = f"measuring job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):
             return sum(self._bytes_of(batch) for batch in key_batches(self._wire, keys.of_job(self._job)))
 
     def accounts(self) -> int:
-        """How many jobs have an account on this server."""
+        """Number of jobs with an account on this server."""
         doing = "counting accounts"
         with understood(self._where, doing), explained(self._where, doing):
             return sum(name != b"default" for name in self._wire.call("ACL USERS"))
 
     def close(self, account: Credentials) -> int:
-        """Ends its writing at once, also on open connections, then removes what no index entry needs.
+        """Revokes the account's write commands, then removes keys without index entry.
+
+        Open connections lose them at once.
 
         Returns:
-            How many keys went.
+            How many keys were removed.
         """
         doing = f"closing the account of job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):

@@ -17,22 +17,28 @@ FILLING = "surefoot-filling"
 
 
 def of_job(job: str) -> str:
-    """What every key of the job begins with."""
+    """The prefix of all the job's keys."""
     return f"{PREFIX}{job}:"
 
 
 def fence(job: str) -> str:
-    """String: the newest epoch that sealed this holder or committed to it. Older writers are refused."""
+    """String: the newest epoch that sealed or committed; older writers are refused."""
     return f"{of_job(job)}fence"
 
 
 def instance(job: str) -> str:
-    """String: the server's run id when the job was provisioned; tells a holder that restarted from the one before."""
+    """String: which run of the server the job was provisioned on.
+
+    It tells a holder that restarted from the one before.
+    """
     return f"{of_job(job)}instance"
 
 
 def index(job: str) -> str:
-    """Hash: `epoch:step:rank` to the rank manifest. An entry means that all of that rank save is here."""
+    """Hash: `epoch:step:rank` to the rank manifest.
+
+    An entry means that the whole rank save is here.
+    """
     return f"{of_job(job)}index"
 
 
@@ -42,7 +48,10 @@ def watermark(job: str) -> str:
 
 
 def absent(job: str) -> str:
-    """Never written: scripts unlink it first, after which a full server lets them write their few bytes."""
+    """A key that is never written, for scripts to unlink first.
+
+    A full server lets a script write once it has unlinked.
+    """
     return f"{of_job(job)}absent"
 
 
@@ -64,7 +73,7 @@ def values(job: str, save: RankSave) -> str:
 
 
 def data_of(job: str, save: RankSave, chunks: int) -> list[str]:
-    """Every data key of a rank save: digests, values, chunks."""
+    """Lists the data keys of a rank save: digests, values, chunks."""
     return [digests(job, save), values(job, save), *(chunk(job, save, i) for i in range(chunks))]
 
 

@@ -36,7 +36,10 @@ _TCP_INFO_RTT = 68
 
 
 def limit_under_way(line: socket.socket) -> None:
-    """Called once, when the connection is open. TLS on top of it changes nothing; a Unix socket holds as little."""
+    """Limits an open connection's bytes under way, within this machine.
+
+    Called once: sets send buffer and congestion control. TLS on top changes nothing; a Unix socket buffers as little.
+    """
     if line.family == socket.AF_UNIX or not is_near(line):
         return
     line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNDER_WAY_BYTES)
@@ -45,7 +48,10 @@ def limit_under_way(line: socket.socket) -> None:
 
 
 def connect(path: str, seconds: float) -> socket.socket:
-    """The server's socket on this node. OSError where nobody listens, or no more can be taken now; it never waits."""
+    """Connects to the server's Unix socket without waiting.
+
+    Raises OSError where nobody listens, or the backlog is full.
+    """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         line.settimeout(seconds)
@@ -58,7 +64,7 @@ def connect(path: str, seconds: float) -> socket.socket:
 
 
 def count_fallback(path: str, why: str) -> None:
-    """A connection that should have gone by the socket at `path` went by TCP."""
+    """Counts and logs a connection by TCP instead of the socket."""
     from surefoot import metrics  # of the runtime: an operator that reads holders exports none of them
 
     metrics.fallbacks.labels("holder_socket").inc()
@@ -76,12 +82,15 @@ def _say_once(path: str, why: str) -> None:
 
 
 def is_near(line: socket.socket) -> bool:
-    """The other end has this end's address, or answers as fast as only this machine does (a pod of the same node)."""
+    """Returns whether the other end is on this machine.
+
+    It has this end's address, or a round trip as short as only within a machine (a pod of the same node).
+    """
     return line.getsockname()[0] == line.getpeername()[0] or 0 < round_trip_seconds(line) <= NEAR_SECONDS
 
 
 def round_trip_seconds(line: socket.socket) -> float:
-    """As the kernel measured it while connecting and since; 0.0 where it does not say."""
+    """The connection's round trip as the kernel measured it; 0.0: unknown."""
     told = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT + 4)
     if len(told) < _TCP_INFO_RTT + 4:
         return 0.0

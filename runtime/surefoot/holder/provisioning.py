@@ -20,6 +20,10 @@ JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hge
 """All that a job's account may run, in scripts too. Nothing that lists keys: SCAN ignores an account's key patterns."""
 
 
+INSTANCE_DIGITS = 12
+"""Of a run id's 40: enough to tell the runs of one server apart, and a status of two thousand of them stays small."""
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A server's memory in bytes; `limit_bytes` 0 means none is set."""
@@ -29,9 +33,9 @@ class Memory:
 
 
 class HolderAdmin:
-    """The administrator's connection to one server. One thread at a time; cheap to make.
+    """Connects to one server as administrator; for one thread.
 
-    `tls_ca`: the authority of a server that speaks TLS; None: it does not.
+    Cheap to make. `tls_ca`: the authority of a server that speaks TLS; None: it does not.
     """
 
     def __init__(
@@ -42,23 +46,42 @@ class HolderAdmin:
         self._wire = Wire(host, port, account, call_seconds, tls_ca is not None)
 
     def instance(self) -> str:
-        """The server's run id: new with each start, so it tells an empty holder from the one before it."""
+        """The first digits of the run id, new with each start.
+
+        It tells an empty holder from the one before it.
+        """
         with understood(self._where, "naming its run"):
-            return self._info("server")["run_id"]
+            return self._info("server")["run_id"][:INSTANCE_DIGITS]
+
+    def instance_of(self, job: str) -> str:
+        """The instance that this run has for `job`.
+
+        A former operator gave it the whole run id, and it keeps that: renamed it would be another holder, agents would
+        be refused in the middle of a save, and its copies be lost.
+        """
+        doing = f"naming its run to job {job}"
+        with understood(self._where, doing), explained(self._where, doing):
+            run = self._info("server")["run_id"]
+            given = self._wire.call("GET", keys.instance(job))
+            named = given.decode() if given is not None else ""
+        return named if len(named) > INSTANCE_DIGITS and run == named else run[:INSTANCE_DIGITS]
 
     def process(self) -> tuple[str, int]:
-        """Run id and process id of whoever answers here, which may not be the process that was just started."""
+        """Instance and process id of the server that answers here.
+
+        It may not be the process that was just started.
+        """
         with understood(self._where, "naming its process"):
             info = self._info("server")
-            return info["run_id"], int(info["process_id"])
+            return info["run_id"][:INSTANCE_DIGITS], int(info["process_id"])
 
     def provision(self, job: str, account: Credentials, epoch: int) -> str:
-        """Makes this server a holder of `job`, with fence `epoch` at least; returns its instance.
+        """Makes this server a holder of `job`; returns its instance.
 
-        Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An account without a user name
-        is left out; that is for servers on loopback without any.
+        The fence is `epoch` at least. Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An
+        account without a user name is left out; that is for servers on loopback without accounts.
         """
-        instance = self.instance()
+        instance = self.instance_of(job)
         named = [keys.fence(job), keys.instance(job), keys.absent(job)]
         doing = f"provisioning job {job}"
         with understood(self._where, doing), explained(self._where, doing):
@@ -80,7 +103,10 @@ class HolderAdmin:
         return instance
 
     def is_being_filled(self) -> bool:
-        """Whether this server's memory is being touched just now: whoever waits some seconds gets a faster holder."""
+        """Returns whether this server's memory is being touched now.
+
+        Waiting some seconds gives a faster holder.
+        """
         with explained(self._where, "asking whether it is being filled"):
             return bool(self._wire.call("EXISTS", keys.FILLING))
 
@@ -103,7 +129,10 @@ class HolderAdmin:
             )
 
     def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
-        """Data keys without an index entry, by rank save: of a save under way, or left over by one that died."""
+        """Lists data keys without index entry, by rank save.
+
+        They are of a save under way, or of one whose writer died.
+        """
         doing = f"looking for leftovers of job {job}"
         with understood(self._where, doing), explained(self._where, doing):
             names = [_name(name) for batch in key_batches(self._wire, keys.of_job(job)) for name in batch]
@@ -122,7 +151,7 @@ class HolderAdmin:
             return Memory(int(info["used_memory"]), int(info["maxmemory"]))
 
     def holding(self, job: str) -> JobHolding:
-        """What this job has here, by this connection."""
+        """The job's holdings here, over this connection."""
         return JobHolding(self._wire, self._where, job)
 
     def close(self) -> None:

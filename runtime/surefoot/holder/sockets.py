@@ -12,7 +12,7 @@ LONGEST = 100
 
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """A name of the same socket that is short enough to bind or connect; valid inside the block."""
+    """Yields a name of the socket short enough to bind or connect."""
     if len(os.fsencode(path)) <= LONGEST:
         yield str(path)
         return

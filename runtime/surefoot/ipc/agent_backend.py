@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentBackend:
-    """`backend.Link` over the agent's unix socket. Make it with `connect`."""
+    """Implements `backend.SaveBackend` over the agent's Unix socket; made by `connect`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -79,7 +79,7 @@ class AgentBackend:
 
     @classmethod
     def connect(cls, environment: Mapping[str, str] = os.environ) -> AgentBackend:
-        """The link of the trainer whose environment this is; SurefootError if its agent does not want it."""
+        """Attaches this trainer to its agent; SurefootError if it is refused."""
         try:
             path = environment["SUREFOOT_AGENT_SOCKET"]
             attach = line.Attach(int(environment["RANK"]), int(environment["SUREFOOT_EPOCH"]), os.getpid())
@@ -112,7 +112,7 @@ class AgentBackend:
         return self._attached
 
     def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
-        """Asks once; the same memory is returned for every later call that it is large enough for."""
+        """Requests staging memory once and reuses it while large enough."""
         if self._memory is not None and self._given is not None and self._given.slot_bytes >= slot_bytes:
             return self._memory, self._given.slots, self._given.slot_bytes
         given, fd = self._ask_for_memory(slot_bytes)
@@ -126,7 +126,10 @@ class AgentBackend:
         return self._memory, given.slots, given.slot_bytes
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
-        """Asked of the agent; nothing if it does not answer, since holders have it all."""
+        """Asks the agent for sealed saves; none if it does not answer.
+
+        Holders have them all.
+        """
         with self._changed:
             self._left.begin()
         self._send(line.FindStagedSaves(checkpoint))
@@ -208,7 +211,7 @@ class AgentBackend:
             return not self._busy
 
     def close(self, step: int) -> None:
-        """Tells the agent and ends the reader. The memory stays mapped for whoever still holds a view of it."""
+        """Tells the agent and ends the reader; views keep the memory mapped."""
         if self._closing:
             return
         self._closing = True
@@ -223,7 +226,7 @@ class AgentBackend:
         self._mapping = None
 
     def disown(self) -> None:
-        """Our copy of the socket alone is closed: a shutdown would end the parent's line."""
+        """Closes this copy of the socket; a shutdown would end the parent's."""
         self._closing, self._broken = True, "this process was forked by the rank"
         self._socket.close()
 
@@ -254,7 +257,7 @@ class AgentBackend:
                 self._send(line.MetricsGrown(grown))
 
     def _free(self) -> int | None:
-        """Of several the one sealed longest ago: until the save that comes is complete the other may be restored."""
+        """Chooses the free slot sealed longest ago: until the next save is complete the other may be restored."""
         free = [slot for slot in range(self._slots) if slot not in self._busy]
         return min(free, key=lambda slot: self._sealed.get(slot, -1), default=None)
 

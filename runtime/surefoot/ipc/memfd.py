@@ -18,9 +18,10 @@ _TOUCH_BYTES = 64 << 20
 
 
 def map_whole(fd: int, size: int) -> mmap.mmap:
-    """The file, with this process' own table of its pages made now: at the first copy it costs eight times as much.
+    """Maps the file and fills this process' page table now.
 
-    The interpreter is free meanwhile. Where the kernel cannot (before 5.14), the first copy pays.
+    At the first copy it costs eight times as much. The GIL is free meanwhile. Where the kernel cannot (before 5.14),
+    the first copy pays.
     """
     mapping = mmap.mmap(fd, size)
     start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
@@ -32,7 +33,10 @@ def map_whole(fd: int, size: int) -> mmap.mmap:
 
 
 class MemoryFile:
-    """`SLOTS` slots of `slot_bytes`, mapped here and, by descriptor, in the trainer. OSError if they cannot be mapped."""
+    """Maps `SLOTS` slots of `slot_bytes`, shared by descriptor with the trainer.
+
+    OSError if they cannot be mapped.
+    """
 
     def __init__(self, name: str, slot_bytes: int) -> None:
         self.slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -47,14 +51,17 @@ class MemoryFile:
         self.memory = memoryview(self._map)
 
     def touch(self) -> None:
-        """Gives every page its memory now (blocks for seconds a GB: call it in a thread), so that no save pays for it."""
+        """Touches every page now, so that no save pays for it.
+
+        It blocks for seconds per GB: call it in a thread.
+        """
         size = len(self.memory)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         for offset in range(0, size, _TOUCH_BYTES):
             ctypes.memset(start + offset, 0, min(_TOUCH_BYTES, size - offset))
 
     def close(self) -> None:
-        """Whoever still holds a view of the memory keeps the mapping alive, not the name."""
+        """Closes the descriptor; views that somebody holds keep the mapping."""
         os.close(self.fd)
         try:
             self.memory.release()

@@ -24,7 +24,7 @@ MOST_SERIES = 1000
 
 
 class MetricGrowth:
-    """Of this process' counts, since it was made or last taken. Safe for several threads."""
+    """Computes how much this process' counters grew since last taken; thread-safe."""
 
     def __init__(self, families: Sequence[Collector]) -> None:
         self._families = families
@@ -32,7 +32,7 @@ class MetricGrowth:
         self._said = _values(families)
 
     def taken(self) -> Grown:
-        """What grew; nothing where nothing did."""
+        """Takes the growth since the last call; empty if nothing grew."""
         with self._lock:
             said, now = self._said, _values(self._families)
             self._said = now
@@ -42,7 +42,7 @@ class MetricGrowth:
 
 
 class MetricSums:
-    """What all trainers of this agent, past and present, have said. Used on the agent's loop."""
+    """Sums the metrics of all this agent's trainers, on its loop."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, float] = {}
@@ -76,7 +76,7 @@ def _merged(family: Metric, sums: dict[Key, float]) -> Metric:
 
 
 def _order(entry: tuple[Key, float]) -> tuple[tuple[tuple[str, str], ...], str, float]:
-    """One label set's samples together, its buckets by their bounds: what a scraper may rely on."""
+    """Sorts one label set's samples together, its buckets by their bounds, as scrapers rely on."""
     (name, labels), _ = entry
     bound = dict(labels).get("le")
     rest = tuple((label, value) for label, value in labels if label != "le")

@@ -28,7 +28,7 @@ _OUTERMOST = (" in <module>", " in _run_module_as_main", "  ...")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one rank gave: `text` as faulthandler wrote it, or `why` there is none."""
+    """One rank's stacks as faulthandler wrote them, or `why` there are none."""
 
     rank: int
     text: str
@@ -36,11 +36,10 @@ class Taken:
 
 
 def install(path: str | None) -> None:
-    """Lets this process write the stacks of all its threads into `path` whenever SIGNAL comes.
+    """Makes SIGNAL write all threads' stacks of this process into `path`.
 
-    Does nothing without a path, or where the signal is taken: what a program installed for itself is never replaced.
-
-    Raises: nothing; a file that cannot be opened leaves the process without stacks, which `take` then says.
+    Does nothing without a path, or where the signal is taken: a program's own handler is never replaced. A file that
+    cannot be opened leaves the process without stacks, which `take` then reports.
     """
     if not path or _is_caught(os.getpid()):
         return
@@ -56,7 +55,7 @@ _open: list[int] = []
 
 
 async def take(rank: int, pid: int, path: Path) -> Taken:
-    """The stacks of one trainer; a rank that gives none is told apart by its state, which is evidence too."""
+    """Takes one trainer's stacks, or names the state that prevents it."""
     state = state_of(pid)
     if state in ("T", "t"):
         return Taken(rank, "", "its process is stopped (SIGSTOP or a debugger)")

@@ -14,7 +14,7 @@ Answer = tuple[StagedSaves, int | None]
 
 
 class StagedReplies:
-    """Of one question at a time. Between two, whatever comes belongs to nobody."""
+    """Collects replies to one question at a time, and ignores later ones."""
 
     def __init__(self) -> None:
         self._asking = False
@@ -25,7 +25,7 @@ class StagedReplies:
         self._asking = True
 
     def take(self, here: StagedSaves, descriptor: int | None) -> None:
-        """One answer; the first says how many follow."""
+        """Takes one reply; the first says how many follow."""
         if self._asking:
             self._told.append((here, descriptor))
         elif descriptor is not None:
@@ -36,7 +36,7 @@ class StagedReplies:
         return bool(self._told) and len(self._told) > self._told[0][0].further
 
     def end(self) -> list[Answer]:
-        """All answers, their descriptors the caller's from now on; none if some did not come in time."""
+        """Hands over all replies with their descriptors; none if incomplete."""
         told, complete = self._told, self.complete
         self._told, self._asking = [], False
         if complete:

@@ -19,7 +19,7 @@ from surefoot.protocol.wire import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First message: which rank of which epoch this is. A trainer of another epoch is refused."""
+    """Opens the connection of one rank; another epoch's trainer is refused."""
 
     rank: int
     epoch: int
@@ -35,16 +35,17 @@ class NeedArena:
 
 @dataclass(frozen=True, slots=True)
 class FindStagedSaves:
-    """Ask which saves of `checkpoint` still lie in this worker's staging memory; one LeftHere or more answer."""
+    """Requests `checkpoint`'s saves in this worker's staging memory: StagedSaves, one or more."""
 
     checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Slot `slot` is sealed: it holds the stream of `step`, and behind it the JSON of the plain values.
+    """Slot `slot` is sealed: the stream of `step`, then its plain values.
 
-    `layout_json` is sent with the first save of each layout. After this the trainer may die; the agent finishes.
+    Values are JSON. `layout_json` is sent with the first save of each layout. After this the trainer may die; the agent
+    finishes.
     """
 
     slot: int
@@ -57,7 +58,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One finished step. `samples` are the positions [start, stop) of the global order that this rank consumed, a pair a batch."""
+    """Reports a finished step.
+
+    `samples` are the positions [start, stop) of the global order that this rank consumed, a pair per batch.
+    """
 
     progress: Progress
     samples: tuple[tuple[int, int], ...] | None
@@ -79,7 +83,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class RestoreDone:
-    """The parent (or step 0) stands in this rank's tensors, verified."""
+    """The rank's tensors hold the parent (or step 0), verified."""
 
     step: int
     source: str
@@ -97,7 +101,7 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class SayNotice:
-    """Something a person should hear of; becomes protocol.messages.Notice."""
+    """Becomes a protocol.messages.Notice, an event for people."""
 
     reason: str
     text: str
@@ -105,14 +109,14 @@ class SayNotice:
 
 @dataclass(frozen=True, slots=True)
 class MetricsGrown:
-    """By how much this trainer's metrics grew since it last said so: (sample, labels, growth)."""
+    """How much metrics grew since the last message: (sample, labels, growth)."""
 
     grown: tuple[tuple[str, dict[str, str], float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """`Checkpointer.close()`: the trainer is done with the agent; what is staged will be drained."""
+    """The trainer is done with the agent; staged saves will be drained."""
 
     step: int
 
@@ -137,7 +141,7 @@ FromTrainer = (
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """Everything a rank must know of its epoch. Credentials and the persistent tier come by environment (settings)."""
+    """Tells a rank its epoch; credentials and tiers come by environment."""
 
     job: str
     epoch: int
@@ -169,18 +173,22 @@ class ArenaGiven:
 
 @dataclass(frozen=True, slots=True)
 class ArenaRefused:
-    """There is no staging memory for this rank now. It trains on, and asks again with its next save."""
+    """No staging memory now; the rank trains on and asks again.
+
+    It asks with its next save.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSaves:
-    """Saves that an earlier trainer sealed in this memory: (rank, slot, stream_bytes, layout). Whoever reads them
-    verifies them: a slot may have been written to since. The file's descriptor comes along if there are any.
+    """Saves sealed in one memory: (rank, slot, stream_bytes, layout).
 
-    The first answer is about the memory that the asking rank will have itself; then `further` ones follow, each about
-    that of another local rank."""
+    Whoever reads them verifies them: a slot may have been written to since. The file's descriptor comes along if there
+    are any. The first reply is about the asking rank's own memory; `further` ones follow, each about another local
+    rank's.
+    """
 
     slot_bytes: int
     saves: tuple[tuple[int, int, int, str], ...] = ()
@@ -189,7 +197,7 @@ class StagedSaves:
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed:
-    """The save in this slot is on its holders, or was given up (`ok` false: refused, full, or away)."""
+    """The slot's save is on its holders, or given up (not `ok`)."""
 
     slot: int
     step: int
@@ -215,7 +223,10 @@ _CODEC = Codec((*get_args(FromTrainer), *get_args(ToTrainer)), version=VERSION, 
 
 
 def encode(message: FromTrainer | ToTrainer) -> bytes:
-    """One message, UTF-8 JSON; the socket's framing is the caller's (4-byte little-endian length before it)."""
+    """Encodes a message as UTF-8 JSON; the caller frames it.
+
+    Framing is a 4-byte little-endian length before it.
+    """
     return _CODEC.encode(message).encode()
 
 

@@ -21,7 +21,7 @@ from surefoot.holder.sockets import reachable
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.framing import Unframer, framed
 from surefoot.protocol.backoff import Backoff
-from surefoot.task_set import TaskSet
+from surefoot.task_set import TaskSet, logged
 
 _READ_BYTES = 1 << 18
 _QUEUE = 1024
@@ -34,7 +34,7 @@ Admit = Callable[[line.Attach], line.Attached | str]
 
 
 class TrainerConnection:
-    """One attached trainer, as the agent holds it."""
+    """Keeps the agent's connection to one attached trainer."""
 
     def __init__(self, connection: socket.socket, attach: line.Attach) -> None:
         self._socket = connection
@@ -43,8 +43,10 @@ class TrainerConnection:
         self.epoch = attach.epoch
 
     def tell(self, message: line.ToTrainer, fd: int | None = None) -> None:
-        """Queues a message; a trainer that takes none of a thousand is cut off. Of `fd` it keeps a duplicate until it is
-        sent, for the memory may be given up meanwhile."""
+        """Queues a message; a trainer that reads none of 1,000 is disconnected.
+
+        Of `fd` a duplicate is kept until it is sent, for the memory may be given up meanwhile.
+        """
         kept = os.dup(fd) if fd is not None else None
         try:
             self._outbox.put_nowait((message, kept))
@@ -77,19 +79,19 @@ class TrainerConnection:
             await loop.sock_sendall(self._socket, data)
 
     def forget(self) -> None:
-        """Nothing is sent any more."""
+        """Drops queued messages and closes their descriptors."""
         while not self._outbox.empty():
             _close(self._outbox.get_nowait()[1])
 
 
 class TrainerServer:
-    """Listens while the agent lives. `hear(trainer, message)` is called for every message after Attach."""
+    """Listens while the agent lives; `hear` gets messages after Attach."""
 
     def __init__(self, path: Path, admit: Admit, hear: Callable[[TrainerConnection, line.FromTrainer], None]) -> None:
         self._path = path
         self._admit, self._hear = admit, hear
         self._trainers: set[TrainerConnection] = set()
-        self._tasks = TaskSet(lambda name, error: _log.error("%s failed: %s", name, error, exc_info=error))
+        self._tasks = TaskSet(logged(_log))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def start(self) -> None:
@@ -105,7 +107,7 @@ class TrainerServer:
         self._tasks.start(self._accept(), "accepting trainers")
 
     def tell(self, epoch: int, rank: int | None, message: line.ToTrainer) -> None:
-        """To one attached rank of this epoch, or to all of them (None)."""
+        """Sends to one attached rank of this epoch, or to all (None)."""
         for trainer in tuple(self._trainers):
             if trainer.epoch == epoch and rank in (None, trainer.rank):
                 trainer.tell(message)
@@ -116,7 +118,8 @@ class TrainerServer:
         self._path.unlink(missing_ok=True)
 
     async def _accept(self) -> None:
-        """Until cancelled. A process without descriptors left gets them back; a line that nobody accepts any more does not."""
+        """Accepts until cancelled. A process without descriptors left gets them back; a listener that stopped accepting
+        does not."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -185,7 +188,7 @@ def _from_trainer(text: bytes) -> line.FromTrainer:
 
 
 async def _read(connection: socket.socket, unframer: Unframer) -> list[bytes]:
-    """At least one message, or none at the end of the line."""
+    """Reads messages, at least one; none at the connection's end."""
     loop = asyncio.get_running_loop()
     while True:
         data = await loop.sock_recv(connection, _READ_BYTES)

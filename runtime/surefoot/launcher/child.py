@@ -37,7 +37,7 @@ class Child:
                 pass  # it was faster
 
     def has_code(self, code: int) -> None:
-        """Whoever reaped it says how it ended."""
+        """Sets the exit code that whoever reaped the child reports."""
         if self._late is not None:
             self._late.cancel()
         self._close()

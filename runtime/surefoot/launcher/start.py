@@ -65,7 +65,7 @@ class Starter:
             self._zygote.start(self._program, self._environment, output.fileno())
 
     async def trainer(self, environment: Mapping[str, str], folder: str, output: int) -> Child:
-        """One trainer, by the fastest way there is."""
+        """Starts one trainer, forked if possible, else by exec."""
         if self._program is not None:
             try:
                 return await self._zygote.fork_trainer(ForkRequest(self._program, environment, folder, output))

@@ -82,7 +82,7 @@ class _Zygote:
         return None
 
     def _leave(self) -> None:
-        """In the child: nothing of the parent's loop stays."""
+        """Detaches the child from the parent's event loop."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What operator and runtime share: identities, messages, lineage, and the pure rules about checkpoints.
+"""Holds what operator and runtime share, without I/O, clocks or frameworks.
 
-Nothing in here does I/O, reads a clock or imports a framework; both sides decide with the same functions.
+Identities, messages, lineage, and the pure rules about checkpoints: both sides decide with the same functions.
 """

@@ -1,4 +1,4 @@
-"""Backoff between repeated calls: each wait doubles up to a limit, with jitter.
+"""Computes waits between retries: doubled up to a limit, with jitter.
 
 Pure: what is drawn is an argument. Without a limit what failed for an hour is asked for once a day; without jitter all
 who lost the same server come back to it in the same moment.
@@ -15,7 +15,7 @@ _MOST_DOUBLINGS = 30
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """First and longest wait; no limit only where the tries themselves are few."""
+    """First and longest wait; unlimited only where the retries are few."""
 
     first_seconds: float
     longest_seconds: float = math.inf

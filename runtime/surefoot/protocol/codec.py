@@ -1,14 +1,15 @@
-"""Frozen dataclasses to JSON and back, strictly typed: what both lines (agent–coordinator, trainer–agent) are made of.
+"""Encodes and decodes messages of frozen dataclasses as strictly typed JSON.
 
-Pure. A message carries its version and its type; whatever is unknown, missing, foreign or of another type is refused
-by name, because a guessed field is how an old world's word ends up believed.
+Pure; for both lines (agent–coordinator, trainer–agent). A message carries its version and its type; whatever is
+unknown, missing, foreign or of another type is refused by name: a guessed field would let an old epoch's message be
+believed.
 
-How a version grows: a field that version N adds has `field(default=…, metadata={"since": N})` (`since(N, default)`),
-a whole message type has `SINCE: ClassVar[int] = N`. Towards an older peer such fields are left out and such messages
-are refused; from an older peer the fields take their defaults.
+How a version grows: a field that version N adds has `field(default=…, metadata={"since": N})` (`since(N, default)`), a
+whole message type has `SINCE: ClassVar[int] = N`. Towards an older peer such fields are left out and such messages are
+refused; from an older peer the fields take their defaults.
 
-msgspec reads what our own peers write, in microseconds. What it cannot take (a loss of NaN, as Python writes it), or what
-is foreign, is read again by Python's parser, which says what is wrong with it.
+msgspec reads what our own peers write, in microseconds. What it cannot take (a loss of NaN, as Python writes it), or
+what is foreign, is read again by Python's parser, which says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from surefoot.protocol.strict import FLAT, JsonShape, Misfit, check, hints_of, m
 
 
 def since(version: int, default: Any) -> Any:
-    """A dataclass field that `version` added; peers of older versions neither send nor get it."""
+    """A dataclass field that `version` added; older peers do without it."""
     return dataclasses.field(default=default, metadata={"since": version})
 
 
 def flat(default: Any) -> Any:
-    """A dataclass field of a message whose own fields stand in the message, beside the others."""
+    """A dataclass field whose own fields are written into the message."""
     return dataclasses.field(default=default, metadata={FLAT: True})
 
 
 class Codec:
-    """Encodes and decodes a closed set of message types, speaking versions `oldest` to `version`."""
+    """Encodes and decodes a closed set of messages in several versions."""
 
     def __init__(
         self, message_types: Sequence[type[Any]], version: int, oldest: int, plain_texts: bool = False
@@ -50,7 +51,7 @@ class Codec:
         self._decoders = {f'{{"v":{n},': (n, _decoder(message_types, n)) for n in range(oldest, version + 1)}
 
     def encode(self, message: Any, version: int | None = None) -> str:
-        """JSON text of one message as `version` of the protocol writes it (None: the newest).
+        """Encodes a message as JSON of `version` (None: the newest).
 
         Raises ProtocolError for a message that this version does not have: the caller asks first, or does without.
         """
@@ -68,11 +69,11 @@ class Codec:
         return json.dumps({"v": version, "type": cls.__name__, **body}, separators=(",", ":"))
 
     def decode(self, text: str | bytes) -> Any:
-        """The message in `text`; raises ProtocolError that names what is foreign about it."""
+        """Decodes a message; raises ProtocolError that names what is foreign."""
         return self.decode_versioned(text)[0]
 
     def decode_versioned(self, text: str | bytes) -> tuple[Any, int]:
-        """The message in `text` and the version it speaks; raises ProtocolError as `decode` does."""
+        """Decodes a message and its version; raises ProtocolError as `decode` does."""
         try:
             text = text if isinstance(text, str) else text.decode()
             version, decoder = self._decoders[text[: text.find(",") + 1]]

@@ -1,7 +1,8 @@
-"""Which checkpoints are complete, full, and where to restore from: pure, from what holders and S3 were read to have.
+"""Decides which checkpoints are complete, fully replicated, and to restore from.
 
-Called by the operator when it changes the world, by whoever computes the watermark, and by library mode. A silent
-tier is unknown, never empty: callers say who answered, nothing here guesses.
+Pure, over what holders and the persistent tier were read to have. Called by the operator when it changes the world, by
+whoever computes the watermark, and by library mode. A silent tier is unknown, never empty: callers say who answered,
+nothing here guesses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Covers = Mapping[frozenset[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One record that a listing could not read. `why` names the record and what is wrong with it.
+    """Names one record that a listing could not read, and `why`.
 
     `silent`: the tier did not give it, so it may be good; else it was read, and is damaged or gone. It is a manifest of
     `checkpoint`, or the layout record `digest`.
@@ -37,19 +38,29 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class TierReading:
-    """What was read: index entries by sealed holder, and manifests in the persistent tier (None: not read, unknown)."""
+    """Holds the index entries that were read, by tier.
+
+    Those of sealed holders, and manifests in the persistent tier (None: not read, unknown).
+    """
 
     holders: Mapping[HolderId, tuple[RankManifest, ...]]
     persistent: tuple[RankManifest, ...] | None
     _found: dict[Checkpoint, dict[int, list[RankManifest]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _having: dict[Checkpoint, dict[int, list[HolderId]]] = field(
+    _having: dict[Checkpoint, dict[int, dict[HolderId, RankManifest]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    _layouts: dict[Checkpoint, frozenset[str] | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _copies: dict[Checkpoint, tuple[Mapping[HolderId, str], int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def manifests(self) -> Mapping[Checkpoint, Mapping[int, list[RankManifest]]]:
-        """checkpoint → rank → every manifest seen for it, wherever. Worked out once: many rules ask, saves are many."""
+        """Maps checkpoint and rank to all manifests seen; computed once."""
         if not self._found:
             found: dict[tuple[int, int], dict[int, list[RankManifest]]] = defaultdict(lambda: defaultdict(list))
             for source in (*self.holders.values(), self.persistent or ()):
@@ -59,20 +70,25 @@ class TierReading:
             self._found.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
         return self._found
 
-    def having(self) -> Mapping[Checkpoint, Mapping[int, list[HolderId]]]:
-        """checkpoint → rank → holders that have that rank save. Worked out once."""
+    def having(self) -> Mapping[Checkpoint, Mapping[int, Mapping[HolderId, RankManifest]]]:
+        """Maps checkpoint and rank to holders with their manifests; computed once."""
         if not self._having:
-            found: dict[tuple[int, int], dict[int, list[HolderId]]] = defaultdict(lambda: defaultdict(list))
+            found: dict[tuple[int, int], dict[int, dict[HolderId, RankManifest]]] = defaultdict(
+                lambda: defaultdict(dict)
+            )
             for holder, manifests in self.holders.items():
                 for manifest in manifests:
                     save = manifest.save
-                    found[save.epoch, save.step][save.rank].append(holder)
+                    found[save.epoch, save.step][save.rank][holder] = manifest
             self._having.update({Checkpoint(*key): dict(ranks) for key, ranks in found.items()})
         return self._having
 
 
 def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
-    """Sets of layout digests of checkpoints that have all their ranks: whose coverage `Covers` must answer."""
+    """Sets of layout digests, one per checkpoint with all ranks.
+
+    `Covers` must answer whether each set covers all tensors.
+    """
     wanted = set()
     for ranks in reading.manifests().values():
         world = next(iter(ranks.values()))[0].world
@@ -82,19 +98,26 @@ def layouts_to_check(reading: TierReading) -> set[frozenset[str]]:
 
 
 def is_complete(ranks: Mapping[int, list[RankManifest]], covers: Covers) -> bool:
-    """Every rank of that epoch's world is there, all agree on the world, and the layouts cover each tensor once.
+    """Returns whether every rank's save is there and covers each tensor once.
 
-    Two manifests of one rank that describe different bytes make the checkpoint incomplete: somebody wrote twice.
+    All must agree on the size of the world. Two manifests of one rank that describe different bytes make the checkpoint
+    incomplete: somebody wrote twice.
     """
+    layouts = _agreed_layouts(ranks)
+    return layouts is not None and covers.get(layouts, False)
+
+
+def _agreed_layouts(ranks: Mapping[int, list[RankManifest]]) -> frozenset[str] | None:
+    """The layouts of a checkpoint whose ranks are all there and agree; None: they are not, or do not."""
     if not ranks:
-        return False
+        return None
     world = next(iter(ranks.values()))[0].world
     if set(ranks) != set(range(world)):
-        return False
+        return None
     for copies in ranks.values():
         if any(m.world != world or not m.same_bytes_as(copies[0]) for m in copies):
-            return False
-    return covers.get(frozenset(copies[0].layout for copies in ranks.values()), False)
+            return None
+    return frozenset(copies[0].layout for copies in ranks.values())
 
 
 def complete(
@@ -107,24 +130,37 @@ def complete(
         if checkpoint not in bad
         and on_lineage(lineage, checkpoint, epoch)
         and _world_fits(lineage, checkpoint, len(ranks))
-        and is_complete(ranks, covers)
+        and (layouts := _layouts_of(reading, checkpoint, ranks)) is not None
+        and covers.get(layouts, False)
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
+def _layouts_of(
+    reading: TierReading, checkpoint: Checkpoint, ranks: Mapping[int, list[RankManifest]]
+) -> frozenset[str] | None:
+    """`_agreed_layouts`, worked out once a reading: every round asks, and what was read seldom changes."""
+    if checkpoint not in reading._layouts:
+        reading._layouts[checkpoint] = _agreed_layouts(ranks)
+    return reading._layouts[checkpoint]
+
+
 def _world_fits(lineage: Lineage, checkpoint: Checkpoint, ranks: int) -> bool:
-    """As many ranks as that epoch's world had: manifests that agree among themselves may still be of another world."""
+    """Whether the manifests' world is that epoch's: manifests that agree among themselves may still be of another
+    world."""
     entry = entry_of(lineage, checkpoint.epoch)
     return entry is None or entry.size == ranks
 
 
 def copies_of(checkpoint: Checkpoint, reading: TierReading, domains: Mapping[HolderId, str]) -> int:
-    """The least over ranks of the number of failure domains whose holders have that rank save; 0 if a rank has none."""
-    ranks = reading.having().get(checkpoint, {})
-    of_holders = TierReading(reading.holders, None) if reading.persistent else reading
-    copies = of_holders.manifests().get(checkpoint, {}).values()
-    world = max((manifest.world for of_rank in copies for manifest in of_rank), default=0)
-    return min((len({domains.get(h, h.node) for h in ranks.get(rank, ())}) for rank in range(world)), default=0)
+    """Counts failure domains with a rank's save; the minimum over ranks."""
+    counted = reading._copies.get(checkpoint)
+    if counted is None or counted[0] is not domains:
+        ranks = reading.having().get(checkpoint, {})
+        world = max((manifest.world for copies in ranks.values() for manifest in copies.values()), default=0)
+        copies = (len({domains.get(h, h.node) for h in ranks.get(rank, ())}) for rank in range(world))
+        counted = reading._copies[checkpoint] = (domains, min(copies, default=0))
+    return counted[1]
 
 
 def complete_persistent(
@@ -135,7 +171,7 @@ def complete_persistent(
 
 
 def effective_replicas(replicas: int, live_domains: int) -> int:
-    """R_eff: as many copies as there are live failure domains, at most R, never less than one."""
+    """R_eff: `replicas`, at most one per live failure domain, at least 1."""
     return max(1, min(replicas, live_domains))
 
 
@@ -148,6 +184,9 @@ def watermark(
     domains: Mapping[HolderId, str],
     replicas_effective: int,
 ) -> Checkpoint | None:
-    """W: the newest Full checkpoint on the lineage, read from indexes. A fact about the holders, not a decision."""
+    """W: the newest fully replicated checkpoint on the lineage.
+
+    Read from the indexes: a fact about the holders, not a decision.
+    """
     candidates = complete(reading, lineage, epoch, bad, covers)
     return newest(c for c in candidates if copies_of(c, reading, domains) >= replicas_effective)

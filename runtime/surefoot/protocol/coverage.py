@@ -1,7 +1,7 @@
-"""Whether a set of rank layouts covers every tensor exactly once. Pure; checked once per set of layout digests.
+"""Checks whether rank layouts cover every tensor exactly once.
 
-A global plan could promise this; checking what was really saved needs none, so pipeline and expert parallel ranks,
-which never see each other's tensors, need no common plan.
+Pure; done once per set of layout digests. A global plan could promise this; checking what was really saved needs none,
+so pipeline and expert parallel ranks, which never see each other's tensors, need no common plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefoot.protocol.records import Layout, Piece
 
 
 def uncovered(layouts: Iterable[Layout]) -> str | None:
-    """None if every tensor is covered exactly once; else a sentence that names the first tensor that is not."""
+    """Describes the first tensor that is not covered exactly once, or None."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     pieces: dict[str, list[Piece]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Tells one line's holders by what changed of them: sender's and receiver's part, pure.
+"""Sends the list of holders once per connection, then its changes.
 
-At two thousand nodes the list is hundreds of kilobytes, and every agent hears it. So it is told whole once on each line,
-as a message that is the same for all, and by its changes from then on; assignments leave it out (`listed`).
+Both ends, pure. At two thousand nodes the list is hundreds of kilobytes, and every agent gets it: whole once on each
+connection, as a message that is the same for all, and by its changes from then on; assignments leave it out (`listed`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.errors import ProtocolError
-from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint, HolderId
 from surefoot.protocol.messages import Assign, HolderChanges, Holders, ToAgent
 
 HoldersTold = tuple[HolderEndpoint, ...]
@@ -17,7 +17,7 @@ HoldersTold = tuple[HolderEndpoint, ...]
 
 
 def changes(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
-    """What to say to whoever was told `told`, so that it knows `wanted`; None: nothing."""
+    """The changes from the list that was sent to `wanted`, or None."""
     before, after = {e.holder: e for e in told}, {e.holder: e for e in wanted}
     added = tuple(_row(e) for e in wanted if before.get(e.holder) != e)
     gone = tuple(holder for holder in before if holder not in after)
@@ -25,14 +25,14 @@ def changes(told: HoldersTold, wanted: HoldersTold) -> HolderChanges | None:
 
 
 class HolderList:
-    """What one line was told of holders so far; a new line begins with nothing."""
+    """Tracks the holders that one connection was told of, initially none."""
 
     def __init__(self) -> None:
         self._known: dict[HolderId, HolderEndpoint] = {}
         self._sorted: HoldersTold = ()
 
     def heard(self, message: ToAgent) -> ToAgent | None:
-        """The message with its holders put in; None for what only tells of holders.
+        """Puts its holders into a message; None for a mere list change.
 
         Raises:
             ProtocolError: holders go that were never told of: both sides mean different lists.
@@ -51,7 +51,7 @@ class HolderList:
         for node, instance, host, port, domain, tls in told.added:
             holder = HolderId(node, instance)
             self._known[holder] = HolderEndpoint(holder, host, port, domain or node, tls)
-        self._sorted = tuple(sorted(self._known.values(), key=lambda e: (e.holder.node, e.holder.instance)))
+        self._sorted = tuple(sorted(self._known.values(), key=ENDPOINT_ORDER))
 
 
 def _row(endpoint: HolderEndpoint) -> tuple[str, str, str, int, str, bool]:

@@ -1,4 +1,4 @@
-"""The one set of latency buckets of agents and operator. Pure; imported by both `metrics`."""
+"""Defines the latency buckets of agents and operator; both `metrics` import it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The chain of epochs that led to the present one. A checkpoint counts only if it lies on it.
+"""Follows the chain of epochs that led to the present one.
 
-Pure. Used to choose the restore point, to retain and drop, and to count samples along the history that was kept.
+Pure. A checkpoint counts only if it is on it. Used to choose the restore point, to retain and drop, and to count
+samples along the history that was kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from surefoot.protocol.identities import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class LineageEntry:
-    """One epoch: the checkpoint it branched from (None: from step 0) and its world size in ranks.
+    """An epoch's parent checkpoint (None: step 0) and its ranks.
 
     A parent may be an older job's (`Checkpoint.imported`): it is a plain parent whose epoch has no entry here.
     """
@@ -61,12 +62,15 @@ def _before(lineage: Lineage, entry: LineageEntry) -> LineageEntry | None:
 
 
 def newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The newest of checkpoints that all lie on one lineage: the highest step, there is one of each."""
+    """The checkpoint of one lineage with the highest step; steps are unique."""
     return max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.epoch), default=None)
 
 
 def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
-    """Which epoch's execution of `step` (1 is the first) counts, seen from `epoch`; None if none has."""
+    """The epoch whose execution of `step` counts in `epoch`'s history.
+
+    The first step is 1. None if no epoch has executed it.
+    """
     entry = entry_of(lineage, epoch)
     while entry is not None:
         if entry.parent is None or step > entry.parent.step:
@@ -76,7 +80,10 @@ def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
 
 
 def first_step(lineage: Lineage) -> int:
-    """The first step that this job ran itself along the history of its last epoch: 1, or the one after an older job's."""
+    """The first step that this job ran itself in its present history.
+
+    1, or the one after the older job's checkpoint that it began from.
+    """
     entry = lineage[-1] if lineage else None
     while entry is not None:
         if entry.parent is not None and entry.parent.imported:
@@ -86,7 +93,7 @@ def first_step(lineage: Lineage) -> int:
 
 
 def pruned(lineage: Lineage, oldest_needed: Checkpoint | None, epoch: int) -> Lineage:
-    """The lineage without entries that no retained checkpoint can need, so that status stays bounded.
+    """Removes entries that no retained checkpoint needs: status stays bounded.
 
     Keeps every entry from `oldest_needed`'s epoch on that `epoch` descends from; with None keeps all.
     """

@@ -1,4 +1,4 @@
-"""The conversation of agents and coordinator: one frozen dataclass a message; `wire` says how they travel."""
+"""Defines the messages of agents and coordinator; `wire` encodes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surefoot.protocol.progress import NOTHING_TOLD, Progress
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on every connection. `epoch` is the epoch whose trainers run here, 0 if none does."""
+    """Opens every connection; `epoch`'s trainers run here, 0: none."""
 
     job: str
     index: int
@@ -33,7 +33,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Every heartbeatSeconds, and at once when something changed. Its progress is the running epoch's."""
+    """Reports the running epoch every heartbeatSeconds and at each change."""
 
     epoch: int
     stopped: int
@@ -51,7 +51,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A trainer ended with an error. Only the first of a node's is sent; the rest were killed by the agent.
+    """A trainer failed, first on its node; the agent killed the others.
 
     `rank` is −1 for a hang in which none is behind the others. `code` is −N for signal N, `cause` one line.
     """
@@ -71,7 +71,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Every trainer of epochs below `epoch` is dead and reaped on this worker."""
+    """Every trainer of epochs below `epoch` is reaped on this worker."""
 
     epoch: int
 
@@ -86,7 +86,10 @@ class StoreReady:
 
 @dataclass(frozen=True, slots=True)
 class HoldAnswer:
-    """Whether every local rank will hold at `step`: false if one is already there or beyond."""
+    """Whether all local ranks will pause at `step`; false: one passed it.
+
+    A rank that is at `step` already counts as past it.
+    """
 
     epoch: int
     step: int
@@ -95,7 +98,7 @@ class HoldAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Every local rank has finished `step`, has staged its save of it, and waits."""
+    """Every local rank finished `step`, staged its save, and waits."""
 
     epoch: int
     step: int
@@ -103,7 +106,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSave:
-    """Every copy of something rank `rank` needs of `checkpoint` answered and failed verification.
+    """Every copy of a part that `rank` needs of `checkpoint` failed verification.
 
     `absent` means instead that every holder answered and none has it any more: the holder restarted after being read.
     """
@@ -117,7 +120,7 @@ class UnreadableSave:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every local rank of the epoch exited with 0 and everything staged has been drained."""
+    """Every local rank exited with 0 and all staged saves are drained."""
 
     epoch: int
     exit_code: int
@@ -127,10 +130,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A page of the answer to ListPersistent: manifests (JSON of `RankManifest`), and layout records by digest.
+    """Answers ListPersistent with a page of manifests and layout records.
 
-    Pages of one request come in their order; the last has `more` false, and alone says what was left out. Manifests name
-    their layouts by digest; records of layouts come as far as they were asked for.
+    Manifests are JSON of `RankManifest` and name their layouts by digest; layout records come by digest, as far as they
+    were asked for. Pages of one request come in order; the last has `more` false, and alone says what was left out.
     """
 
     request: int
@@ -170,7 +173,10 @@ class PersistentDropped:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Answer to LookAtHolders, in their order: whether exactly that instance gave its index to this agent, else why not."""
+    """Answers LookAtHolders: which holders gave this agent their index.
+
+    In the order of the request, for exactly the instances that it names; `trouble` says why not.
+    """
 
     SINCE: ClassVar[int] = 2
     request: int
@@ -180,7 +186,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should hear of: becomes an event. `reason` is CamelCase and stable."""
+    """Becomes an event for people; `reason` is CamelCase and stable."""
 
     reason: str
     text: str
@@ -196,7 +202,7 @@ FromAgent = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The hello was accepted. `term` names this coordinator's life."""
+    """The hello was accepted; `term` identifies this coordinator process."""
 
     term: str
     heartbeat_seconds: float
@@ -204,7 +210,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The connection is closed after this. With `retry` the agent tries again (no leader here, API away)."""
+    """Precedes the connection's end; with `retry` the agent tries again.
+
+    No leader is here, or its API server is away.
+    """
 
     reason: str
     retry: bool
@@ -214,7 +223,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop and reap every trainer of epochs below `epoch`; drains go on. Sent while `epoch` is Claimed."""
+    """Stops and reaps every trainer of epochs below `epoch`; drains go on.
+
+    Sent while `epoch` is claimed.
+    """
 
     epoch: int
     reason: str
@@ -222,7 +234,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """The committed epoch, for one member. Trainers start at most once per epoch."""
+    """Assigns the committed epoch to one member; trainers start once per epoch."""
 
     epoch: int
     world: int
@@ -251,7 +263,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The memory tier changed within an epoch: new `holders` and `targets` of an assignment."""
+    """Replaces an assignment's `holders` and `targets` within its epoch."""
 
     epoch: int
     holders: tuple[HolderEndpoint, ...]
@@ -263,7 +275,7 @@ class Holders:
 
 @dataclass(frozen=True, slots=True)
 class HolderChanges:
-    """What changed among holders since this line was told of them last; at first, all of them. See `holder_list`."""
+    """Changes the list of holders sent on this connection; see `holder_list`."""
 
     SINCE: ClassVar[int] = 3
     added: tuple[tuple[str, str, str, int, str, bool], ...]
@@ -287,7 +299,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ListPersistent:
-    """List the persistent tier now, or the folder of an older job, and answer with Listing."""
+    """Requests a Listing of the persistent tier or an older job's folder."""
 
     request: int
     older_job: OlderJob | None = None
@@ -299,7 +311,7 @@ class ListPersistent:
 
 @dataclass(frozen=True, slots=True)
 class RepairSave:
-    """Copy a rank save between holders: verify, write, commit with the writer's epoch `epoch`."""
+    """Copies a rank save between holders: verify, write, commit as `epoch`."""
 
     request: int
     epoch: int
@@ -330,7 +342,10 @@ class DropPersistent:
 
 @dataclass(frozen=True, slots=True)
 class LookAtHolders:
-    """Say what you see of these holders, which the operator does not reach. Changes nothing there."""
+    """Requests a Sighting of holders that the operator does not reach.
+
+    It changes nothing there.
+    """
 
     SINCE: ClassVar[int] = 2
     request: int
@@ -347,7 +362,7 @@ class SaveLevel:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """This worker is not needed any more: stop trainers, flush, exit with `exit_code`."""
+    """Dismisses this worker: stop trainers, flush, exit with `exit_code`."""
 
     reason: str
     exit_code: int

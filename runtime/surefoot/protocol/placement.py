@@ -1,7 +1,8 @@
-"""Which holders keep the copies of which worker's saves. Pure; the coordinator sends the answer with the assignment.
+"""Chooses the holders of each worker's saves.
 
-Disjoint groups of R failure domains rather than a ring: with 16 nodes, R=2 and two losses a group placement survives
-93.3 % of cases, a ring 86.7 % (GEMINI, SOSP'23). An odd number gives one group of R+1.
+Pure; sent with the assignment. Disjoint groups of R failure domains rather than a ring: with 16 nodes, R=2 and two
+losses a group placement survives 93.3 % of cases, a ring 86.7 % (GEMINI, SOSP'23). An odd number gives one group of
+R+1.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heapreplace
 
-from surefoot.protocol.identities import HolderEndpoint
+from surefoot.protocol.identities import ENDPOINT_ORDER, HolderEndpoint
 
 
 def groups(domains: Sequence[str], replicas: int) -> list[tuple[str, ...]]:
-    """Cuts the sorted domains into disjoint groups of `replicas`; what is left over joins the last group."""
+    """Divides the sorted domains into disjoint groups of `replicas`.
+
+    What is left over joins the last group.
+    """
     ordered = sorted(set(domains))
     size = max(1, min(replicas, len(ordered)))
     count = max(1, len(ordered) // size)
@@ -27,14 +31,14 @@ def groups(domains: Sequence[str], replicas: int) -> list[tuple[str, ...]]:
 def targets(
     worker_nodes: Mapping[int, str], holders: Sequence[HolderEndpoint], replicas: int
 ) -> dict[int, tuple[HolderEndpoint, ...]]:
-    """worker index → the holders its agent writes to, the local one first.
+    """Maps worker index to the holders its agent writes to, local first.
 
     A worker writes to the holder of its own node, then to others of its group, one a domain. A worker whose node has
     no holder uses the group with the fewest workers. Never more than one holder of one failure domain.
     """
     by_domain: dict[str, list[HolderEndpoint]] = defaultdict(list)
     local: dict[tuple[str, str], HolderEndpoint] = {}
-    for endpoint in sorted(holders, key=lambda e: (e.holder.node, e.holder.instance)):
+    for endpoint in sorted(holders, key=ENDPOINT_ORDER):
         by_domain[endpoint.domain].append(endpoint)
         local.setdefault((endpoint.domain, endpoint.holder.node), endpoint)
     cut = groups(list(by_domain), replicas)
@@ -65,7 +69,7 @@ def targets(
 
 
 class _Loads:
-    """How much each of some places has; the first of those with the least is found without a look at all of them."""
+    """Counts the load of several places; finds the first least loaded one without a scan."""
 
     def __init__(self, places: int) -> None:
         self.of = [0] * places

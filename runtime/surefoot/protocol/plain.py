@@ -1,7 +1,7 @@
-"""Text that others wrote, made harmless and short where it leaves for a terminal, a log, an event or a status. Pure.
+r"""Escapes and shortens foreign text for terminals, logs, events and status.
 
-A program's exception may hold escape sequences, which clear a screen, forge a line or set a window's title; overrides
-of the direction of text make a name look like another. They are shown as what they are: `\\x1b`, `\\u202e`.
+Pure. A program's exception may hold escape sequences, which clear a screen, forge a line or set a window's title;
+overrides of the direction of text make a name look like another. They are shown as what they are: `\x1b`, `\u202e`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
 
 def is_plain_json(text: str) -> bool:
-    """Whether no text in this JSON can hold what `plain` writes out. Quick, and in doubt false."""
+    """Returns whether this JSON needs no escaping; quick, false in doubt."""
     if "\\u" in text or "\\b" in text or "\\f" in text:
         return False
     return "\x7f" not in text if text.isascii() else _UNSEEN.search(text) is None
@@ -42,14 +42,14 @@ def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= characters else f"{text[:half]}…{text[-half + 1 :]}"
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """The first of the names, and how many more there are: a sentence that a thousand of them do not make longer."""
-    text = ", ".join(names[:most])
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """Joins the first `most` names and counts the rest."""
+    text = ", ".join(map(str, names[:most]))
     return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def shown(value: object, characters: int = SHOWN_CHARACTERS) -> str:
-    """`value` as Python writes it, never longer than `characters` and never more than a glance of it looked at.
+    """The `repr` of a value, shortened to `characters` without reading all.
 
     Whoever refuses an input repeats it in an error, and the error goes to a log: an input of megabytes would fill both.
     """

@@ -1,7 +1,8 @@
-"""What a rank tells of its training in one epoch: one value from the trainer to what the operator plans from. Pure.
+"""Defines a rank's progress in one epoch, from trainer to operator.
 
-A field of it is written by whoever knows it, merged over a worker's ranks here, and read by whoever decides; everything
-between passes the value on whole. A reset is `Progress()`: a field that a reset forgets would tell of an older world.
+Pure. A field of it is written by whoever knows it, merged over a worker's ranks here, and read by whoever decides;
+everything between passes the value on whole. A reset is `Progress()`: a field that a reset forgets would describe an
+older world.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of one rank, or of all ranks of a worker. None: nothing was told yet."""
+    """Progress of one rank, or of a worker; None: not reported yet."""
 
     step: int = 0
     """Last finished step; of a worker, of all its ranks."""
@@ -46,7 +47,10 @@ class Progress:
     """Samples that the last step consumed; of a worker, of all its ranks."""
 
     def after(self, before: Progress) -> Progress:
-        """This, told later than `before` in the same epoch: steps and restores are not taken back, a loss is not forgotten."""
+        """Merges this report over an earlier one of the same epoch.
+
+        Steps and restores are never taken back, and a loss stays until the next.
+        """
         finite = self.loss_is_finite
         if finite is None and self.loss is not None:
             finite = math.isfinite(self.loss)  # versions before 3 told the loss alone
@@ -70,7 +74,10 @@ NOTHING_TOLD = Progress()
 
 
 def of_worker(ranks: Sequence[Progress]) -> Progress:
-    """What the ranks of one worker have in common: they step together, and the first one speaks for their times."""
+    """Merges the progress of one worker's ranks.
+
+    They step together: times are the first one's.
+    """
     if not ranks:
         return NOTHING_TOLD
     told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
@@ -87,6 +94,6 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
 
 
 def mean_passes(told: Sequence[Progress]) -> float | None:
-    """Of ranks, or of workers; None where none of them tells."""
+    """Averages the passes of ranks or workers; None if none reports any."""
     passes = [one.passes for one in told if one.passes is not None]
     return sum(passes) / len(passes) if passes else None

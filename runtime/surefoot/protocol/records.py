@@ -1,7 +1,7 @@
-"""The records that say what was saved: rank manifest, layout, index entry. JSON, versioned, never pickle.
+"""Defines the stored records: rank manifest, layout, index entry.
 
-Pure. Written by the drain, read by the operator (to choose a restore point) and by every restoring rank.
-The exact JSON stands in docs/format.md; `FORMAT` grows with it.
+Pure: versioned JSON, never pickle. Written by the drain, read by the operator (to choose a restore point) and by every
+restoring rank. The exact JSON stands in docs/format.md; `FORMAT` grows with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK_BYTES = 4 * 1024 * 1024 - 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One box of a tensor as it lies in a rank's byte stream.
+    """Locates one box of a tensor in a rank's byte stream.
 
     `offsets`/`lengths` place the box in the global tensor; `tile` is the block's shape (same number of dimensions):
     blocks stand in row-major order of tiles, each block's elements row-major, tiles at the far edges clipped.
@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor in a rank's layout: its global shape, and the pieces of it this rank saves (may be none)."""
+    """One tensor's global shape and the pieces this rank saves (maybe none)."""
 
     name: str
     dtype: str
@@ -54,10 +54,10 @@ SpreadRule = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the tensors of a layout are spread over all ranks that hold them; with it, one rank's layout tells the others'.
+    """How a layout's tensors are sharded over all ranks.
 
-    `rules[of[i]]` is that of tensor i; −1: every rank has its own under its own name. `lowest` numbers the tensors that
-    the first of equal holders saves alone; the others share.
+    With it, one rank's layout tells the others'. `rules[of[i]]` is that of tensor i; −1: every rank has its own under
+    its own name. `lowest` numbers the tensors that the first of equal holders saves alone; the others share.
     """
 
     rules: tuple[SpreadRule, ...]
@@ -67,7 +67,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a rank's tensors lie in its stream, and how the stream is cut into chunks.
+    """Locates a rank's tensors in its stream, and the stream's chunks.
 
     `chunk_starts[i]` is the stream offset of chunk i; no block straddles a chunk. The same for every step until the
     program's structure changes: stored once per digest. Local tensors (different on each rank) carry the rank in
@@ -80,14 +80,14 @@ class Layout:
     spread: Spread | None = None
 
     def chunk_lengths(self) -> tuple[int, ...]:
-        """Length of each chunk in bytes; each ≤ CHUNK_BYTES. No chunks where the rank saves no tensor."""
+        """Length of each chunk in bytes; each ≤ CHUNK_BYTES."""
         if not self.chunk_starts:
             return ()
         ends = (*self.chunk_starts[1:], self.stream_bytes)
         return tuple(end - start for start, end in zip(self.chunk_starts, ends, strict=True))
 
     def to_json(self, texts: Sequence[str] | None = None) -> str:
-        """Canonical JSON: equal layouts give equal text, so its digest names the layout. `texts`: those of the tensors."""
+        """Canonical JSON, whose digest names the layout; `texts`: its tensors', if known."""
         body: dict[str, Any] = {"chunk_starts": self.chunk_starts, "stream_bytes": self.stream_bytes}
         if self.spread is not None:
             body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
@@ -112,7 +112,7 @@ class Layout:
 
 
 def tensor_json(tensor: TensorLayout) -> str:
-    """One tensor of a layout record."""
+    """Encodes one tensor of a layout record."""
     pieces = [[p.offsets, p.lengths, p.tile, p.stream_offset] for p in tensor.pieces]
     return _compact([tensor.name, tensor.dtype, tensor.shape, pieces])
 
@@ -143,11 +143,11 @@ def _spread(body: Any) -> Spread | None:
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
-    """What one rank saved at one step; as index entry on a holder it means *that holder has all of it*.
+    """Describes one rank save; in a holder's index: it is complete there.
 
     Digests are xxh3_64 as 16 hex digits. `layout` names the layout record. The digest table is the concatenation of
     each block's xxh3_64 as 8 little-endian bytes, in stream order. `values` is the tagged JSON of plain values.
-    Manifests name no locations: where a copy lies is known by asking the holders.
+    Manifests name no locations: where a copy is, its holder says.
     """
 
     save: RankSave
@@ -169,7 +169,7 @@ class RankManifest:
     """The loss of that step was no number, so these weights may be none: retention keeps the last that are not."""
 
     def to_json(self) -> str:
-        """Canonical JSON that carries its own checksum: a flipped byte must not pass for another world or digest."""
+        """Canonical JSON with its own checksum against flipped bytes."""
         body: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.save.epoch,

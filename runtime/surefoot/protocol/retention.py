@@ -1,8 +1,10 @@
-"""What may be deleted, and when. Pure; the leader decides with it, and the agent of group rank 0 when no leader does.
+"""Decides what may be deleted, and when.
 
-Invariant 1: a complete checkpoint on the lineage goes only after a newer one on it is complete at full replication
-(as read from the holders) or complete in the persistent tier. Everything here returns what *may* go; whoever sends
-the drops names the holder instances that were read, and nobody else's.
+Pure; the leader decides with it, and the agent of group rank 0 when no leader does.
+
+Invariant 1: a complete checkpoint on the lineage goes only after a newer one on it is complete at full replication (as
+read from the holders) or complete in the persistent tier. Everything here returns what *may* go; whoever sends the
+drops names the holder instances that were read, and nobody else's.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeVar
 
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.lineage import Lineage, on_lineage
 from surefoot.protocol.records import RankManifest
+
+H = TypeVar("H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +58,55 @@ def memory_drops(entries: Iterable[RankManifest], standing: Standing, keep: int)
     and of any age those that can never become complete; never the parent before W has passed it, never the pinned one.
     Off the lineage: those of older epochs. Nothing while Claimed: the restore point is being chosen.
     """
+    return list(drops_by_holder({0: tuple(entries)}, standing, keep).get(0, ()))
+
+
+def drops_by_holder(
+    readings: Mapping[H, tuple[RankManifest, ...]], standing: Standing, keep: int
+) -> dict[H, tuple[RankSave, ...]]:
+    """`memory_drops` of many holders; those without any are left out.
+
+    Most hold the same checkpoints, and what goes of those is decided once: two thousand holders would else take longer
+    than all other decisions of a round.
+    """
+    decided: dict[frozenset[tuple[int, int]], set[tuple[int, int]]] = {}
+    found = {}
+    for holder, entries in readings.items():
+        saves = [m.save for m in entries]
+        held = frozenset([(s.epoch, s.step) for s in saves])
+        gone = decided.get(held)
+        if gone is None:
+            gone = decided[held] = {(c.epoch, c.step) for c in gone_checkpoints(held, standing, keep)}
+        if gone:
+            found[holder] = tuple(sorted(s for s in saves if (s.epoch, s.step) in gone))
+    return found
+
+
+def gone_checkpoints(held: Iterable[tuple[int, int]], standing: Standing, keep: int) -> set[Checkpoint]:
+    """Decides which checkpoints may go from one holder.
+
+    `held`: those that it has saves of, as (epoch, step).
+    """
     if standing.claimed:
-        return []
-    saves = [m.save for m in entries]
-    on = sorted(
-        {s.checkpoint for s in saves if on_lineage(standing.lineage, s.checkpoint, standing.epoch)},
-        key=lambda c: c.step,
-    )
+        return set()
+    found = [Checkpoint(*key) for key in held]
+    on = sorted((c for c in found if on_lineage(standing.lineage, c, standing.epoch)), key=lambda c: c.step)
     worthless = standing.bad | standing.hopeless
     superseded = [c for c in on if (c.step < standing.protected_step or c in standing.outlived) and c not in worthless]
     spared = max(0, keep - 1)
     gone = set(superseded[: len(superseded) - spared] if spared else superseded)
     gone |= {c for c in on if c in standing.bad and c.step < standing.protected_step}
     gone |= {c for c in on if c in standing.hopeless}
-    gone |= {s.checkpoint for s in saves if s.checkpoint not in on and s.epoch < standing.epoch}
-    gone -= _spared(standing)
-    return sorted(s for s in saves if s.checkpoint in gone)
+    gone |= {c for c in found if c not in on and c.epoch < standing.epoch}
+    return gone - _spared(standing)
 
 
 def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterable[Checkpoint]) -> frozenset[Checkpoint]:
-    """Checkpoints that protect nothing beside one of `newer`, which are complete: needs neither R nor who is alive.
+    """Finds checkpoints that protect nothing beside one of `newer`.
 
-    Every holder that was read and has a rank save of such a one has that rank of the newer one too, in a world of the
-    same ranks. So holders that die and take the newer one along take the older one along.
+    `newer` are complete; needs neither R nor who is alive. Every holder that was read and has a rank save of such a one
+    has that rank of the newer one too, in a world of the same ranks. So holders that die and take the newer one along
+    take the older one along.
     """
     having: dict[Checkpoint, dict[int, set[HolderId]]] = {}
     worlds: dict[Checkpoint, int] = {}
@@ -108,8 +139,10 @@ def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
 
 
 def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
-    """Of complete checkpoints of one lineage the newest of which no rank says that its loss was no number; None where
-    none is newer than it, and where all are so."""
+    """The newest checkpoint of finite loss where newer ones are suspect.
+
+    `complete` are of one lineage. None if the newest of all is good, or all are suspect.
+    """
     suspect = {m.save.checkpoint for m in manifests if m.suspect}
     order = sorted(set(complete), key=lambda c: c.step)
     good = [c for c in order if c not in suspect]
@@ -117,9 +150,9 @@ def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest])
 
 
 def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:
-    """Of checkpoints of one lineage the first at or after each multiple of `every_steps`, which need not be saved itself.
+    """The first checkpoint at or after each multiple of `every_steps`.
 
-    One that is the first stays the first: newer ones have higher steps.
+    The multiple itself need not be saved. One that is the first stays the first: newer ones have higher steps.
     """
     first: dict[int, Checkpoint] = {}
     for checkpoint in sorted(set(complete), key=lambda c: c.step):
@@ -139,8 +172,8 @@ def persistent_drops(
     """Checkpoints of the persistent tier that may go, oldest first.
 
     `complete` lie on the lineage and are complete there; `seen` is everything found there. The newest `keep` complete
-    ones stay, those of `also`, and what could not be read (`unjudged`: it may be good); parts of checkpoints that never became complete go once a newer one is complete, unless they are being
-    uploaded (pinned).
+    ones stay, those of `also`, and what could not be read (`unjudged`: it may be good). Parts of checkpoints that never
+    became complete go once a newer one is complete, unless they are being uploaded (pinned).
     """
     if standing.claimed:
         return []
@@ -157,7 +190,7 @@ def persistent_drops(
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Copy one rank save from a holder that has it to one that does not."""
+    """Copies one rank save to a holder that lacks it."""
 
     save: RankSave
     source: HolderId
@@ -171,9 +204,10 @@ def repairs(
     replicas_effective: int,
     leaving: frozenset[str] = frozenset(),
 ) -> list[Repair]:
-    """What to copy so that every rank save of `wanted` has its copies, one new copy a rank at a time.
+    """Plans copies until `wanted` is fully replicated, one per rank at once.
 
-    Copies in failure domains that are `leaving` count for nothing but as sources. Targets are holders in failure domains that have none yet, the emptiest first, so that a returned node fills up.
+    Copies in failure domains that are `leaving` count only as sources. Targets are holders in failure domains that have
+    none yet, the emptiest first, so that a returned node fills up.
     """
     planned: list[Repair] = []
     room = _Room(readings, domains, leaving)

@@ -1,8 +1,9 @@
-"""What one worker says of its saves, so that the leader knows which checkpoints can never become complete. Pure.
+"""Reports which of a worker's saves can never come any more.
 
-A save that a rank never handed over (no staging memory, no free slot, a failed copy), or that was given up before any
-holder was asked to commit it, is nowhere and will be nowhere, whatever holders that nobody reaches may have. So what
-is said here is true for ever, however late it is heard and whoever leads then.
+Pure. The leader learns from it which checkpoints can never become complete. A save that a rank never handed over (no
+staging memory, no free slot, a failed copy), or that was given up before any holder was asked to commit it, is nowhere
+and will be nowhere, whatever holders that nobody reaches may have. So the report is true for ever, however late it is
+read and whoever leads then.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Of one worker's saves in its epoch. Made by `agent.memory.save_progress`, said in every heartbeat."""
+    """The closed steps of one worker's saves in its epoch.
+
+    Made by `agent.memory.save_progress`, sent in every heartbeat.
+    """
 
     upto: int = 0
     """Newest step that none of its ranks can come to save any more."""
@@ -22,7 +26,7 @@ class Settled:
     """`steps` says nothing of this one and older ones."""
 
     def misses(self, step: int) -> bool:
-        """Whether some rank of the worker has no save of `step`, anywhere, for ever."""
+        """Whether some rank's save of `step` is missing for ever."""
         return self.forgotten < step <= self.upto and step not in self.steps
 
 

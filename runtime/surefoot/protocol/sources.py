@@ -1,4 +1,7 @@
-"""Where restored bytes came from, in one word for several: of ranges, of ranks, of workers. Pure."""
+"""Names the tiers that restored bytes came from, in one word.
+
+Pure; for ranges, ranks and workers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ the others' from holders."""
 
 
 def joined(sources: Iterable[str]) -> str | None:
-    """`staging+memory` if some was in staging and some on holders; `mixed` if the persistent tier had some, not all."""
+    """Joins sources: `staging+memory`, or `mixed` for other combinations."""
     found = {part for source in sources for part in source.split("+")} - {"none"}
     if len(found) <= 1:
         return next(iter(found), None)

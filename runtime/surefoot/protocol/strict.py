@@ -1,7 +1,8 @@
-"""Values of frozen dataclasses from JSON, strictly typed by msgspec; what does not fit is named by path and value.
+"""Reads frozen dataclasses from JSON, strictly typed by msgspec.
 
-Pure. A dataclass cannot refuse foreign fields, be renamed or be of an older version: its *mirror* can, a msgspec struct made
-from its type hints once. Without one engine for messages, statuses and records each has its own idea of what a number is.
+Pure. What does not fit is named by path and value. A dataclass cannot refuse foreign fields, be renamed or be of an
+older version: its *mirror* can, a msgspec struct made from its type hints once. Without one engine for messages,
+statuses and records each would have its own idea of what a number is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _KINDS = {bool: "bool", int: "int", float: "float", str: "str", list: "array", d
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """How a dataclass is written. `version`: without the fields that came later; None: with all of them."""
+    """How a dataclass is written; `version`: without later fields, None: all."""
 
     version: int | None = None
     foreign: bool = False
@@ -40,9 +41,10 @@ class JsonShape:
 
 
 class Misfit(Exception):
-    """A body is not of its type. `path` begins with a dot or is empty; `why` says what was found there instead.
+    """A body is not of its type: `path` and `why`.
 
-    `foreign` is the name of a field that the type does not have, if that is what is wrong.
+    `path` begins with a dot or is empty. `foreign` is the name of a field that the type does not have, if that is
+    wrong.
     """
 
     def __init__(self, path: str, why: str, foreign: str | None = None) -> None:
@@ -63,7 +65,10 @@ def hints_of(cls: type[Any]) -> Mapping[str, Any]:
 
 
 def mirror(cls: type[Any], shape: JsonShape = JsonShape(), tag: str | None = None) -> type[msgspec.Struct]:
-    """The struct that reads a `cls`; `tag` makes it a message, with its version in `v` and the tag in `type`."""
+    """Makes the struct that reads a `cls`; `tag` makes it a message.
+
+    A message has its version in `v` and the tag in `type`.
+    """
     return _mirror(typing.cast(Hashable, cls), shape, tag)
 
 
@@ -104,7 +109,7 @@ def check(wanted: Any, body: object) -> Any:
 
 
 def restored(cls: type[T], made: msgspec.Struct) -> T:
-    """The dataclass of which `made` is the mirror; what the mirror lacks has its default."""
+    """Makes the dataclass of a mirror; missing fields take their defaults."""
     return msgspec.convert(made, cls, from_attributes=True)
 
 
@@ -139,7 +144,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
 
 
 def _misfit(text: str, wanted: Any, body: object) -> Misfit:
-    """What msgspec says, in our words: it names no value, and a mapping's key by three dots."""
+    """Converts msgspec's message: it names no value, and a mapping's key by three dots."""
     found = _AT.fullmatch(text)
     sentence, steps = (found[1], _PART.findall(found[2])) if found is not None else (text, [])
     got = re.search(r"got `(\w+)`", sentence)

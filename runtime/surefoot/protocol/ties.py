@@ -1,7 +1,8 @@
-"""What ties a checkpoint to its number of ranks: objects whose state is each rank's own. Pure.
+"""Finds what ties a checkpoint to its number of ranks.
 
-Said by every rank in its manifest, without asking another; compared by whoever decides about the size of a world, and
-again by each restoring rank. Rank 0's state would else be given to all, and the others' samples lost.
+Pure. Objects whose state is each rank's own: reported by every rank in its manifest, compared by whoever decides about
+the size of a world, and again by each restoring rank. Rank 0's state would else be given to all, and the others'
+samples lost.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ OWN = ""
 
 
 def tied_objects(manifests: Iterable[RankManifest]) -> tuple[str, ...]:
-    """Names of the objects that cannot be divided anew: each rank's own, or of values that are not the same on all.
+    """Names the objects that cannot be divided anew.
 
-    `manifests`: one of each rank of one checkpoint, or of the ranks that are known.
+    Each rank's own, or with values that differ between ranks. `manifests`: one of each rank of one checkpoint, or of
+    the ranks that are known.
     """
     first: Mapping[str, str] | None = None
     tied: dict[str, None] = {}

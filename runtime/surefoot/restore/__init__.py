@@ -10,7 +10,6 @@ copy for whatever is damaged.
         healed = reader.heal()
 """
 
-from surefoot.restore.catalogue import Catalogue as Catalogue
 from surefoot.restore.catalogue import SaveSource as SaveSource
 from surefoot.restore.catalogue import holder_sources as holder_sources
 from surefoot.restore.catalogue import persistent_source as persistent_source

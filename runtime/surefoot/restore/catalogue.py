@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SaveSource:
-    """One place that may have copies. `open` gives a connection for one thread."""
+    """Names one source of copies; `open` gives a thread its connection."""
 
     name: str
     kind: Literal["memory", "persistent"]
@@ -41,29 +41,15 @@ class SaveSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """What one source said it has; `damaged` names index entries that cannot be read."""
+    """Holds one source's answer; `damaged` names index entries that cannot be read."""
 
     manifests: tuple[RankManifest, ...]
     damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One checkpoint, for people and for choosing. `copies`: the least over ranks of places that have it."""
-
-    checkpoint: Checkpoint
-    world: int
-    complete: bool
-    copies: int
-    in_memory: bool
-    persistent: bool
-    bytes: int
-    saved_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Sources and their readings, in the same order; None where a source is silent."""
+    """Pairs sources with their readings; None where a source is silent."""
 
     sources: tuple[SaveSource, ...]
     readings: tuple[SourceReading | None, ...]
@@ -74,10 +60,6 @@ class Catalogue:
     def silent(self) -> tuple[str, ...]:
         return tuple(s.name for s, r in zip(self.sources, self.readings, strict=True) if r is None)
 
-    @property
-    def damaged(self) -> tuple[str, ...]:
-        return tuple(name for r in self.readings if r is not None for name in r.damaged)
-
     def copies(self, checkpoint: Checkpoint) -> dict[int, list[tuple[int, RankManifest]]]:
         """rank → (number of the source, its manifest) of every copy of that rank's save."""
         found: dict[int, list[tuple[int, RankManifest]]] = defaultdict(list)
@@ -87,14 +69,14 @@ class Catalogue:
                     found[manifest.save.rank].append((number, manifest))
         return dict(found)
 
-    def checkpoints(self) -> list[Found]:
-        """Every checkpoint of which anything is there, oldest first; reads the layouts to know which are complete."""
-        names = {s.name: s.kind for s in self.sources}
+    def complete(self) -> list[Checkpoint]:
+        """Lists the complete checkpoints, oldest first; reads layouts to tell."""
         by_source = [r.manifests if r is not None else () for r in self.readings]
-        reading = TierReading({HolderId(name, ""): ms for name, ms in zip(names, by_source, strict=True)}, None)
+        named = zip((s.name for s in self.sources), by_source, strict=True)
+        reading = TierReading({HolderId(name, ""): manifests for name, manifests in named}, None)
         covers = self.covers(reading)
-        found = [self._found(c, ranks, covers) for c, ranks in reading.manifests().items()]
-        return sorted(found, key=lambda f: (f.checkpoint.step, f.checkpoint.epoch))
+        found = [checkpoint for checkpoint, ranks in reading.manifests().items() if is_complete(ranks, covers)]
+        return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.epoch))
 
     def covers(self, reading: TierReading) -> Covers:
         """Whether the layouts of each candidate cover every tensor once."""
@@ -124,25 +106,6 @@ class Catalogue:
                     tier.close()
         return None
 
-    def _found(self, checkpoint: Checkpoint, ranks: Mapping[int, list[RankManifest]], covers: Covers) -> Found:
-        kinds: dict[str, set[int]] = {"memory": set(), "persistent": set()}
-        copies = self.copies(checkpoint)
-        for rank, places in copies.items():
-            for number, _ in places:
-                kinds[self.sources[number].kind].add(rank)
-        manifests = [ms[0] for ms in ranks.values()]
-        world = manifests[0].world
-        return Found(
-            checkpoint=checkpoint,
-            world=world,
-            complete=is_complete(ranks, covers),
-            copies=min((len(copies.get(rank, ())) for rank in range(world)), default=0),
-            in_memory=kinds["memory"] >= set(range(world)),
-            persistent=kinds["persistent"] >= set(range(world)),
-            bytes=sum(m.stream_bytes + m.values_bytes for m in manifests),
-            saved_at=max(m.saved_at for m in manifests),
-        )
-
 
 def holder_sources(
     endpoints: Iterable[HolderEndpoint], job: str, account: Credentials, node: str | None, call_seconds: float = 1.0
@@ -165,12 +128,15 @@ def persistent_source(settings: PersistentSettings, job: str) -> SaveSource:
 
 
 def older_source(settings: PersistentSettings, job: str) -> SaveSource:
-    """The persistent tier of an older job to begin from: read, never healed."""
+    """An older job's persistent tier to begin from, read-only, never healed."""
     return SaveSource("older job", "persistent", lambda: open_persistent(settings, job, read_only=True), heals=False)
 
 
 def read_catalogue(sources: Sequence[SaveSource], only: Checkpoint | None = None) -> Catalogue:
-    """Reads every index once. `only`: where each answer costs a request, nothing but this checkpoint is asked about."""
+    """Reads every source's index once.
+
+    `only`: asks about this checkpoint alone, where each answer costs a request.
+    """
     return Catalogue(tuple(sources), tuple(read_index(source, only) for source in sources), only)
 
 
@@ -184,7 +150,7 @@ def reread(catalogue: Catalogue) -> Catalogue:
 
 
 def read_index(source: SaveSource, only: Checkpoint | None = None) -> SourceReading | None:
-    """What the source has; None if it is silent."""
+    """Reads a source's index; None if it is silent."""
     tier: Tier | None = None
     try:
         tier = source.open()

@@ -18,7 +18,7 @@ from surefoot.tiers import verified
 
 
 class Layouts:
-    """Reads and works out layouts; keeps what it found. One thread at a time."""
+    """Reads and derives layouts, and caches them; for one thread."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -30,21 +30,23 @@ class Layouts:
         """How many layout records this took."""
 
     def stream(self, rank: int) -> Stream:
-        """One rank's, worked out if a known family tells it, else read."""
+        """One rank's stream, derived from a known family, else read."""
         if rank not in self._streams:
             self._streams[rank] = self._told(rank) or self._read(rank)
         return self._streams[rank]
 
     def all(self) -> Mapping[int, Stream]:
-        """Every rank's, each record read."""
+        """Every rank's stream, each from its record."""
         for rank in range(self._copies.world):
             if rank not in self._streams:
                 self._streams[rank] = self._read(rank)
         return self._streams
 
     def tensors(self, own: int, every: bool = False) -> dict[str, TensorLayout]:
-        """Every tensor of the checkpoint by name, as far as families tell (`every`: as all records do); and those that
-        rank `own` kept to itself."""
+        """Lists the checkpoint's tensors by name, with those local to rank `own`.
+
+        Families are enough for most; `every` reads all records.
+        """
         found: dict[str, TensorLayout] = {}
         while self._next_family():
             pass
@@ -57,7 +59,10 @@ class Layouts:
         return found
 
     def plan(self, wanted: Sequence[Wanted]) -> ReadPlan:
-        """What to read. Only ranks that families name are looked at; all of them if that does not suffice."""
+        """Plans the reads from the layouts of the ranks that families name.
+
+        If those do not suffice, from all. Raises StateMismatch where the checkpoint lacks what is wanted.
+        """
         try:
             ranks = self._ranks(wanted)
             if ranks is not None:
@@ -67,7 +72,7 @@ class Layouts:
         return plan(wanted, self.all())
 
     def _ranks(self, wanted: Sequence[Wanted]) -> set[int] | None:
-        """Ranks that saved part of what is wanted; None where no family tells it of some tensor."""
+        """Ranks that saved part of what is wanted; None where no family covers some tensor."""
         found: set[int] = set()
         for want in wanted:
             family = self._family_of(want.name)
@@ -91,7 +96,7 @@ class Layouts:
                 return None
 
     def _next_family(self) -> bool:
-        """Reads the layout of the first rank that no known family tells of; False if there is none that helps."""
+        """Reads the layout of the first rank that no known family describes; False if none helps."""
         if self._told_all:
             return False
         world = self._copies.world

@@ -34,7 +34,10 @@ WAITS = Backoff(0.05, 1.0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Damage:
-    """One part of one copy that is damaged or missing. `part`: chunk N, digest table, values, layout, index entry."""
+    """Names one damaged or missing part of one copy.
+
+    `part`: chunk N, digest table, values, layout, index entry.
+    """
 
     save: RankSave
     part: str
@@ -74,7 +77,7 @@ class Connections:
 
 
 class Copies:
-    """Where the rank saves of one checkpoint can be read from. Thread-safe."""
+    """Chooses the copies of a checkpoint's rank saves; thread-safe."""
 
     def __init__(self, checkpoint: Checkpoint, catalogue: Catalogue, seed: int, patience_seconds: float | None) -> None:
         self.checkpoint = checkpoint
@@ -90,7 +93,7 @@ class Copies:
 
     @property
     def world(self) -> int:
-        """Ranks of the checkpoint's world; waits for silent sources while nothing is known of it."""
+        """Ranks of the checkpoint's world; waits while all sources are silent."""
         waits = count(1)
         while not self._manifests:
             self._wait_for_index(str(self.checkpoint), next(waits))
@@ -98,14 +101,17 @@ class Copies:
         return max(set(worlds), key=worlds.count)
 
     def manifest(self, rank: int) -> RankManifest:
-        """What the checkpoint says of that rank's save; all copies that count agree on it."""
+        """The manifest of a rank's save, on which all counted copies agree."""
         waits = count(1)
         while rank not in self._manifests:
             self._wait_for_index(f"rank {rank} of {self.checkpoint}", next(waits))
         return self._manifests[rank]
 
     def spread(self, reads: Sequence[tuple[int, int]]) -> list[int]:
-        """Where to begin each read, given as (rank, bytes); -1 where no copy is known. Copies of a tier share the work."""
+        """Assigns each read, given as (rank, bytes), the source to begin with.
+
+        -1 where no copy is known. The copies within a tier share the bytes evenly.
+        """
         sizes: dict[int, int] = defaultdict(int)
         for rank, size in reads:
             sizes[rank] += size
@@ -117,7 +123,10 @@ class Copies:
     def first_good(
         self, rank: int, part: str, read: Callable[[Tier, RankManifest], T], begin: int = -1
     ) -> tuple[T, int]:
-        """The part from the first copy that is good, and the number of its source. `begin`: a source to try first."""
+        """Reads a part from the first good copy; adds its source.
+
+        `begin`: a source to try first. Raises Unreadable once every copy answered and failed.
+        """
         waits = count(1)
         while True:
             manifest = self.manifest(rank)
@@ -141,7 +150,7 @@ class Copies:
             self._wait_for_silent(f"{part} of {manifest.save}", next(waits))
 
     def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
-        """What saves have in common (a layout record), from sources that do not have this save at all."""
+        """Reads a shared part (a layout record) from sources without this save."""
         manifest = self.manifest(rank)
         for number in sorted(set(range(len(self.sources))) - set(self._having.get(rank, ()))):
             try:
@@ -152,7 +161,7 @@ class Copies:
         return None
 
     def note(self, damage: Damage, problem: Exception) -> None:
-        """Remembers a damaged copy, to be told and healed once."""
+        """Records a damaged copy, to be logged and healed once."""
         metrics.restore_fallbacks.labels("missing" if isinstance(problem, ChunkMissing) else "corrupt").inc()
         with self._lock:
             new = damage not in self._damages
@@ -165,7 +174,10 @@ class Copies:
             return sorted(self._damages)
 
     def damaged_entries(self) -> list[Damage]:
-        """Index entries that may be the unreadable ones: saves that a source with such entries does not list."""
+        """Lists saves missing from sources that have unreadable index entries.
+
+        The unreadable entry may be that save's.
+        """
         return sorted(
             Damage(manifest.save, "index entry", number)
             for number, reading in enumerate(self._catalogue.readings)
@@ -195,7 +207,8 @@ class Copies:
                 self._learn(reread(self._catalogue))
 
     def _learn(self, catalogue: Catalogue) -> None:
-        """Which manifests count: of copies that describe different bytes, those that most places agree on."""
+        """Selects the manifests that count: of copies that describe different bytes, those that most sources agree
+        on."""
         self._catalogue = catalogue
         manifests: dict[int, RankManifest] = {}
         having: dict[int, list[int]] = {}

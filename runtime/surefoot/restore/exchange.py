@@ -1,9 +1,9 @@
 """Reads each shared byte once per group, and exchanges it between ranks.
 
-Every wait has a time limit. The order of calls is the same on every member: cards, then rounds of headers and data
-until all have said that they are finished, then a last word. Whatever goes wrong (a member that is lost, stalls, plans
-other reads or sends damage) ends in reads of one's own for what is missing. Called by `reader`; the line between
-members is `checkpointer.peers`'s.
+As ByteCheckpoint (NSDI'25) removes redundant reads, but every wait has a time limit, and what peers send is verified.
+The order of calls is the same on every member: cards, then rounds of headers and data until all have announced their
+end, then a last header. Whatever goes wrong (a member that is lost, stalls, plans other reads or sends damage) ends in
+direct reads of what is missing. Called by `reader`; members are connected by `checkpointer.gloo_peers`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ _KINDS = ("staging", "memory", "persistent")
 
 
 class ExchangeFailed(SurefootError):
-    """The members of a group could not bring an exchange to its end. Each reads for itself what it has not."""
+    """An exchange failed; each member reads for itself what it lacks."""
 
 
 class Peers(Protocol):
-    """The ranks of one group, this one among them; each call is made by all of them in the same order.
+    """Connects the ranks of one group, this one among them.
 
-    Each call ends within the time limit of the line or raises ExchangeFailed, on this member at least.
+    All members make the same calls in the same order. Each call ends within the time limit or raises ExchangeFailed, on
+    this member at least.
     """
 
     members: tuple[int, ...]
@@ -58,13 +59,13 @@ class Peers(Protocol):
     wait_seconds: float
 
     def cards(self, mine: str) -> list[str]:
-        """What each member says of itself first."""
+        """Sends this member's card and returns all members'."""
         ...
 
     def swap(self, sent: memoryview, into: Sequence[memoryview]) -> Callable[[], None]:
-        """Sends to every other member and fills `into`, one a member, from them; what it returns waits for that.
+        """Sends to every other member and fills `into`, one buffer per member.
 
-        The lengths are known on both sides; nothing moves where a length is 0.
+        The call that it returns waits for the end. Lengths are known on both sides; a length of 0 moves nothing.
         """
         ...
 
@@ -91,7 +92,7 @@ class PlannedReads:
 
 @dataclass(slots=True)
 class ExchangeOutcome:
-    """What an exchange came to."""
+    """Reports what an exchange read, and what is missing."""
 
     missing: list[RangeRead]
     by_kind: dict[str, int] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class _Head:
 
 
 class Exchange:
-    """One group's reads, made once. `run` returns what is left to be read directly."""
+    """Carries out one group's reads, once."""
 
     def __init__(self, copies: Copies, reading: PlannedReads, peers: Peers) -> None:
         self._copies, self._reading, self._peers = copies, reading, peers
@@ -115,7 +116,11 @@ class Exchange:
         self._peers_kinds = 0
 
     def run(self, threads: int) -> ExchangeOutcome:
-        """Raises what a read of this rank's own share raises; a failed exchange is told and counted, never raised."""
+        """Reads this rank's share and exchanges it; returns what is missing.
+
+        Raises what a read of the share raises. A failed exchange is logged and counted, never raised: what is missing
+        is read directly.
+        """
         ranges = self._reading.ranges
         try:
             owners = self._agree()
@@ -162,7 +167,7 @@ class Exchange:
         return Fetch(self._copies, reading.parts, telling, [reading.ranges[n] for n in mine])
 
     def _rounds(self, outbox: Outbox, arrivals: Arrivals, fetch: Fetch) -> None:
-        """While one round's data is under way, what the last one brought is checked and placed."""
+        """Checks and places one round's data while the next one's is under way."""
         peers = self._peers
         size = sum(r.length for r in self._reading.ranges)
         deadline = time.monotonic() + peers.wait_seconds + size / LEAST_BYTES_PER_SECOND
@@ -213,11 +218,11 @@ class Exchange:
         return heads
 
     def _buffers(self, size: int) -> list[memoryview]:
-        """One for each other member."""
+        """Makes one buffer for each other member."""
         return [memoryview(bytearray(0 if m == self._peers.me else size)) for m in range(len(self._peers.members))]
 
     def _farewell(self, arrivals: Arrivals) -> None:
-        """Every member says how much it lacks; nobody leaves while another still receives."""
+        """Exchanges how much each member lacks; nobody leaves while another still receives."""
         arrivals.made(self._peers.me)
         lacking = len(arrivals.missing())
         try:

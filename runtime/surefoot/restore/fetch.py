@@ -36,7 +36,7 @@ AHEAD = 2
 
 
 class StagedStream(Protocol):
-    """What is needed of agent.link.Left."""
+    """Gives a stream in staging memory; `ipc.backend.ReusableSave` is one."""
 
     @property
     def stream(self) -> memoryview: ...
@@ -48,7 +48,7 @@ class StagedStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """What every thread needs of one rank's save."""
+    """Shares one rank save's layout and digests among threads."""
 
     stream: Stream
     table: bytes
@@ -72,7 +72,7 @@ class _PendingRead:
 
 
 class Fetch:
-    """All reads of one plan, and what has become of them."""
+    """Carries out the reads of one plan in threads."""
 
     def __init__(
         self, copies: Copies, parts: Mapping[int, SavedPart], placers: Sequence[Placer], reads: Sequence[RangeRead]
@@ -90,9 +90,10 @@ class Fetch:
         self.by_kind: dict[str, int] = defaultdict(int)
 
     def run(self, most: int) -> None:
-        """Reads everything. Raises the first error of any thread; what was placed by then is undefined.
+        """Reads everything, with a thread per source and at most `most`.
 
-        A thread for each source, since each asks ahead; two where one source has it all, and at most `most`.
+        Each thread reads ahead; one source alone gets two. Raises the first error of any thread; what was placed by
+        then is undefined.
         """
         if not self._queues:
             return
@@ -152,7 +153,7 @@ class Fetch:
             self.by_kind[kind] += read.length
 
     def _taken(self, asked: _PendingRead) -> tuple[memoryview, int] | None:
-        """What was asked for, verified; None if it did not come whole."""
+        """Takes and verifies what was asked for; None if it did not come whole."""
         manifest = self._copies.manifest(asked.read.rank)
         if asked.source == STAGING:
             return self._staged(asked, manifest)
@@ -169,7 +170,7 @@ class Fetch:
         return asked.data, asked.source
 
     def _staged(self, asked: _PendingRead, manifest: RankManifest) -> tuple[memoryview, int] | None:
-        """From where it lies; where others write too, from a copy: what was verified must be what is placed."""
+        """Reads from staging memory, in a copy where others write too: what was verified must be what is placed."""
         read, part = asked.read, self._parts[asked.read.rank]
         assert part.staged is not None, "the queue has only such"
         data = part.staged[read.stream_start : read.stream_start + read.length]
@@ -185,7 +186,7 @@ class Fetch:
         return data, STAGING
 
     def _read(self, read: RangeRead, asked: _PendingRead) -> tuple[memoryview, int]:
-        """From the copy it was meant for, then from every other; damage is noted, silence waited for."""
+        """Reads from the assigned copy, then from every other; damage is noted, silence waited for."""
         if asked.tier is not None:
             metrics.restore_fallbacks.labels("again").inc()
         ordinary = partial(self._verified, read)

@@ -28,7 +28,10 @@ _FRAME = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True)
 class SealedFrame:
-    """What is ready to be sent. `finished`: it is the last; `failed`: the rest will never come."""
+    """Holds bytes ready to send.
+
+    `finished`: they are the last; `failed`: the rest will never come.
+    """
 
     data: memoryview
     finished: bool
@@ -36,7 +39,10 @@ class SealedFrame:
 
 
 class Outbox:
-    """Two buffers of `size` bytes. `put` from the threads that read, `take` from the one that exchanges."""
+    """Buffers outgoing segments in two buffers of `size` bytes.
+
+    Reading threads call `put`, the exchanging one `take`.
+    """
 
     def __init__(self, size: int = ROUND_BYTES) -> None:
         self._filling, self._sending = memoryview(bytearray(size)), memoryview(bytearray(size))
@@ -61,7 +67,10 @@ class Outbox:
             self._used += whole
 
     def take(self) -> SealedFrame:
-        """A buffer that is full, or the last one; the one taken before is filled again from now on."""
+        """Waits for a full or last buffer and swaps the two.
+
+        The buffer taken before is filled again from now on.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._full or self._finished)
             self._filling, self._sending = self._sending, self._filling
@@ -71,20 +80,23 @@ class Outbox:
         return taken
 
     def finish(self, failed: bool) -> None:
-        """All reads are made, or they failed: nothing is put any more."""
+        """Ends the sending: all reads are made, or they failed."""
         with self._changed:
             self._finished, self._failed = True, failed
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody takes any more: what is put is dropped."""
+        """Drops what is put from now on: nobody takes it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class Telling:
-    """A placer whose verified segments also go to the peers. What it does not know of is placed, and not told."""
+    """Places verified segments and queues them for the peers.
+
+    Segments without a number are placed only.
+    """
 
     def __init__(self, placer: Placer, outbox: Outbox, numbers: Mapping[Segment, tuple[int, int]]) -> None:
         self._placer, self._outbox, self._numbers = placer, outbox, numbers
@@ -97,7 +109,7 @@ class Telling:
 
 
 class Arrivals:
-    """Checks and places what peers send, and knows what is still missing. One thread."""
+    """Verifies and places peers' segments and tracks missing ones; for one thread."""
 
     def __init__(
         self,
@@ -115,7 +127,7 @@ class Arrivals:
         """Frames that were not what they said."""
 
     def accept(self, member: int, data: memoryview) -> None:
-        """Places what is good in one buffer of a member; the rest stays missing."""
+        """Places the good segments of a member's buffer; the rest stay missing."""
         position = 0
         while position + _FRAME.size <= data.nbytes:
             read, segment, length = _FRAME.unpack_from(data, position)
@@ -125,7 +137,7 @@ class Arrivals:
                 self.damaged += 1
 
     def made(self, member: int) -> None:
-        """Nothing that this member (this rank itself) had to read is missing."""
+        """Marks all that this rank itself had to read as placed."""
         for left, owner in zip(self._left, self._owners, strict=True):
             if owner == member:
                 left.clear()

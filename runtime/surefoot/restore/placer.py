@@ -26,9 +26,10 @@ _CARRIERS: dict[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where one box of one tensor goes: writable bytes, with strides in bytes (None: row-major without gaps).
+    """Describes where one box of a tensor goes.
 
-    The same tensor may have several destinations; boxes of different destinations may overlap.
+    `memory` is writable; `strides` are in bytes (None: row-major without gaps). A tensor may have several destinations,
+    and their boxes may overlap.
     """
 
     name: str
@@ -44,7 +45,10 @@ class Destination:
 
 
 class Placer:
-    """One destination, ready to take segments from any thread: segments of a plan never share elements of it."""
+    """Places segments into one destination from any thread.
+
+    Segments of a plan never share elements of it, so no lock is needed.
+    """
 
     def __init__(self, destination: Destination) -> None:
         self._carrier = _CARRIERS[itemsize(destination.dtype)]
@@ -56,7 +60,7 @@ class Placer:
         self._strides = whole.strides
 
     def place(self, segment: Segment, data: memoryview) -> None:
-        """Copies the wanted part of the segment's blocks; `data` is exactly the segment's bytes."""
+        """Copies the wanted part of a segment's blocks from its bytes."""
         blocks = np.frombuffer(data, self._carrier).reshape(segment.rows, segment.count, *segment.block)
         taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
         strides = self._strides

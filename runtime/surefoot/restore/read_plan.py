@@ -28,7 +28,7 @@ tile of a large tensor, or reads along another dimension than the saved one woul
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One box of one tensor that the rank wants to have."""
+    """Describes one box of a tensor that the rank reads."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Everything to read, in an order that goes through each rank save once."""
+    """Lists all reads, in one pass through each rank save."""
 
     ranges: tuple[RangeRead, ...]
     wanted_bytes: int
@@ -50,7 +50,10 @@ class ReadPlan:
 
 
 def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int = GAP_BYTES) -> ReadPlan:
-    """What to read. Raises StateMismatch where the checkpoint has not exactly what is wanted."""
+    """Plans the reads of the wanted boxes.
+
+    Raises StateMismatch where the checkpoint does not have exactly what is wanted.
+    """
     found: dict[int, list[Segment]] = defaultdict(list)
     homes = _homes(wanted, streams)
     for number, want in enumerate(wanted):
@@ -79,9 +82,9 @@ def preference(
     sizes: Mapping[int, int],
     seed: int,
 ) -> dict[int, tuple[int, ...]]:
-    """rank → its copies in the order to try: a local one first, then the others in balance, `last` ones at the end.
+    """Orders each rank's copies: local first, others balanced, `last` at the end.
 
-    `copies` name sources by number; `last` is the persistent tier. `seed` (the reader's rank) makes readers that
+    `copies` maps rank to source numbers; `last` is the persistent tier. `seed` (the reader's rank) makes readers that
     balance alone begin at different sources.
     """
     load: dict[int, int] = defaultdict(int)
@@ -98,12 +101,11 @@ def preference(
 def spread(
     sizes: Sequence[tuple[int, int]], having: Mapping[int, Sequence[int]], last: frozenset[int]
 ) -> list[tuple[int, ...]]:
-    """For each read, given as (rank, bytes): that rank's sources, those to begin with first.
+    """Orders the sources of each read, given as (rank, bytes).
 
-    `having` is each rank's order of `preference`. Sources of the first one's tier share the reads, each time the one
-    that has the fewest bytes so far: a rank save with two copies is read from both, also where one lies on this node,
-    since a Redis answers with one thread and two bring it sooner. A thread that has read its source's part goes on with
-    another's, so the faster one does more.
+    `having` is each rank's order of `preference`. Sources of the first one's tier share the reads; the one with the
+    fewest bytes so far begins. A rank save with two copies is read from both, even if one is on this node: a Redis
+    answers with one thread, and two are faster. A thread that is done with its source takes over reads of another.
     """
     load: dict[int, int] = defaultdict(int)
     found = []

@@ -47,26 +47,27 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
-    """What a read took."""
+    """Reports a read's bytes, sources and number of damaged parts."""
 
-    wanted_bytes: int
     read_bytes: int
     by_kind: Mapping[str, int]
-    seconds: float
     fallbacks: int
     peers_kinds: frozenset[str] = frozenset()
 
     @property
     def source(self) -> str:
-        """In a word of `protocol.sources`, wherever peers had it from. What a holder gave of a state that lay in staging
-        but for some counters that every rank has is not worth the word; what the persistent tier gave always is."""
+        """Names the tiers that the bytes came from (`protocol.sources`).
+
+        What peers read counts for the tier they had it from. A tier that gave next to nothing (counters that every rank
+        has) is left out, except the persistent one.
+        """
         least = sum(self.by_kind.values()) * _WORTH_A_WORD
         named = {kind for kind, size in self.by_kind.items() if size and (size >= least or kind == "persistent")}
         return joined((named - {PEER}) | self.peers_kinds) or "none"
 
 
 class CheckpointReader:
-    """One checkpoint, open for reading. Closes its connections at the end of the `with`."""
+    """Reads one checkpoint; a context manager that closes its connections."""
 
     def __init__(
         self,
@@ -109,13 +110,17 @@ class CheckpointReader:
         return values
 
     def plan(self, destinations: Sequence[Destination]) -> ReadPlan:
-        """What `read` would read. Raises StateMismatch where the checkpoint has not what is wanted."""
+        """Plans what `read` would read.
+
+        Raises StateMismatch where the checkpoint lacks what is wanted.
+        """
         return self.layouts.plan([d.wanted() for d in destinations])
 
     def read(self, destinations: Sequence[Destination], common: Sequence[Common] = ()) -> ReadSummary:
-        """Fills the destinations. Raises the first error of any thread; what was placed by then is undefined.
+        """Fills the destinations.
 
-        `common`: which of them other ranks want too, and share the reading of; each in one group at most.
+        `common`: those that other ranks want too and share the reading of; each in one group at most. Raises the first
+        error of any thread; what was placed by then is undefined.
         """
         began = time.monotonic()
         shared = {number for one in common for number in one.numbers}
@@ -133,10 +138,8 @@ class CheckpointReader:
             metrics.restore_bytes.labels(kind).inc(size)
         everything = [alone, *together]
         restored = ReadSummary(
-            wanted_bytes=sum(w.box.volume * w.itemsize for reading in everything for w in reading.wanted),
             read_bytes=sum(r.length for reading in everything for r in reading.ranges),
             by_kind=dict(by_kind),
-            seconds=seconds,
             fallbacks=len(self._copies.damages()),
             peers_kinds=frozenset().union(*(o.peers_kinds for o in outcomes)),
         )
@@ -144,7 +147,10 @@ class CheckpointReader:
         return restored
 
     def heal(self, writer_epoch: int) -> list[str]:
-        """Rewrites what was found damaged, from good copies; a sentence for each damage found. Never raises."""
+        """Rewrites damaged parts from good copies; returns a sentence for each.
+
+        Never raises.
+        """
         return heal(self._copies, self.layouts.stream, writer_epoch)
 
     def _reading(self, destinations: Sequence[Destination]) -> PlannedReads:

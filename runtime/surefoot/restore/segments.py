@@ -1,6 +1,6 @@
 """Groups blocks into segments and segments into ranged reads.
 
-Pure. Cut where chunks end, joined where they nearly touch. Made by `plan`; read by `fetch` and `place`.
+Pure. Cut where chunks end, joined where they nearly touch. Made by `read_plan`; `fetch` reads and `placer` places them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from surefoot.protocol.records import Layout
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` blocks of equal shape that follow each other along the last dimension, and what is wanted of them.
+    """Describes `rows` × `count` blocks of equal shape, and what is wanted.
 
-    `take` is the wanted part of one block, in the block's own coordinates; with more than one block all of the last
-    dimension is wanted. `place` is where it all goes, in the tensor's coordinates. `rows` such rows of blocks lie one
-    behind the other in the stream, and one beside the other along dimension `along`: one copy moves them all.
+    The `count` blocks of a row follow each other along the last dimension. `take` is the wanted part of one block, in
+    the block's own coordinates; with more than one block all of the last dimension is wanted. `place` is where it all
+    goes, in the tensor's coordinates. Rows follow each other in the stream, and along dimension `along` of the tensor:
+    one copy moves them all.
     """
 
     first: int
@@ -44,7 +45,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RangeRead:
-    """`length` bytes from `offset` of one chunk of `rank`'s save; `stream_start` is where they lie in the stream."""
+    """Reads `length` bytes from `offset` of one chunk of a rank save.
+
+    `stream_start` is their offset in the stream.
+    """
 
     rank: int
     chunk: int
@@ -57,7 +61,7 @@ class RangeRead:
 def ranges_of(
     rank: int, segments: Iterable[Segment], layout: Layout, itemsizes: Sequence[int], gap_bytes: int
 ) -> Iterator[RangeRead]:
-    """Segments cut at chunks, sorted, and joined where they touch or nearly do."""
+    """Cuts segments at chunks, sorts them and joins near ones to reads."""
     starts = layout.chunk_starts
     cut = [part for s in segments for part in _cut_at_chunks(s, starts, itemsizes[s.wanted])]
     cut.sort(key=lambda s: (s.start, s.wanted))

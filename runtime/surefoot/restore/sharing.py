@@ -25,7 +25,7 @@ MOST_MEMBERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Destinations of this rank, by number, that all of `members` (ranks, this one among them) have in this order."""
+    """Lists this rank's destinations that all `members` have in this order."""
 
     members: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -34,7 +34,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a member tells the others first: which reads it is about to make, and whose saves lie in its staging memory."""
+    """States a member's planned reads and the saves in its staging memory."""
 
     plan: str
     staged: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class Card:
 
     @classmethod
     def from_text(cls, text: str) -> Card | None:
-        """None where it is no card: somebody who withdrew, or nonsense."""
+        """Parses a card; None for one that was withdrawn or is malformed."""
         try:
             body = json.loads(text)
             return cls(str(body["plan"]), tuple(int(rank) for rank in body["staged"]))
@@ -54,7 +54,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The member that makes each read; None where everybody reads alone. `doubt`: they should have come to one."""
+    """Assigns each read a member; None: everybody reads alone.
+
+    `doubt`: the members should have agreed and did not.
+    """
 
     owners: tuple[int, ...] | None
     reason: str
@@ -88,7 +91,10 @@ def replicated(
 
 
 def part_of(ranks: Sequence[int], rank: int, most: int = MOST_MEMBERS) -> tuple[int, ...]:
-    """Those of `ranks` that `rank` shares with, itself among them: parts of nearly equal size, at most `most`."""
+    """The ranks that `rank` shares with: nearly equal parts, at most `most`.
+
+    Raises ValueError for a rank that is not among `ranks`.
+    """
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not one of {list(ranks)}, which are said to hold what it holds")
     parts = -(-len(ranks) // most)
@@ -99,7 +105,10 @@ def part_of(ranks: Sequence[int], rank: int, most: int = MOST_MEMBERS) -> tuple[
 def plan_name(
     checkpoint: str, wanted: Sequence[Wanted], manifests: Mapping[int, RankManifest], ranges: Sequence[RangeRead]
 ) -> str:
-    """A digest of all that a division is made from: members of the same name make the same reads of the same bytes."""
+    """Digests all inputs of a division.
+
+    Members with the same digest make the same reads of the same bytes.
+    """
     told = [checkpoint, *(f"{w.name} {w.dtype} {w.shape} {w.box}" for w in wanted)]
     told += [f"{rank} {m.layout} {m.digests_digest}" for rank, m in sorted(manifests.items())]
     numbers = array("Q")
@@ -109,7 +118,7 @@ def plan_name(
 
 
 def agreed(cards: Sequence[Card | None], reads: Sequence[tuple[int, int]]) -> Agreement:
-    """What the members' cards come to; `reads` as (saved rank, bytes)."""
+    """Derives the agreement from all cards; `reads` as (saved rank, bytes)."""
     told = [card for card in cards if card is not None]
     if len(told) < len(cards):
         return Agreement(None, f"{len(cards) - len(told)} of {len(cards)} members read alone", doubt=True)
@@ -122,10 +131,11 @@ def agreed(cards: Sequence[Card | None], reads: Sequence[tuple[int, int]]) -> Ag
 
 
 def division(reads: Sequence[tuple[int, int]], staged: Sequence[frozenset[int]]) -> tuple[int, ...]:
-    """For each read, given as (saved rank, bytes): which member makes it. `staged`: the saves that each has at hand.
+    """Assigns each read, given as (saved rank, bytes), to a member.
 
-    What lies in a member's staging memory is its own; the rest goes to whoever has the fewest bytes so far, so that no
-    two members differ by more than one read, as far as staging memory leaves it to be chosen.
+    `staged` are the saves that each member has in staging memory: those it reads itself. The rest goes to the member
+    with the fewest bytes so far (greedy load balancing): as far as staging memory leaves a choice, no two members
+    differ by more than one read.
     """
     load = [0] * len(staged)
     owners = [-1] * len(reads)

@@ -4,7 +4,6 @@ Called by `checkpointer`; the one room that knows on which thread or stream a co
 """
 
 from surefoot.staging.arena import Arena as Arena
-from surefoot.staging.copies import Copy as Copy
 from surefoot.staging.copies import copies_of as copies_of
 from surefoot.staging.copies import elements as elements
 from surefoot.staging.ordering import Stager as Stager

@@ -30,7 +30,7 @@ class Arena:
         return self._bytes[index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
     def pin(self) -> None:
-        """Registers the memory with CUDA, once, so that copies from the device need no bounce buffer."""
+        """Registers the memory with CUDA once; device copies need no bounce buffer."""
         if self._pinned:
             return
         import torch

@@ -63,10 +63,10 @@ def _regions(lengths: tuple[int, ...], tile: tuple[int, ...]) -> Iterator[Region
 def bands(
     lengths: tuple[int, ...], tile: tuple[int, ...], itemsize: int, limit_bytes: int
 ) -> Iterator[tuple[slice, ...]]:
-    """Parts of a piece, in the order of the stream: whole tiles, of about `limit_bytes`, at least one tile.
+    """Yields parts of a piece in stream order, about `limit_bytes` each.
 
-    Each is contiguous in the stream and laid there as a piece of its own: rows of tiles along dimension 0, and of a row
-    that is larger than the limit, stretches of its tiles along the next dimension.
+    Each has whole tiles, at least one, and is contiguous in the stream, laid out as a piece of its own: rows of tiles
+    along dimension 0, and of a row that is larger than the limit, stretches of its tiles along the next dimension.
     """
     if 0 not in lengths:
         yield from _bands(lengths, tile, itemsize, limit_bytes)

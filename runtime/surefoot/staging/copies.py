@@ -30,7 +30,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 
 
 def elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as elements of a type that every library can copy (bfloat16, float8, bool: bits are bits)."""
+    """Views a tensor as a type that numpy copies, bit by bit."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
@@ -39,14 +39,14 @@ def elements(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Scratch(threading.local):
-    """Memory of each thread's own where a band lands whole, and views of it; kept from save to save."""
+    """Holds each thread's copy buffer and views of it, between saves."""
 
     def __init__(self) -> None:
         self._memory: Bytes = np.ones(BAND_BYTES, dtype=np.uint8)  # ones: written, so that the pages are there
         self._views: dict[tuple[Any, ...], tuple[Array, list[Array]]] = {}
 
     def of(self, copy: Copy) -> tuple[Bytes, Array, list[Array]]:
-        """The bytes of a band, the same as an array in the source's order, and in as many parts as are laid."""
+        """A band's bytes, their array in source order, and its tiled regions."""
         size = copy.target.size
         if size > self._memory.size or len(self._views) > _MOST_VIEWS:
             self._views.clear()
@@ -60,7 +60,7 @@ class Scratch(threading.local):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Some whole tiles of a piece: where their elements lie in the program, and where in the slot."""
+    """Copies whole tiles of a piece from the program to its slot."""
 
     source: Array
     target: Bytes
@@ -82,7 +82,7 @@ class Copy:
             np.copyto(target, source)
 
     def digest(self, scratch: Scratch) -> int:
-        """Of the source's bytes as they are now, in the source's order."""
+        """Digests the source's present bytes, in the source's order."""
         if self.flat is not None:
             return _digest(self.flat)
         landed, whole, _ = scratch.of(self)
@@ -90,7 +90,7 @@ class Copy:
         return _digest(landed)
 
     def run_verified(self, digest: int, scratch: Scratch) -> bool:
-        """Copies, and says whether what was copied has this digest."""
+        """Copies; returns whether the copied bytes have this digest."""
         if self.straight:
             self.run()
             return _digest(self.target) == digest
@@ -102,7 +102,10 @@ class Copy:
 
 
 def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> list[Copy]:
-    """The copies that lay `source`, cut into tiles, into `target` (exactly the piece's bytes). Host tensors only."""
+    """Prepares the copies of a host tensor, cut into tiles, to `target`.
+
+    `target` is exactly the piece's bytes; ValueError if not.
+    """
     array: Array = elements(source).numpy()
     if array.nbytes != target.size:
         raise ValueError(f"a piece of {array.nbytes} bytes was given {target.size} bytes of stream")
@@ -136,7 +139,7 @@ def _copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
 
 
 def _tiles(array: Array, region: Region) -> Array:
-    """One region of it, as tiles of elements."""
+    """Views one region of an array as tiles of elements."""
     corner = array[tuple(slice(c, None) for c in region.corner)] if region.corner else array
     tile_strides = tuple(s * e for s, e in zip(array.strides, region.extents, strict=True))
     shape = (*region.counts, *region.extents)
@@ -144,7 +147,7 @@ def _tiles(array: Array, region: Region) -> Array:
 
 
 def _laid(dtype: np.dtype[Any], region: Region, target: Bytes) -> Array:
-    """The same region where it lies in the stream."""
+    """Views the same region in the stream."""
     size = dtype.itemsize
     strides = tuple(s * size for s in (*region.tile_strides, *region.element_strides))
     shape = (*region.counts, *region.extents)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Crew:
-    """Helping threads of normal priority; idle unless somebody has work to share."""
+    """Runs helping threads of normal priority, idle without shared work."""
 
     def __init__(self, helpers: int) -> None:
         self._wake = threading.Condition()
@@ -39,12 +39,15 @@ class Crew:
 
     @staticmethod
     def size() -> int:
-        """How many helpers there are cores for, beside the thread that they help."""
+        """How many helpers there are cores for, beside the calling thread."""
         return min(MOST_HELPERS, len(os.sched_getaffinity(0)) - 1)
 
     @contextmanager
     def helping(self, task: Callable[[], None]) -> Iterator[None]:
-        """Each helper runs `task` once, beginning at once. Does not wait for them: whoever shares the work does."""
+        """Lets each helper run `task` once, inside the block.
+
+        It does not wait for them: whoever shares the work does.
+        """
         with self._wake:
             self._task = task
             self._turn += 1
@@ -83,7 +86,7 @@ class Crew:
 
 
 class Work(Generic[T]):
-    """Things to do of which each is begun by one of the threads that share them."""
+    """Distributes items to threads; each item is begun by one of them."""
 
     def __init__(self, do: Callable[[T], None], things: Iterable[T]) -> None:
         self._do, self._things = do, deque(things)
@@ -92,7 +95,7 @@ class Work(Generic[T]):
         self.error: Exception | None = None
 
     def share(self) -> None:
-        """Does what nobody has begun, until nothing is left."""
+        """Carries out items that no thread has begun, until none is left."""
         while self.do_next():
             pass
 
@@ -127,10 +130,10 @@ class Work(Generic[T]):
 
 
 class Digests:
-    """Digests of what copies are to copy, as it lies there while the training waits for them.
+    """Digests the sources of copies while the training waits.
 
-    A helper may be stopped at any moment on a busy machine. Nobody waits for one: what it is at is read again, and
-    whatever it finds later, of bytes that may have changed, is too late to count.
+    A helper may be preempted at any moment on a busy machine. Nobody waits for one: its copy is digested again, and
+    whatever it finds later, of bytes that may have changed, is ignored.
     """
 
     def __init__(self, copies: Sequence[Copy], scratch: Scratch) -> None:
@@ -139,7 +142,7 @@ class Digests:
         self._left = deque(range(len(copies)))
 
     def share(self) -> None:
-        """Takes what nobody has begun, until nothing is left."""
+        """Digests copies that no thread has begun, until none is left."""
         while True:
             try:
                 index = self._left.popleft()
@@ -148,7 +151,7 @@ class Digests:
             self._take(index)
 
     def finish(self) -> list[int]:
-        """One for each copy."""
+        """Completes the digests and returns them, one per copy."""
         self.share()
         for index in range(len(self._copies)):
             if index not in self._found:

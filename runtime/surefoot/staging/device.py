@@ -34,7 +34,7 @@ _WORD_BYTES = 4
 
 @dataclass
 class Queued:
-    """What was queued on one device; to be looked at behind its event."""
+    """Holds what was queued on one device, valid behind its event."""
 
     device: torch.device
     event: Any = None
@@ -44,11 +44,11 @@ class Queued:
     """On the host: those of the step, then those of the copies."""
 
     def let_training_wait(self) -> None:
-        """What the training queues from here on begins behind the last copy; the host goes on."""
+        """Makes the training's stream wait for the last copy, not the host."""
         _current_stream(self.device).wait_event(self.event)
 
     def changed(self) -> Iterator[str]:
-        """Waits for the last copy. Whose copied bytes are not those of the step."""
+        """Waits for the last copy; yields names whose copied bytes had changed."""
         self.event.synchronize()
         if self.names:
             before, after = (found.tolist() for found in self.fingerprints)
@@ -56,7 +56,7 @@ class Queued:
 
 
 class DeviceCopies:
-    """One device's side stream, and the keys of its fingerprints."""
+    """Owns one device's side stream and its fingerprint keys."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,8 +64,10 @@ class DeviceCopies:
         self._keys: torch.Tensor | None = None
 
     def queue(self, now: Sequence[CopySource], behind: Sequence[CopySource], room: CopyTarget) -> Queued:
-        """Queues all of them. Of what the training queues after this call, nothing begins before `now` is copied and
-        `behind` fingerprinted."""
+        """Queues all copies on the side stream.
+
+        Kernels that the training queues after this call begin once `now` is copied and `behind` fingerprinted.
+        """
         queued = Queued(self._device)
         live = [(source, source.read()) for source in (*now, *behind)]
         before: list[torch.Tensor] = []
@@ -112,10 +114,10 @@ class DeviceCopies:
 
 
 def fingerprint(band: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The sum of a band's 32-bit words, each times a random number of its place, modulo 2^64.
+    """Sums a band's 32-bit words, each times a random key, modulo 2^64.
 
-    Whatever is changed, moved or swapped in it, the sum stays the same with a chance of 2^-33 at most, since the keys are
-    drawn apart from the data. Two launches; `band` has whole words, or is padded to them.
+    Multilinear universal hashing: whatever is changed, moved or swapped, the sum stays the same with a chance of 2^-33
+    at most, since the keys are drawn apart from the data. Two launches; `band` has whole words, or is padded to them.
     """
     flat = band.reshape(-1).view(torch.uint8)
     if flat.numel() % _WORD_BYTES or flat.data_ptr() % _WORD_BYTES:
@@ -131,10 +133,11 @@ def fingerprint(band: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def copy_from_device(
     source: torch.Tensor, tile: tuple[int, ...], target: Bytes, keys: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Enqueues the piece on the current stream: blocks are put in order on the device, then copied as one run.
+    """Enqueues a piece's copy on the current stream, blocks in stream order.
 
-    `target` should be pinned; the caller records an event behind this and waits for it before reading `target`. With
-    `keys`, each band is copied to scratch first, where nobody changes it, and its fingerprint returned.
+    Blocks are put in order on the device, then copied as one run. `target` should be pinned; the caller records an
+    event behind this and waits for it before reading `target`. With `keys`, each band is copied to scratch first, where
+    nobody changes it, and its fingerprint returned.
     """
     flat = elements(source)
     if flat.numel() == 0:

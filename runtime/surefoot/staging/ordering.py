@@ -1,14 +1,14 @@
 """Orders copies against the training: eager in the call, lazy behind it.
 
-Lazy ones are joined before the next step. Parameters and optimizer state stand still from one optimizer step to the
-next, so copying them may overlap forward and backward: a thread of lowest priority copies host tensors, a side stream
-copies device tensors. Whoever is about to change them calls `join`, which first takes over what the thread has not
-begun (a thread of lowest priority may starve) and then waits for what it has.
+Lazy ones are joined before the next step, as in DataStates-LLM (HPDC'24): parameters and optimizer state do not change
+from one optimizer step to the next, so copying them may overlap forward and backward. A thread of lowest priority
+copies host tensors, a side stream copies device tensors. Whoever is about to change them calls `join`, which first
+takes over what the thread has not begun (a thread of lowest priority may starve) and then waits for what it has.
 
-That they do stand still is the program's doing, and no counter tells when they do not (`.data`, views, arrays of other
+That they do not change is the program's doing, and no counter shows when they do (`.data`, views, arrays of other
 libraries). So all that is copied lazily is digested inside the call, which reads it once, and each copy must have the
-digest of the step. A tensor that changed meanwhile costs this save; it is copied eagerly from then on. Where
-copying behind the training holds it up for longer, since nobody has the time, everything is copied inside the call.
+digest of the step. A tensor that changed meanwhile costs this save; it is copied eagerly from then on. Where copying
+behind the training holds it up for longer, since no core is idle, everything is copied inside the call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Lazy:
 
 @dataclass(slots=True)
 class _Staging:
-    """One save under way."""
+    """Holds one save under way."""
 
     done: Callable[[CopyOutcome], None]
     work: Work[_Lazy]
@@ -69,7 +69,10 @@ class _Staging:
 
 
 class Stager:
-    """Owner of the copying threads and the side streams. One save at a time; `start` and `join` from one thread."""
+    """Owns the copying threads and side streams for one save at once.
+
+    `start` and `join` are called from one thread.
+    """
 
     def __init__(self) -> None:
         self._wake = threading.Condition()
@@ -88,7 +91,7 @@ class Stager:
         self._thread.start()
 
     def prepare(self, slot: Bytes, sources: Sequence[CopySource]) -> None:
-        """Makes the copies that saves into `slot` will need, so that the first save costs what the tenth does."""
+        """Prepares the copies into `slot` before the first save needs them."""
         if len(self._known) > _MOST_KNOWN:
             self.forget()
         room = CopyTarget.of(slot)
@@ -100,15 +103,16 @@ class Stager:
                 self._copies(source, tensor, room)
 
     def forget(self) -> None:
-        """Lets go of the copies made before, and of the tensors behind them: others are saved from now on."""
+        """Releases prepared copies and their tensors; others are saved from now on."""
         self._known.clear()
 
     def start(
         self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource], done: Callable[[CopyOutcome], None]
     ) -> None:
-        """Copies `eager` now and `lazy` behind; `done` is called once, from whichever thread copies last.
+        """Copies `eager` now and `lazy` behind the training.
 
-        Of tensors on a device, `now` means before whatever the training queues next.
+        `done` is called once, from whichever thread copies last. Of tensors on a device, now means before whatever the
+        training queues next.
         """
         self.wait()
         if self._last is not None and self._current is not None:
@@ -140,7 +144,7 @@ class Stager:
             self._wake.notify_all()
 
     def join(self) -> None:
-        """Returns when nothing of the last save is still to be copied: afterwards its tensors may change."""
+        """Waits until the last save is copied: its tensors may change then."""
         staging = self._current
         if staging is None or staging.finished.is_set():
             return
@@ -190,7 +194,7 @@ class Stager:
         return self._devices[device]
 
     def _take(self, now: Sequence[Copy], behind: Sequence[Copy]) -> list[int]:
-        """Runs the copies of `now`, and digests what lies behind the others, with whoever can help."""
+        """Runs the copies of `now` and digests the sources of the others, with the helpers."""
         small = [copy for copy in now if copy.size_bytes <= SMALL_BYTES]
         copying = Work(Copy.run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
         digests = Digests(behind, self._scratch)
@@ -209,7 +213,7 @@ class Stager:
         return found
 
     def _copies(self, source: CopySource, tensor: torch.Tensor, room: CopyTarget) -> list[Copy]:
-        """Those made before, unless the tensor has moved: making them costs more than a small tensor's copy."""
+        """Reuses prepared copies unless the tensor has moved: making them costs more than a small tensor's copy."""
         if tensor.is_conj() or tensor.is_neg():
             return copies_of(source.read(), source.tile, room.part(source))  # of what it means now, not of its memory
         where = (room.address + source.start - room.origin, source.size_bytes)
@@ -252,7 +256,8 @@ class Stager:
         return True
 
     def _hurry(self) -> None:
-        """Somebody waits for the copy that the thread is at: on a busy machine it would not get its turn."""
+        """Raises the copying thread's priority while somebody waits for it: on a busy machine it would not get its
+        turn."""
         thread = self._thread.native_id
         if self._normal_nice is not None and thread is not None and self._thread.is_alive():
             os.setpriority(os.PRIO_PROCESS, thread, self._normal_nice)
@@ -274,7 +279,7 @@ class Stager:
 
 
 class _Parted:
-    """What is copied now and what behind, on the host and on each device."""
+    """Divides sources into those copied now and behind, on the host and on each device."""
 
     def __init__(self) -> None:
         self.now: list[tuple[CopySource, torch.Tensor]] = []

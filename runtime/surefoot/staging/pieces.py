@@ -12,7 +12,10 @@ from surefoot.staging.arena import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """One piece to copy: `read()` gives the live part of the tensor, `holder` is whose version tells of changes."""
+    """Describes one piece to copy.
+
+    `read()` gives the live part of the tensor; `holder()` the tensor whose version counter shows changes.
+    """
 
     name: str
     read: Callable[[], torch.Tensor]
@@ -30,7 +33,10 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """Where pieces are copied to: `into` begins at byte `origin` of the stream and lies at `address` of this process."""
+    """Describes where pieces go: `into` begins at byte `origin` of the stream.
+
+    It is mapped at `address` of this process.
+    """
 
     into: Bytes
     origin: int
@@ -46,7 +52,7 @@ class CopyTarget:
 
 @dataclass(frozen=True, slots=True)
 class CopyOutcome:
-    """How a save's copies ended: names of tensors that changed under it, and the error if copying failed."""
+    """Reports how a save's copies ended: changed tensors, and any error."""
 
     changed: tuple[str, ...] = ()
     error: Exception | None = None

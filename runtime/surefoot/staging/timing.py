@@ -15,7 +15,7 @@ TRY_EVERY = 16
 
 
 class Timing:
-    """What the last save of either way cost the training, in seconds a byte."""
+    """Keeps the last measured cost of either way, in seconds per byte."""
 
     def __init__(self) -> None:
         self._behind: float | None = None
@@ -32,8 +32,11 @@ class Timing:
         return (self._behind <= self._inside) != (self._saves % TRY_EVERY == 0)
 
     def saw(self, behind: bool, size_bytes: int, call_seconds: float, join_seconds: float) -> None:
-        """What a save cost inside the call and before the next step. Copies that were over in time are not compared:
-        what is left of their cost is less than any copy's."""
+        """Records a save's cost in the call and before the next step.
+
+        Lazy copies that ended in time are not compared until eager ones were measured: their cost is less than any
+        copy's.
+        """
         if size_bytes < LEAST_BYTES:
             return
         if not behind:

@@ -27,15 +27,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where what is built will live: beside `parameter`, if it belongs to one. `scratch`: of meta tensors, to be thrown
-    away, without memory."""
+    """Says where a built tensor goes: beside `parameter`, or on the host.
+
+    `scratch`: as a meta tensor without memory, to be compared and thrown away.
+    """
 
     rank: int
     parameter: torch.Tensor | None = None
     scratch: bool = False
 
     def device(self, kind: str | None) -> torch.device:
-        """For what was on the host (None), or on a device of that kind."""
+        """The device to build on for a saved device kind; None: host."""
         if self.scratch:
             return torch.device("meta")
         if kind is None:
@@ -51,9 +53,9 @@ def _has(kind: str) -> bool:
 
 
 def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Facts | None:
-    """What building it will need; None if its name, type and shape say all.
+    """Describes what building a tensor needs beyond name, type and shape.
 
-    Raises StateNotRestorable for what differs on ranks in a way that nothing tells.
+    None if those suffice. Raises StateNotRestorable for what differs between ranks in a way that nothing describes.
     """
     if type(tensor) in _PLAIN and (parameter is None or not is_dtensor(parameter)):
         return None if tensor.device.type == "cpu" else {"device": tensor.device.type}
@@ -77,7 +79,7 @@ def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = N
 
 
 def build(name: str, facts: Facts | None, saved: Mapping[str, Saved], home: Home) -> torch.Tensor | None:
-    """An unfilled tensor as it was saved; None where no rank saved one of that name."""
+    """Builds an unfilled tensor as it was saved, or None."""
     facts = facts or {}
     device = home.device(facts.get("device"))
     spread, described = facts.get("spread"), facts.get("class")
@@ -99,15 +101,15 @@ def build(name: str, facts: Facts | None, saved: Mapping[str, Saved], home: Home
 
 
 def built_marks(tree: Any, saved: Mapping[str, Saved], home: Home) -> dict[str, torch.Tensor]:
-    """An unfilled tensor for each mark in a tree, by name, where a rank saved one."""
+    """Builds an unfilled tensor for each saved mark in a tree."""
     made = {mark.name: build(mark.name, mark.facts, saved, home) for mark in marks(tree)}
     return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 
 def build_beside(key: str, name: str, what: Saved, home: Home, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
-    """State of a parameter that nothing but its name, type and shape is known of: as torch's own optimizers make it.
+    """Builds state of a parameter from name, type and shape alone.
 
-    Of the parameter's shape, it is spread as the parameter is; else it is plain.
+    Like torch's own optimizers: state of the parameter's shape is sharded like it, other state is plain.
     """
     parameter = home.parameter
     assert parameter is not None, "state of a parameter"
@@ -166,7 +168,7 @@ def _placements(said: list[list[Any]]) -> tuple[Any, ...]:
 
 
 def _rule_here(name: str, spread: Mapping[str, Any] | None, home: Home) -> ShardingRule | None:
-    """How it is spread over this program's ranks; None if it is plain."""
+    """The sharding rule on this program's ranks; None if it is plain."""
     like: Any = home.parameter
     if like is None or not is_dtensor(like):
         if spread is not None:
@@ -186,7 +188,7 @@ def _rule_here(name: str, spread: Mapping[str, Any] | None, home: Home) -> Shard
 
 
 def _described(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
-    """A subclass by its class, what it is made of, and what else it says of itself."""
+    """Describes a subclass by its class, its inner tensors, and its other attributes."""
     named = kinds.name_of(type(local))
     if named is None:
         raise StateNotRestorable(

@@ -26,9 +26,10 @@ Sharing = Literal["split", "lowest", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a box lies, and the ranks that hold the very same (this one among them; None: others save it).
+    """Locates a box in its global tensor, and its holding ranks.
 
-    `rule` says how all of the tensor is spread, where one rule says it.
+    `same` are the ranks with the same box, this one among them; None: others save it. `rule` says how the whole tensor
+    is sharded, where one rule does.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +40,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a box lies in local memory: at these offsets, or (`flat`) from that element of a one-dimensional tensor."""
+    """Locates a box in local memory by offsets.
+
+    `flat`: the one offset counts elements of a one-dimensional tensor.
+    """
 
     offsets: tuple[int, ...]
     flat: bool = False
@@ -47,7 +51,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A box to save and restore. `tensor` is what the program has; `local_part` gives the memory behind it."""
+    """Describes one box to save and restore.
+
+    `tensor` is the program's; `local_part` gives the memory behind it.
+    """
 
     name: str
     tensor: torch.Tensor
@@ -72,12 +79,12 @@ class Entry:
         return memory[tuple(slice(o, o + n) for o, n in zip(self.window.offsets, lengths, strict=True))]
 
     def holding(self) -> HeldBox:
-        """What sharing out the saving needs to know."""
+        """Describes the entry for dividing the saving among ranks."""
         sharing: Literal["split", "lowest"] = "split" if self.sharing == "split" else "lowest"
         return HeldBox(self.name, self.place.box, itemsize(self.dtype), self.place.same, sharing)
 
     def kept_local(self, rank: int) -> Entry:
-        """The same memory as this rank's own affair: under a name of its own, covering itself."""
+        """Renames the entry as this rank's own tensor, which covers itself."""
         shape = self.place.box.lengths
         own = Place(shape, Box.whole(shape), Grid.alone(rank), ShardingRule.replicated(Grid.alone(rank)))
         return replace(self, name=local_name(rank, self.name), place=own, sharing="local")
@@ -85,7 +92,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint says of one tensor."""
+    """A saved tensor's type and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -121,12 +128,15 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def is_flat_parameter(tensor: torch.Tensor) -> bool:
-    """FSDP1's: its memory is its shard, also while it shows all of itself to a forward or backward."""
+    """Tells FSDP1's flat parameters from others.
+
+    Their memory is the shard, even while forward or backward sees the whole.
+    """
     return bool(getattr(tensor, "_is_flat_param", False))
 
 
 def local_part(tensor: torch.Tensor, inner: str | None = None) -> torch.Tensor:
-    """The memory that this rank holds of a tensor, sharing its version counter."""
+    """This rank's memory of a tensor, with the tensor's version counter."""
     found: Any = tensor
     if is_dtensor(found):
         found = found._local_tensor

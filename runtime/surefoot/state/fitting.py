@@ -14,25 +14,36 @@ from surefoot.state.entries import Entry, Saved, dtype_named
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`optional`: names of objects, or patterns of tensors' names, that one side may lack, or have in another shape; all
-    of them where it is not `strict`. `convert_dtypes`: numbers may come back in another precision."""
+    """States which differences between program and checkpoint are allowed.
+
+    Args:
+        strict: False: every name may differ as `optional` ones may.
+        optional: objects, or patterns of tensor names, that one side may lack or have in another shape.
+        convert_dtypes: numbers may be read in another precision.
+    """
 
     strict: bool = True
     optional: tuple[str, ...] = ()
     convert_dtypes: bool = False
 
     def may_differ(self, name: str) -> bool:
-        """A pattern that names an object, or the beginning of a name up to a `/`, means all that lies in it."""
+        """Returns whether a name matches `optional`, or nothing is strict.
+
+        A pattern that names an object, or a name's beginning up to a `/`, covers all below it.
+        """
         return not self.strict or any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}/*") for p in self.optional)
 
     def converts(self, entry: Entry, what: Saved) -> bool:
-        """Whether these elements may be read as another type: of numbers of the same kind."""
+        """Returns whether elements may be read as another type of their kind."""
         mine, theirs = dtype_named(entry.dtype), dtype_named(what.dtype)
         alike = (mine.is_floating_point, mine.is_complex) == (theirs.is_floating_point, theirs.is_complex)
         return self.convert_dtypes and alike and (mine.is_floating_point or mine.is_complex)
 
     def misfit(self, entry: Entry, what: Saved | None) -> str | None:
-        """Why a tensor of the program cannot be filled; None if it can. Raises StateMismatch where it has to be."""
+        """Explains why an entry cannot be filled; None if it can.
+
+        Raises StateMismatch for a difference that is not allowed.
+        """
         name = entry.name
         if what is None:
             found = f"the checkpoint has no {name}: the program has changed since it was saved"

@@ -24,7 +24,10 @@ _ATTRIBUTE = "_surefoot_flat"
 
 @dataclass(frozen=True, slots=True)
 class FlatRange:
-    """Elements `start` to `stop` of the flattened tensor `name` lie from element `offset` of a flat tensor on."""
+    """Maps elements `start` to `stop` of tensor `name` into a flat tensor.
+
+    They begin at its element `offset`; `start` and `stop` count in the flattened tensor of `shape`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +48,7 @@ class FlatRange:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """What a flat tensor holds, and the ranks that hold the very same ranges."""
+    """Lists a flat tensor's ranges and the ranks with the same ones."""
 
     ranges: tuple[FlatRange, ...]
     same: Grid
@@ -57,10 +60,16 @@ class Flat:
 def describe_flat(
     tensor: torch.Tensor, ranges: Iterable[tuple[str, Sequence[int], int, int, int]], ranks: Sequence[int] = ()
 ) -> None:
-    """Says that `tensor` (an optimizer's own flat parameter, such as a partition of fp32 weights) holds these ranges.
+    """Declares which parameters' ranges an optimizer's own flat tensor holds.
 
-    Each is (name of the parameter as saved, `model/layer.weight`; its whole shape; first element; one past the last;
-    where they begin in `tensor`). `ranks` hold the very same ranges (default: this rank alone).
+    Args:
+        tensor: flat, one-dimensional, such as a partition of fp32 weights.
+        ranges: (name of the parameter as saved, `model/layer.weight`; its whole shape; first element; one past the last;
+            where they begin in `tensor`), counted in elements of the flattened parameter.
+        ranks: those that hold the very same ranges; default: this rank alone.
+
+    Raises:
+        ConfigurationError: a range is not inside its parameter, or not inside `tensor`.
     """
     found = tuple(FlatRange(name, tuple(shape), start, stop, at) for name, shape, start, stop, at in ranges)
     for r in found:
@@ -73,7 +82,7 @@ def describe_flat(
 
 
 def described(tensor: torch.Tensor, rank: int) -> Flat | None:
-    """What `describe_flat` said of it."""
+    """The ranges that `describe_flat` declared, or None."""
     said = getattr(tensor, _ATTRIBUTE, None)
     if said is None:
         return None
@@ -83,7 +92,10 @@ def described(tensor: torch.Tensor, rank: int) -> Flat | None:
 
 @dataclass(frozen=True, slots=True)
 class FlatHandle:
-    """One flat parameter of FSDP1. `parameters` are the views that the program sees (use_orig_params), by range."""
+    """Describes one flat parameter of FSDP1.
+
+    `parameters` pairs the views that the program sees (use_orig_params) with their ranges.
+    """
 
     flat_parameter: torch.Tensor
     flat: Flat
@@ -91,7 +103,10 @@ class FlatHandle:
 
 
 def flat_handle(module: torch.nn.Module, rank: int, clean: Any) -> FlatHandle | None:
-    """The flat parameter of an FSDP1 module; None if it has none. `clean` takes wrappers out of a name."""
+    """Reads the flat parameter of an FSDP1 module; None without one.
+
+    `clean` removes wrappers' parts from a name.
+    """
     handle: Any = getattr(module, "_handle", None)
     if handle is None:
         return None

@@ -22,8 +22,11 @@ from surefoot.state.trees import marks, put_together
 
 @dataclass(slots=True)
 class Incoming:
-    """What a restore fills, and then puts into the optimizer: state by the id of its parameter, state of no parameter,
-    and tensors of param groups by name."""
+    """Holds what a restore fills and then puts into the optimizer.
+
+    `state` is by the id of its parameter, `loose` belongs to no parameter, `groups` are tensors of param groups by
+    name.
+    """
 
     state: dict[int, dict[Any, Any]] = field(default_factory=dict)
     loose: dict[Any, Any] = field(default_factory=dict)
@@ -32,8 +35,10 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class BuiltOptimizer:
-    """An optimizer as it stands: its parameters, groups, state, and tensors of groups by name. `everywhere`: every rank
-    has all of it. `scratch`: what is built is to be looked at and thrown away."""
+    """Describes an optimizer as it is now.
+
+    `everywhere`: every rank has all of it. `scratch`: what is built for it is compared and thrown away.
+    """
 
     name: str
     rank: int
@@ -51,7 +56,10 @@ class BuiltOptimizer:
 
 
 def built(here: BuiltOptimizer, values: Any, saved: Mapping[str, Saved]) -> Incoming:
-    """All that the checkpoint has, unfilled; tensors that are here already are taken as they are. Changes nothing."""
+    """Builds all state that the checkpoint has, unfilled; changes nothing.
+
+    Tensors that exist already are reused. Raises StateMismatch where param groups differ.
+    """
     if len(values["groups"]) != len(here.groups):
         raise StateMismatch(
             f"{here.name} has {len(here.groups)} param groups and had {len(values['groups'])} in"
@@ -142,7 +150,7 @@ def _built_flat(
     wanted: Mapping[str, Mapping[str, Saved]],
     counters: tuple[Mapping[Any, Any], frozenset[str]],
 ) -> dict[Any, Any]:
-    """One tensor for all ranges of a flat parameter, and one counter."""
+    """Builds one tensor for all ranges of a flat parameter, and one counter."""
     assert held.flat is not None, "the caller looked"
     live, on_host = counters
     memory = local_part(held.parameter)

@@ -30,7 +30,10 @@ _WRAPPINGS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrappe
 
 @dataclass(frozen=True, slots=True)
 class OptimizerParameter:
-    """A parameter as an optimizer knows it, and its full name. `flat`: the ranges in it, by their full names."""
+    """Pairs an optimizer's parameter with its full name.
+
+    `flat` lists the ranges in it, by their full names.
+    """
 
     name: str
     parameter: torch.Tensor
@@ -61,7 +64,7 @@ def named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def named_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Each parameter once, under the first of its names."""
+    """Yields each parameter once, under the first of its names."""
     seen: set[int] = set()
     for name, owner in named(module):
         for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=True):
@@ -99,7 +102,7 @@ def _joined(above: str, leaf: str) -> str:
 
 
 class Slots:
-    """Where a module's parameters, buffers and submodules hang, so that it costs little to see that none has changed."""
+    """Remembers a module's parameters, buffers and submodules to detect changes cheaply."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._hooks: list[dict[str, Any]] = []
@@ -116,7 +119,7 @@ class Slots:
         self._held = [held for hook in self._hooks for held in hook.values()]
 
     def are_the_same(self) -> bool:
-        """Whether each name has what it had. Buffers may be replaced; that is looked at wherever they are used."""
+        """Returns whether parameters and submodules are unchanged; buffers may be replaced."""
         held = chain.from_iterable(map(dict.values, self._hooks))
         return list(self._names()) == self._keys and all(map(is_, held, self._held))
 
@@ -124,7 +127,7 @@ class Slots:
         return chain.from_iterable((*self._hooks, *self._hooks_of_buffers))
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each persistent buffer once."""
+        """Yields each persistent buffer once."""
         seen: set[int] = set()
         for name, here, leaf in self.buffers:
             buffer = here[leaf]
@@ -156,11 +159,11 @@ class ModulePart:
         self._incoming: dict[str, torch.Tensor] = {}
 
     def is_stale(self) -> bool:
-        """Whether it has other parameters or submodules than when it was looked at last."""
+        """Returns whether parameters or submodules changed since the last `refresh`."""
         return not self._slots.are_the_same()
 
     def refresh(self, lazy: frozenset[int]) -> None:
-        """Takes its parameters as they are now; `lazy` are those that an optimizer has."""
+        """Takes the present parameters; `lazy` are those that an optimizer has."""
         self._lazy = lazy
         self._take()
         self._places.forget()
@@ -205,11 +208,11 @@ class ModulePart:
         return self._extra_state()[0]
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """A module's own tensors stand before it is restored; those of extra state are made to fit the checkpoint."""
+        """Builds the tensors of extra state; the module's own exist already."""
         self._incoming = built_marks(values, saved, Home(self._places.rank))
 
     def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Its own tensors stand; extra state is built as it would be, and compared."""
+        """Builds extra state aside and compares it; other tensors exist already."""
         scratch = built_marks(values, saved, Home(self._places.rank, scratch=True))
         for owner_name, tree in values.items():
             path = f"{self.name}.{owner_name}.extra_state"
@@ -218,7 +221,7 @@ class ModulePart:
                 raise StateNotRestorable(f"{difference} by a restore: give it as tensors, numbers and text")
 
     def targets(self) -> Iterator[Entry]:
-        """What a restore fills: the live tensors, and those that `prepare` made."""
+        """Entries to fill: live tensors, and those that `prepare` made."""
         yield from self.standing()
         for name, tensor in self._incoming.items():
             yield from self._places.of(name, tensor, "lowest")

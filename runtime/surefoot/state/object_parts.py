@@ -22,7 +22,10 @@ from surefoot.state.trees import Facts, Mark, first_difference, marks, named, pu
 
 
 class ObjectPart:
-    """One named object. What it gives is copied at once: nothing tells when it changes."""
+    """Saves one named object, copying its state eagerly.
+
+    Nothing tells when an object changes its state, so it cannot be copied later.
+    """
 
     def __init__(
         self, name: str, subject: Any, where: tuple[int, int], replicas: Replicas, spoken: Inlined | None = None
@@ -49,10 +52,11 @@ class ObjectPart:
         return self._taken()[0]
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Makes a tensor for each that the checkpoint has: like the object's own where it has one, else as it was.
+        """Makes a tensor for each that the checkpoint has.
 
-        An object that is to get no tensor is not asked for its state: torchdata's nodes begin to iterate when they are, and
-        take no notice of a state that they are given afterwards.
+        It is like the object's own where there is one, else as it was saved. An object without saved tensors is not
+        asked for its state: torchdata's nodes begin to iterate when asked, and ignore a state that is loaded
+        afterwards.
         """
         wanted = list(marks(values))
         live = self._taken()[1] if wanted else {}
@@ -65,7 +69,7 @@ class ObjectPart:
                 self._incoming[mark.name] = made
 
     def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Builds what would be handed back, aside, and compares it; DTensors are taken to be there again."""
+        """Builds the restored state aside and compares all but DTensors."""
         tree = self._subject.state_dict()
         scratch = built_marks(values, saved, Home(self._places.rank, scratch=True))
         scratch |= {name: tensor for name, tensor in self._taken(tree)[1].items() if is_dtensor(tensor)}
@@ -88,7 +92,7 @@ class ObjectPart:
         return taken_apart(tree, self.name, tensors, self._facts_of), tensors
 
     def _facts_of(self, tensor: torch.Tensor) -> Facts | None:
-        """Of a DTensor nothing is said: like one is only built where the object has its own."""
+        """Describes a tensor, but no DTensor: one is only built like the object's own."""
         return None if is_dtensor(tensor) else facts_of(self.name, tensor)
 
 

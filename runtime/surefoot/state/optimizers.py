@@ -36,7 +36,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class OptimizerPart:
-    """One optimizer of the program. `held` maps the id of each known parameter to what is known of it."""
+    """Saves one optimizer; `held` maps parameter ids to names."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class OptimizerPart:
         return iter(self._entries(live, self._loose(), self._group_tensors()))
 
     def values(self) -> Any:
-        """What names and types of tensors do not say: param groups without their parameters, what is plain or nested in
-        each parameter's state or in none's, which parameters have no state, and what else `state_dict` has.
+        """Collects what tensors' names and types do not say.
 
-        `members` says which parameter is in which group, as runs over their sorted names; nothing if there is one.
-        `everywhere`: those are the names of all parameters, not of this rank's.
+        These are param groups without parameters, plain or nested state, `bare` parameters (without state), and the
+        rest of `state_dict`. `members` maps parameters to groups, as runs over sorted names, if there are several;
+        `everywhere`: over all ranks' names.
         """
         plain: dict[str, Any] = {}
         bare: list[str] = []
@@ -125,7 +125,10 @@ class OptimizerPart:
     def fitted(
         self, values: Any, saved: Mapping[str, Saved], standing: Mapping[str, Entry], fit: Fit
     ) -> tuple[Any, Mapping[str, Saved], list[str]]:
-        """Values and tensors without the state of parameters that may differ, and do: they begin without state."""
+        """Drops the saved state of parameters that may differ and do.
+
+        Those begin without state. Returns values, tensors and a sentence for each.
+        """
         self._convert = fit.convert_dtypes
         told: list[str] = []
         had = {n.removeprefix(f"{self.name}/").rpartition("/")[0] for n in saved if n.startswith(f"{self.name}/")}
@@ -150,18 +153,20 @@ class OptimizerPart:
         )
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Makes a state tensor for each that the checkpoint has, without a step that could change anything; nothing of
-        the optimizer changes before `apply`."""
+        """Builds a state tensor for each saved one; the optimizer stays unchanged.
+
+        No step is taken for it: a step would change parameters.
+        """
         self._incoming = built(self._standing(), values, saved)
 
     def targets(self) -> Iterator[Entry]:
-        """What a restore fills, after `prepare`."""
+        """Entries to fill, after `prepare`."""
         coming = self._incoming
         live = ((held, coming.state[id(held.parameter)]) for held in self._held if id(held.parameter) in coming.state)
         return iter(self._entries(live, coming.loose, coming.groups))
 
     def apply(self, values: Any) -> None:
-        """Tensors are filled: sets state and param groups, and what else the optimizer says of itself."""
+        """Puts the filled state and param groups into the optimizer."""
         coming, self._incoming = self._incoming, Incoming()
         here = [{key: value for key, value in group.items() if key != "params"} for _, group in self._groups()]
         if values.get("more"):
@@ -181,7 +186,7 @@ class OptimizerPart:
         state.update(coming.loose)
 
     def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Builds all of what was saved as a program that has no state yet would, and compares it with what is here."""
+        """Builds the state as a fresh program would and compares it."""
         scratch = built(self._standing(scratch=True), values, saved)
         for held in self._held:
             live = self._inner.state.get(held.parameter) or {}
@@ -225,7 +230,7 @@ class OptimizerPart:
         return found
 
     def _entries_under(self, held: OptimizerParameter, key: Any, value: Any) -> list[Entry]:
-        """Of one key of a parameter's state."""
+        """The entries of one key of a parameter's state."""
         if type(key) is str and isinstance(value, torch.Tensor):
             return list(self._state_entries(held, escaped(key), value))
         tensors: dict[str, torch.Tensor] = {}

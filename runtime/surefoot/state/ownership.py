@@ -29,7 +29,10 @@ _TENSOR = "\x00tensor of a rank"
 
 
 def whose_state(name: str, subject: Any) -> Whose:
-    """What an object is taken for: `loader`, and whatever is iterated over without saying that it is elastic, is own."""
+    """Classifies an object's state as shared, divided, or each rank's own.
+
+    `loader`, and whatever is iterated over and does not say that it is elastic, is each rank's own.
+    """
     if callable(getattr(subject, "load_state_dicts", None)):
         return "divided"
     iterated = hasattr(type(subject), "__iter__") and not isinstance(subject, Mapping)
@@ -38,10 +41,10 @@ def whose_state(name: str, subject: Any) -> Whose:
 
 @dataclass(frozen=True, slots=True)
 class Inlined:
-    """An object whose small tensors are said among its plain values, as each rank has its own of them.
+    """Moves an object's small tensors into its plain values.
 
-    Those of a loader are; of others only the states of generators are (bytes in one dimension): an average of weights
-    has small tensors too, which all ranks share.
+    Each rank has its own of them: all of a loader's, and of other objects the states of generators (one-dimensional
+    bytes). Small tensors of an EMA are shared by all ranks, and stay tensors.
     """
 
     subject: Any
@@ -67,7 +70,7 @@ class Inlined:
 
 
 def value_digest(encoded: bytes) -> str:
-    """Of an object's values: equal where they are, whatever order their keys were written in."""
+    """Digests an object's values, independent of the order of their keys."""
     return digest(json.dumps(json.loads(encoded), sort_keys=True).encode())
 
 

@@ -1,7 +1,7 @@
-"""Finds where a live tensor lies in the global one.
+"""Locates live tensors in their global ones.
 
-The one spot that knows DTensor, tensor subclasses, and torch's protocol for tensors that say themselves which boxes they
-hold. Used by the parts of a program.
+The one spot that knows DTensor, tensor subclasses, and torch's protocol for tensors that say themselves which boxes
+they hold. Used by the parts of a program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Owner = tuple[str, torch.Tensor]
 
 
 def says_itself(tensor: torch.Tensor) -> bool:
-    """Whether it has the fields of torch's CheckpointableTensor: which boxes of what it holds."""
+    """Returns whether a tensor has the fields of torch's CheckpointableTensor."""
     return hasattr(tensor, "global_shape") and hasattr(tensor, "global_offsets")
 
 
@@ -42,14 +42,15 @@ def grid_of_mesh(mesh: DeviceMesh) -> Grid:
 
 
 def rule_of(tensor: torch.Tensor, rank: int, placements: tuple[Any, ...] | None = None) -> ShardingRule:
-    """How a DTensor is spread, or how one of other `placements` on its mesh would be."""
+    """The sharding rule of a DTensor, or of `placements` on its mesh."""
     spread: Any = tensor
     return _rule(spread.device_mesh, tuple(spread.placements if placements is None else placements), rank)
 
 
 def laid(local: torch.Tensor, attribute: str, part: torch.Tensor) -> str:
-    """How what a subclass wraps follows its elements when those are cut by rows: `cut` as they are, so many for each of
-    their `rows`, or the `whole` of it with each part.
+    """Classifies how a subclass' inner tensor splits along with its elements.
+
+    `cut` like them, so many elements for each of their `rows`, or the `whole` of it with each part.
     """
     if part.shape == local.shape:
         return "cut"
@@ -60,14 +61,15 @@ def laid(local: torch.Tensor, attribute: str, part: torch.Tensor) -> str:
 
 
 def grid_of_dtensor(tensor: torch.Tensor, rank: int) -> Grid:
-    """All ranks that hold part of a DTensor, those of the other dimensions of its mesh too."""
+    """All ranks of a DTensor's mesh, along every dimension."""
     spread: Any = tensor
     return _rule(spread.device_mesh, tuple(spread.placements), rank).grid
 
 
 class EntryPlacer:
-    """Makes the entries of one part's tensors on one rank, and remembers them: working a place out is too slow for each
-    save. `default`: who holds a plain tensor of this part, unless `replicas` says otherwise.
+    """Makes and caches the entries of one part's tensors.
+
+    Computing a place is too slow for each save. `default`: who holds a plain tensor, unless `replicas` says otherwise.
     """
 
     def __init__(self, rank: int, default: Grid, replicas: Replicas) -> None:
@@ -76,13 +78,13 @@ class EntryPlacer:
         self._known: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
 
     def forget(self) -> None:
-        """Works all of them out anew."""
+        """Clears the cache of entries."""
         self._known.clear()
 
     def of(
         self, name: str, tensor: torch.Tensor, sharing: Sharing, lazy: bool = False, owner: Owner | None = None
     ) -> tuple[Entry, ...]:
-        """The entries of this very tensor. `owner` is the parameter that it is state of."""
+        """The entries of a tensor, which may be state of `owner`."""
         known = self._known.get(name)
         if known is not None and known[0] is tensor:
             return known[1]
@@ -97,7 +99,7 @@ class EntryPlacer:
     def of_flat(
         self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat, lazy: bool = False
     ) -> tuple[Entry, ...]:
-        """The entries of a one-dimensional tensor that holds ranges of others: `prefix`range`leaf` by name."""
+        """The entries of a flat tensor's ranges, named `prefix`range`leaf`."""
         key = f"{prefix}{flat.ranges[0].name if flat.ranges else ''}{leaf}"
         known = self._known.get(key)
         if known is not None and known[0] is tensor:
@@ -112,7 +114,10 @@ class EntryPlacer:
         return found
 
     def of_flat_scalar(self, prefix: str, leaf: str, tensor: torch.Tensor, flat: Flat) -> tuple[Entry, ...]:
-        """A counter that stands for all ranges in a flat tensor: saved, for each, where its first element lies."""
+        """The entries of a counter that belongs to a whole flat tensor.
+
+        It is saved once for each range, by the rank that has the range's first element.
+        """
         shape = tuple(tensor.shape)
         return tuple(
             Entry(
@@ -232,10 +237,10 @@ def _other_dimensions(mesh: DeviceMesh, grid: Grid, rank: int) -> list[tuple[int
 
 
 def inner_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str | None]]:
-    """(name, memory, attribute) of what has the elements: the tensor itself, or the tensors that a subclass wraps.
+    """Yields (name, memory, attribute) of each tensor that holds elements.
 
     A subclass that wraps a tensor of its own shape and type (Float8 training keeps the weight in full precision so)
-    stands for that tensor, under the plain name; a quantized one is saved as what it is made of.
+    counts as that tensor, under the plain name; a quantized one is saved as the tensors it is made of.
     """
     local = local_part(tensor) if not is_dtensor(tensor) else tensor._local_tensor  # type: ignore[attr-defined]
     flatten = getattr(local, "__tensor_flatten__", None)

@@ -21,7 +21,10 @@ _ATTRIBUTES = {kind.__name__: kind for kind in (torch.memory_format, torch.layou
 
 
 def values_blob(body: Mapping[str, Any]) -> bytes:
-    """A rank's values, with the state of this process' generators, unless the body has one from before."""
+    """Encodes a rank's values with the state of the random generators.
+
+    `random` in the body, if it is there, goes before the generators' present state.
+    """
     return encoded({**body, "random": body.get("random") or rng.captured()})
 
 
@@ -30,7 +33,7 @@ def encoded(body: Mapping[str, Any]) -> bytes:
 
 
 def read_values(blob: bytes) -> dict[str, Any]:
-    """What `values_blob` wrote."""
+    """Decodes what `values_blob` encoded."""
     return decode_values(blob, _read)
 
 

@@ -26,7 +26,7 @@ from surefoot.state.replicas import Replicas
 
 
 class ProgramPart(Protocol):
-    """One named object of the program."""
+    """Saves and restores one named object of the program."""
 
     name: str
 
@@ -40,7 +40,7 @@ class ProgramPart(Protocol):
         ...
 
     def values(self) -> Any:
-        """What is plain of it."""
+        """The object's plain values."""
         ...
 
     def prepare(self, values: Any, saved: Mapping[str, Saved]) -> None:
@@ -48,7 +48,7 @@ class ProgramPart(Protocol):
         ...
 
     def targets(self) -> Iterator[Entry]:
-        """What a restore fills; valid between `prepare` and `apply`."""
+        """Entries to fill; valid between `prepare` and `apply`."""
         ...
 
     def apply(self, values: Any) -> None:
@@ -56,7 +56,7 @@ class ProgramPart(Protocol):
         ...
 
     def prove(self, values: Any, saved: Mapping[str, Saved]) -> None:
-        """Builds what would be restored, aside, and compares it with what is here; changes nothing.
+        """Builds the restored state aside and compares it; changes nothing.
 
         Raises StateNotRestorable that names the first key which would not come back as it is.
         """
@@ -114,9 +114,9 @@ class Program:
         self._converted: list[tuple[Entry, torch.Tensor]] = []
 
     def entries(self) -> list[Entry]:
-        """Every live tensor, under the name it is saved by: of the objects as they are now.
+        """Collects every live tensor under its saved name.
 
-        What is here for the first time is restored aside first. Raises StateNotRestorable for what would not come back.
+        New tensors are restored aside first. Raises StateNotRestorable for what would not come back.
         """
         try:
             self._look_again()
@@ -131,7 +131,7 @@ class Program:
         return found
 
     def prove(self) -> None:
-        """Puts the program's state through a restore that touches none of it, whether it was proved before or not.
+        """Restores the program's state aside, even if it was done before.
 
         Raises StateNotRestorable that names the object, the key, and what to do.
         """
@@ -158,14 +158,15 @@ class Program:
         return values_blob({**body, "random": before} if drawn_at == step - 1 else body)
 
     def look_ahead(self, step: int) -> None:
-        """What is drawn from here on belongs behind step `step` + 1, which is saved with the generators as they are now."""
+        """Keeps the present generators for the save of step `step` + 1."""
         self._random_before = step, rng.captured()
 
     def divide(self, tied: Collection[str], saved_world: int, states_of: Callable[[str], list[Any]]) -> list[str]:
-        """Before `prepare`, in a world of another size: what each rank had of its own is divided by whoever can.
+        """Divides each rank's own state among a world of another size.
 
-        `tied` are the checkpoint's objects that cannot be (`protocol.ties`), `states_of` gives all ranks' of one. Returns
-        a sentence for each object that begins anew; StateMismatch that names the first which may not.
+        Called before `prepare`. `tied` names objects that cannot be divided (`protocol.ties`), `states_of` gives all
+        ranks' states of one. Returns a sentence for each object that begins anew; raises StateMismatch for the first
+        that may not.
         """
         resized = f"the checkpoint is of {saved_world} ranks and this world has {self._world}"
         told = []
@@ -196,9 +197,11 @@ class Program:
         saved: Mapping[str, Saved],
         fit: Fit = Fit(),  # noqa: B008  # it is frozen
     ) -> list[str]:
-        """Makes room for what a checkpoint has. `shared` are the lowest rank's values; `own` this rank's of a world
-        of the same size, else None. Returns a sentence for each difference that `fit` allows; raises StateMismatch that
-        names the first which it does not."""
+        """Builds targets for what a checkpoint has.
+
+        `shared` are the lowest rank's values; `own` this rank's of a world of the same size, else None. Returns a
+        sentence for each difference that `fit` allows; raises StateMismatch for the first that it does not.
+        """
         self._restoring, told = [], list[str]()
         self._same_world = own is not None and own["world"] == self._world and not own.get("weights_only")
         standing = {entry.name: entry for entry in self.standing()}
@@ -230,18 +233,18 @@ class Program:
         return told
 
     def prepare_weights(self, saved: Mapping[str, Saved], fit: Fit) -> list[str]:
-        """Makes room for its modules' own tensors alone, of what a checkpoint has. Returns as `prepare` does."""
+        """Builds targets for modules' own tensors alone; returns as `prepare` does."""
         told = list[str]()
         self._restoring = []
         self._targets, self._converted = self._fitting(self.standing(), saved, fit, told)
         return told
 
     def targets(self) -> list[Entry]:
-        """What a restore fills, after `prepare`."""
+        """Entries to fill, after `prepare`."""
         return self._targets
 
     def convert(self) -> None:
-        """What was read in another precision, put where it belongs; `apply` does it too."""
+        """Copies what was read in another precision; `apply` does it too."""
         with torch.no_grad():
             for entry, read in self._converted:
                 entry.local_part().copy_(read)
@@ -279,7 +282,7 @@ class Program:
     def _fitting(
         self, entries: Sequence[Entry], saved: Mapping[str, Saved], fit: Fit, told: list[str]
     ) -> tuple[list[Entry], list[tuple[Entry, torch.Tensor]]]:
-        """What can be filled, and what of it is read aside first, in the precision that it was saved in."""
+        """Selects what can be filled, and what of it is read aside first, in the precision that it was saved in."""
         targets: list[Entry] = []
         converted: list[tuple[Entry, torch.Tensor]] = []
         for entry in entries:
@@ -295,7 +298,7 @@ class Program:
         return targets, converted
 
     def apply(self, step: int, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Takes over what was filled; then the generators, last, so that nothing here moves them on."""
+        """Restores the objects; the generators last, since loading may draw from them."""
         self.convert()
         for part, values in self._restoring:
             part.apply(values)

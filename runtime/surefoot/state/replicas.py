@@ -15,7 +15,10 @@ from surefoot.geometry.grids import Grid
 
 
 class Replicas:
-    """`given`: a process group, a device mesh or ranks, for all modules, or by pattern of names (`model/experts.*`)."""
+    """Holds which ranks have the same plain tensors.
+
+    `given`: a process group, a device mesh or ranks, for all modules, or by pattern of names (`model/experts.*`).
+    """
 
     def __init__(self, given: Any, rank: int) -> None:
         by_pattern = isinstance(given, Mapping)
@@ -28,14 +31,14 @@ class Replicas:
                 )
 
     def of(self, name: str) -> Grid | None:
-        """Who holds the tensor of that name, or all of the object of that name; None if nothing was said."""
+        """The ranks that hold a named tensor or object; None: not given."""
         for pattern, grid in self._grids.items():
             if fnmatchcase(name, pattern) or name.partition("/")[0] == pattern:
                 return grid
         return self._modules
 
     def of_objects(self) -> Replicas:
-        """For what belongs to no module (schedulers, param groups): only what was said by name."""
+        """Restricts to what was given by name, for schedulers and param groups."""
         found = copy(self)
         found._modules = None
         return found

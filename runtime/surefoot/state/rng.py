@@ -32,7 +32,7 @@ def captured() -> dict[str, Any]:
 
 
 def returned(state: dict[str, Any]) -> None:
-    """The inverse; a generator that this process does not have is passed over."""
+    """Sets the generators; those that this process lacks are skipped."""
     python = state["python"]
     random.setstate((python["version"], tuple(array("I", python["words"])), python["gauss"]))
     torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))

@@ -27,14 +27,17 @@ OWN_KEY = "surefoot"
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """`names`: what each stand-in is called in the checkpoint, by its id."""
+    """A nested state dict; `names` maps stand-ins' ids to saved names."""
 
     tree: dict[str, Any]
     names: dict[int, str] = field(default_factory=dict)
 
 
 def state_dict_of(tensors: Mapping[str, Saved], values: Mapping[str, Any]) -> StateDict:
-    """What a checkpoint holds for all ranks; what each rank kept to itself (`local/`) is left out."""
+    """Builds the state dict of what a checkpoint holds for all ranks.
+
+    What each rank kept to itself (`local/`) is left out.
+    """
     found = StateDict({})
 
     def stand_in(name: str) -> torch.Tensor:
@@ -125,15 +128,19 @@ def _leaf(full_name: str) -> str:
 
 @dataclass(slots=True)
 class ImportedParts:
-    """What an importer writes: tensors by name in the checkpoint (each with its key in the source), and values."""
+    """Holds what an importer writes.
+
+    `tensors` maps a name in the checkpoint to its key in the source.
+    """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
 def parts_of(tree: Mapping[str, Any], model: str = "model") -> ImportedParts:
-    """The parts that a nested state dict describes; its tensors may be stand-ins. `model` names the weights of a state
-    dict that has nothing but weights at its top.
+    """Splits a nested state dict into the parts of a program.
+
+    Tensors may be stand-ins. `model` names the weights of a state dict that has nothing but weights at its top.
     """
     if any(isinstance(value, torch.Tensor) for value in tree.values()):
         loose = {key: value for key, value in tree.items() if not isinstance(value, Mapping)}

@@ -22,7 +22,10 @@ from surefoot.state.entries import Entry
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """One piece in the stream: `within` is its box counted from the corner of the entry that it is part of."""
+    """Locates one piece in the stream, bytes `start` to `stop`.
+
+    `within` is its box relative to the corner of its entry.
+    """
 
     name: str
     entry: int
@@ -68,7 +71,7 @@ def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
 
 
 def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> list[TensorParts]:
-    """Each tensor once, with the boxes of it that this rank saves, in order."""
+    """Lists each tensor once, with the boxes that this rank saves, sorted."""
     boxes: dict[str, list[Box]] = defaultdict(list)
     for number, box in mine:
         boxes[entries[number].name].append(box)
@@ -81,7 +84,10 @@ def tensor_parts(entries: Sequence[Entry], mine: Sequence[tuple[int, Box]]) -> l
 
 
 def spread_of(entries: Sequence[Entry]) -> Spread | None:
-    """How all of them are spread over the ranks; None if no rule says it of some (flat parameters)."""
+    """Collects the sharding rules of all entries.
+
+    None if some tensor has no rule (flat parameters).
+    """
     rules: dict[SpreadRule, int] = {}
     of: dict[str, int] = {}
     lowest = set()

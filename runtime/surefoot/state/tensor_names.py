@@ -13,7 +13,10 @@ _TABLE = str.maketrans(_ESCAPES)
 
 
 def escaped(key: Any) -> str:
-    """A key as part of a name: text with its own separators replaced; of another kind, `~` and how Python writes it."""
+    """Encodes a key as part of a name.
+
+    In text the separators are replaced; a key of another kind is `~` and its `repr`.
+    """
     return key.translate(_TABLE) if type(key) is str else f"~{escaped(repr(key))}"
 
 
@@ -25,11 +28,11 @@ def unescaped(part: str) -> str:
 
 
 def is_plain(part: str) -> bool:
-    """Whether a part is a text key by itself, with nothing deeper in it."""
+    """Returns whether a part is one text key, not nested or wrapped."""
     return "~" not in part and ":" not in part
 
 
 def joined(path: str, key: Any) -> str:
-    """The name of what lies under `key` of the value named `path`."""
+    """Names what is below `key` of the value named `path`."""
     part = escaped(key)
     return f"{path}{part}" if part.startswith("~") else f"{path}~{part}"

@@ -39,7 +39,10 @@ def taken_apart(
     facts_of: Callable[[torch.Tensor], Facts | None] = lambda _: None,
     join: Callable[[str, Any], str] = lambda path, key: f"{path}/{escaped(key)}",
 ) -> Any:
-    """The tree with marks for tensors; fills `tensors` by path, which `join` makes of the path above and a key."""
+    """Replaces a tree's tensors by marks and collects them by path.
+
+    `join` makes a path from the one above and a key.
+    """
     if isinstance(tree, torch.Tensor):
         tensors[path] = tree
         return Mark(path, facts_of(tree))
@@ -47,7 +50,7 @@ def taken_apart(
 
 
 def put_together(tree: Any, tensor_of: Callable[[str], torch.Tensor], live: Any = _NOTHING, path: str = "") -> Any:
-    """The tree with its marks replaced, and what was saved by its name alone replaced by what `live` has there."""
+    """Replaces marks by tensors, and objects saved by name by `live`'s."""
     if isinstance(tree, Mark):
         return tensor_of(tree.name)
     if isinstance(tree, Named):
@@ -108,7 +111,10 @@ def named(tree: Any) -> bool:
 
 
 def first_difference(saved: Any, live: Any, path: str = "") -> str | None:
-    """Where two trees differ in keys or kinds, as a sentence's subject and verb; None if nowhere. Values may differ."""
+    """Describes the first difference in keys or kinds; None without one.
+
+    A sentence's subject and verb. Values may differ.
+    """
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
         a, b = (torch.Tensor if isinstance(t, torch.nn.Parameter) else type(t) for t in (saved, live))
         if a is not b:

@@ -189,7 +189,7 @@ class DirectoryStore:
 
 
 def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for what is no file, and for what retention removed since it was listed: others go on listing meanwhile."""
+    """A file's size; None for what is no file, or was removed since it was listed."""
     try:
         return entry.stat().st_size if entry.is_file() else None
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def _size(entry: os.DirEntry[str]) -> int | None:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Until it is closed. Without locks two that change a record at once may leave the older one's."""
+    """Locks a record until closed. Without locks two writers at once may leave the older one's."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:

@@ -41,7 +41,7 @@ def grown(before: bytes | None, checkpoint: Checkpoint, world: int) -> bytes | N
 
 
 def of(manifests: Iterable[RankManifest]) -> tuple[RankManifest, ...]:
-    """Those of the newest checkpoint that has one of every rank."""
+    """The manifests of the newest checkpoint with one of every rank."""
     by_checkpoint: dict[Checkpoint, list[RankManifest]] = defaultdict(list)
     for manifest in manifests:
         by_checkpoint[manifest.save.checkpoint].append(manifest)

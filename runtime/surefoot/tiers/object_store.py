@@ -22,7 +22,7 @@ class ObjectStore(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """The store's location, for people."""
         ...
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
@@ -95,7 +95,7 @@ class ObjectStore(Protocol):
 
 
 def read_exactly(store: ObjectStore, path: str, offset: int, length: int) -> bytes:
-    """All of that range; ChunkMissing if the object is shorter."""
+    """Reads exactly that range; ChunkMissing if the object is shorter."""
     data = store.read(path, offset, length) if length else b""
     if len(data) != length:
         raise ChunkMissing(f"{path} has {len(data)} of {length} bytes from {offset}")

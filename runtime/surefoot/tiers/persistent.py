@@ -159,7 +159,7 @@ class ObjectStoreTier:
         return f"{self._store.place}/{self._job}"
 
     def seen(self) -> tuple[Checkpoint, ...]:
-        """Every checkpoint of which anything is here, complete or not."""
+        """Lists every checkpoint with any object here, complete or not."""
         return tuple(sorted(c for name in self._store.folders(self._job) if (c := checkpoint_of(name))))
 
     def newest(self) -> tuple[RankManifest, ...]:
@@ -292,7 +292,7 @@ class ObjectStoreTier:
         self._store.put(self._names.part(save, part), *self._gathered.take(save))
 
     def _mend(self, save: RankSave, index: int, data: memoryview) -> None:
-        """Writes one chunk of a committed save again, into its part; where that is gone, zeros stand for its neighbours."""
+        """Rewrites one chunk of a committed save in its part; where the part is gone, zeros replace its neighbours."""
         cut = self._cut(save)
         place = cut.chunk(index)
         if place is None or place[2] != len(data):
@@ -335,7 +335,8 @@ class ObjectStoreTier:
             )
 
     def _listed(self, checkpoint: Checkpoint) -> dict[RankSave, RankManifest]:
-        """What its list tells; nothing where it is gone, damaged or silent: then each manifest is read itself."""
+        """Reads a checkpoint's list of manifests; empty where it is gone, damaged or silent: then each manifest is read
+        itself."""
         try:
             return manifest_lists.read(self._store.read(self._names.manifest_list(checkpoint)), checkpoint)
         except ChunkMissing:
@@ -346,7 +347,7 @@ class ObjectStoreTier:
             return {}
 
     def _committed(self, checkpoint: Checkpoint) -> tuple[dict[RankSave, int], bool]:
-        """Bytes of each manifest that lies there, and whether their list does."""
+        """Bytes of each manifest that is there, and whether their list is."""
         names = self._store.sizes(self._names.checkpoint(checkpoint))
         ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
         sizes = {RankSave(checkpoint.epoch, checkpoint.step, rank): names[name] for name, rank in ranks.items()}
@@ -366,7 +367,7 @@ class ObjectStoreTier:
             raise TierError(f"{manifest.save} is already in the persistent tier, with other bytes; it stays as it is")
 
     def _read_all(self, checkpoints: Sequence[Checkpoint]) -> tuple[tuple[RankManifest, ...], tuple[str, ...]]:
-        """Every manifest that can be read, by save, and what is wrong with the others."""
+        """Reads every manifest that can be read, by save, and describes the others' faults."""
         looks = read_together(self.standing, checkpoints)
         read = read_together(self._visible, [save for _, unread in looks for save in unread])
         found = [manifest for known, _ in looks for manifest in known]

@@ -153,7 +153,7 @@ class S3Store:
         raise AssertionError("unreachable: the last try returned or raised")
 
     def _versioned(self, path: str) -> tuple[bytes | None, dict[str, str]]:
-        """What is there, and the condition that it still is."""
+        """Reads an object with the condition that it is unchanged."""
         try:
             with self._explained("reading", path):
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
@@ -236,7 +236,7 @@ def _in_clear(settings: PersistentSettings) -> bool:
 
 
 def _count(request: Any, event_name: str, **_: Any) -> None:
-    """Each try of a request, as it leaves."""
+    """Counts each try of a request, as it leaves."""
     told = request.headers.get("amz-sdk-request", b"")
     first = "attempt=1" in (told.decode() if isinstance(told, bytes) else told)
     metrics.s3_requests.labels(event_name.rsplit(".", 1)[-1], "first" if first else "again").inc()

@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class ByteProgress:
-    """Counts bytes towards a total. Not thread-safe: a tool reads on one thread."""
+    """Counts bytes towards a total, on one thread."""
 
     def __init__(self, total: int) -> None:
         self._wanted = bool(os.environ.get(VARIABLE))

@@ -29,7 +29,10 @@ _SHARDS_READ = 3
 
 
 def kind_of(path: str) -> str:
-    """By the ending of the first path: a folder is taken for MDS, what is not known for text."""
+    """Guesses the source's kind by the first path's ending.
+
+    A folder is taken for MDS, an unknown ending for text.
+    """
     return _BY_ENDING.get(PurePosixPath(path.rstrip("/")).suffix, "text")
 
 
@@ -50,7 +53,10 @@ def source_of(kind: str, paths: list[str], length: int, dtype: str) -> DataSourc
 
 
 def read_through(source: DataSource, number: int, about: DataShard) -> tuple[int, int]:
-    """Reads one shard twice, the second time from its middle. Returns samples and bad ones; raises where they differ."""
+    """Reads one shard twice, the second time from its middle.
+
+    Returns samples and bad ones; raises ConfigurationError where the readings differ.
+    """
     whole = [_shown(sample) for sample in source.open(number, 0)]
     if about.samples not in (None, len(whole)):
         raise ConfigurationError(f"{about.name} has {len(whole)} samples, and {about.samples} were counted")
@@ -65,7 +71,7 @@ def _shown(sample: Any) -> str | None:
 
 
 def verdict(source: DataSource, given: argparse.Namespace) -> str:
-    """Who can read it. Raises ConfigurationError with the way out where nobody can."""
+    """Describes who can read it; ConfigurationError with advice if nobody can."""
     stream = ElasticStream(source, given.global_batch, lanes=given.lanes, stripes=given.stripes, rank=0, world=1)
     return (
         f"elastic: a global batch of {given.global_batch} is the same at every world size, up to {stream.shape.slots} ranks"

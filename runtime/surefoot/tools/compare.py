@@ -29,7 +29,7 @@ _NATIVE |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two tensors are apart; `largest` is None where their elements cannot be subtracted."""
+    """How far two tensors are apart; `largest` None: not subtractable."""
 
     name: str
     equal: bool
@@ -37,7 +37,10 @@ class Difference:
 
 
 def read_tensors(tier: ObjectStoreTier, ranks: Ranks) -> dict[str, tuple[str, Array]]:
-    """name → (dtype, whole tensor). Types that numpy lacks are kept as rows of bytes along a last dimension."""
+    """Reads all tensors by name, each with its dtype.
+
+    Types that numpy lacks are kept as rows of bytes along a last dimension.
+    """
     problem = layout_problem(tier, ranks)
     if problem is not None:
         raise SurefootError(problem)
@@ -66,7 +69,7 @@ def _empty(dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def difference(name: str, dtype: str, mine: Array, other: Array) -> Difference:
-    """Of two tensors of one shape and type."""
+    """Compares two tensors of one shape and type."""
     equal = mine.tobytes() == other.tobytes()
     if equal:
         return Difference(name, True, 0.0)
@@ -87,7 +90,10 @@ def _widened(pairs: Array) -> Array:
 
 
 def compare(mine: dict[str, tuple[str, Array]], other: dict[str, tuple[str, Array]]) -> dict[str, Any]:
-    """Parameters alone decide; what else is in a checkpoint (optimizer, RNG of each rank) is told beside it."""
+    """Compares parameters, and separately the state beside them.
+
+    Parameters alone decide: optimizer state and each rank's RNG are reported only.
+    """
     if mine.keys() != other.keys():
         only = sorted(mine.keys() ^ other.keys())
         shared_names = [name for name in only if not name.startswith("local/")]
@@ -117,13 +123,13 @@ def compare(mine: dict[str, tuple[str, Array]], other: dict[str, tuple[str, Arra
 
 
 def is_parameter(name: str) -> bool:
-    """Whether this is a model's own tensor: the rest is the optimizers', and what each rank keeps for itself."""
+    """Whether a tensor is a model's own, not an optimizer's or rank's."""
     first = name.split("/", 1)[0].split(".", 1)[0]
     return first not in ("local", "rng") and not first.startswith(("opt", "sched", "load"))
 
 
 def newest_shared(mine: dict[Checkpoint, Any], other: dict[Checkpoint, Any]) -> tuple[Checkpoint, Checkpoint]:
-    """The newest step that both have whole; where one has it twice, the newer epoch's counts."""
+    """The newest step complete in both, as each run's newest epoch's."""
     steps = [{c.step: c for c in sorted(found, key=lambda c: c.epoch) if is_whole(found[c])} for found in (mine, other)]
     shared = steps[0].keys() & steps[1].keys()
     if not shared:

@@ -121,7 +121,10 @@ class Folder:
         self._key: dict[str, str] = {}
 
     def parts(self, model: str) -> ImportedParts:
-        """What it holds, tensors as stand-ins; `model` names weights that stand at the top."""
+        """The parts it holds, tensors as stand-ins.
+
+        `model` names weights at the top.
+        """
         flat: dict[str, Any] = {}
         keys: dict[int, str] = {}
         for key, kind in self._metadata.state_dict_metadata.items():
@@ -136,7 +139,7 @@ class Folder:
         return found
 
     def boxes(self, name: str) -> tuple[Box, ...]:
-        """As it is stored."""
+        """The boxes of a tensor's stored chunks, sorted."""
         found = [Box(tuple(c.offsets), tuple(c.sizes)) for c in self._of(name).chunks]
         return tuple(sorted((box for box in found if box.volume), key=lambda box: box.offsets))
 
@@ -145,7 +148,7 @@ class Folder:
         return Saved(dtype_name(kind.properties.dtype), tuple(kind.size))
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """One stored chunk."""
+        """Reads one stored chunk."""
         kind, key = self._of(name), self._key[name]
         number = next(
             i for i, c in enumerate(kind.chunks) if tuple(c.offsets) == box.offsets and tuple(c.sizes) == box.lengths

@@ -25,7 +25,10 @@ SECONDS = 540.0
 
 
 def delete(tier: ObjectStoreTier, clock: Callable[[], float], until: float) -> None:
-    """Checkpoints oldest first, each invisible before its data goes; then whatever else the job has there."""
+    """Deletes checkpoints oldest first, each index before data, then the rest.
+
+    TierUnavailable once `clock()` reaches `until`.
+    """
     for checkpoint in tier.seen():
         if clock() >= until:
             raise TierUnavailable(f"the time was up before {checkpoint} was deleted; run it again for the rest")
@@ -34,7 +37,7 @@ def delete(tier: ObjectStoreTier, clock: Callable[[], float], until: float) -> N
 
 
 def run(settings: JobSettings, dry: bool, seconds: float) -> dict[str, Any]:
-    """What is there, and whether it is gone now."""
+    """Lists a job's checkpoints and, unless `dry`, deletes them."""
     job, persistent = settings.job, settings.persistent
     if job in (".", "..") or "/" in job:
         raise ConfigurationError(f"SUREFOOT_JOB_UID is {job!r}: the name of one folder is allowed")

@@ -1,4 +1,5 @@
-"""`python -m surefoot.tools.exporting --job UID [--step N] --to FOLDER --as dcp|safetensors [--name model]`
+"""`python -m surefoot.tools.exporting --job UID [--step N] --to FOLDER --as dcp|safetensors [--name model]
+[--dtype bfloat16] [--file-bytes N]`
 
 Writes a checkpoint of the persistent tier (named by the environment) as a plain folder of torch.distributed.checkpoint,
 everything that all ranks share; or the weights of one model as Hugging Face safetensors. Every byte is verified as it is
@@ -22,24 +23,34 @@ from surefoot.settings import job_settings
 from surefoot.state import read_values
 from surefoot.state.statedicts import state_dict_of
 from surefoot.tools import dcp_folders, safetensors_files
+from surefoot.tools.safetensors_files import FileForm
 from surefoot.tools.stream_copy import BandReader, bands_of, open_checkpoint, saved_tensors
 
 
-def export(reader: CheckpointReader, to: Path, kind: str, name: str) -> dict[str, Any]:
-    """Writes the checkpoint; what it wrote."""
+def export_state(reader: CheckpointReader, to: Path) -> dict[str, Any]:
+    """Writes what all ranks share as a folder of DCP."""
     tensors = saved_tensors(reader)
     values = read_values(reader.values(0))
-    if kind == "safetensors":
-        prefix = f"{name}/"
-        tensors = {n: what for n, what in tensors.items() if n.startswith(prefix)}
-        if not tensors:
-            raise ConfigurationError(f"the checkpoint has no tensors of {name!r}: --name says which model's weights")
-        safetensors_files.write(to, tensors, BandReader(reader, tensors, list(bands_of(tensors))), prefix)
-    else:
-        whole = state_dict_of(tensors, values)
-        dcp_folders.write(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
+    whole = state_dict_of(tensors, values)
+    dcp_folders.write(to, whole, tensors, BandReader(reader, tensors, list(bands_of(tensors))))
     total = sum(band.size_bytes for band in bands_of(tensors))
     return {"step": values["step"], "tensors": len(tensors), "bytes": total}
+
+
+def export_weights(reader: CheckpointReader, to: Path, name: str, form: FileForm) -> dict[str, Any]:
+    """Writes one model's weights as safetensors.
+
+    Raises:
+        ConfigurationError: the checkpoint has no object of that name.
+        StateMismatch: safetensors, or the type that `form` names, cannot hold them.
+    """
+    prefix = f"{name}/"
+    tensors = {n: what for n, what in saved_tensors(reader).items() if n.startswith(prefix)}
+    if not tensors:
+        raise ConfigurationError(f"the checkpoint has no tensors of {name!r}: --name says which model's weights")
+    bands = BandReader(reader, tensors, list(bands_of(tensors)))
+    total = safetensors_files.write(to, tensors, bands, prefix, form)
+    return {"step": read_values(reader.values(0))["step"], "tensors": len(tensors), "bytes": total}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,13 +60,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="a folder")
     parser.add_argument("--as", dest="kind", choices=("dcp", "safetensors"), default="dcp")
     parser.add_argument("--name", default="model", help="whose weights go into safetensors (default: model)")
+    parser.add_argument("--dtype", choices=safetensors_files.DTYPES, help="what floating point weights become")
+    parser.add_argument(
+        "--file-bytes", type=int, default=safetensors_files.FILE_BYTES, help="the most of a weight file"
+    )
     given = parser.parse_args(arguments)
+    form = FileForm(given.file_bytes, given.dtype)
     try:
         settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": given.job}).persistent
         if settings is None:
             raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to read")
         with open_checkpoint(persistent_source(settings, given.job), given.step) as reader:
-            body = export(reader, given.to, given.kind, given.name)
+            weights = given.kind == "safetensors"
+            body = export_weights(reader, given.to, given.name, form) if weights else export_state(reader, given.to)
     except (SurefootError, OSError) as error:
         body = {"problem": str(error)}
     print(json.dumps(body))

@@ -41,7 +41,7 @@ def from_dcp(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], 
 
 
 def from_safetensors(path: Path, name: str) -> tuple[list[TensorParts], dict[str, Any], ReadBox]:
-    """Parts in bands, values of a program that has nothing but this model, and how to read a part."""
+    """Bands, values and reader of a program with this model alone."""
     weights = Weights(path)
     prefix = f"{name}/"
     parts = [_in_bands(prefix + escaped(leaf), what) for leaf, what in weights.saved().items()]

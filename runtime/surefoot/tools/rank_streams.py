@@ -27,7 +27,7 @@ Ranks = Mapping[int, RankManifest]
 
 @dataclass(frozen=True, slots=True)
 class RankStream:
-    """One rank's saved bytes, all of them equal to their digests."""
+    """Holds one rank's verified bytes."""
 
     manifest: RankManifest
     stream: Stream
@@ -35,7 +35,7 @@ class RankStream:
     values: bytes
 
     def blocks(self) -> Iterator[tuple[PlacedPiece, int, memoryview]]:
-        """Each block with its piece and its number within that piece."""
+        """Yields each block with its piece and its number in that piece."""
         for part in self.stream.pieces:
             for index in range(part.tiling.blocks):
                 number = part.first_block + index
@@ -43,7 +43,7 @@ class RankStream:
 
 
 def open_tier(job: str) -> ObjectStoreTier:
-    """The persistent tier that the environment names. Raises ConfigurationError where it names none."""
+    """Opens the persistent tier that the environment names, or raises ConfigurationError."""
     settings = job_settings({**os.environ, "SUREFOOT_JOB_UID": job}).persistent
     if settings is None:
         raise ConfigurationError("SUREFOOT_PERSISTENT_URI is not set: it names the tier to read, file:///… or s3://…")
@@ -51,7 +51,7 @@ def open_tier(job: str) -> ObjectStoreTier:
 
 
 def by_checkpoint(tier: ObjectStoreTier) -> dict[Checkpoint, dict[int, RankManifest]]:
-    """Every manifest that can be read, oldest checkpoint first."""
+    """Groups readable manifests by checkpoint, oldest first."""
     found: dict[Checkpoint, dict[int, RankManifest]] = {}
     for manifest in tier.manifests():
         found.setdefault(manifest.save.checkpoint, {})[manifest.save.rank] = manifest
@@ -65,7 +65,7 @@ def is_whole(ranks: Ranks) -> bool:
 
 
 def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
-    """Why these ranks' layouts do not make up each tensor exactly once; None if they do."""
+    """Why these layouts do not cover each tensor exactly once, or None."""
     try:
         streams = [read_layout(m.layout, tier.read_layout(m.layout)) for m in ranks.values()]
     except SurefootError as error:
@@ -74,7 +74,7 @@ def layout_problem(tier: ObjectStoreTier, ranks: Ranks) -> str | None:
 
 
 def read_rank(tier: ObjectStoreTier, manifest: RankManifest, progress: ByteProgress | None = None) -> RankStream:
-    """Reads and checks one rank save. Raises SurefootError that names what is missing or damaged."""
+    """Reads and verifies one rank save; SurefootError names missing or damaged parts."""
     where = tier.name
     stream = read_layout(manifest.layout, tier.read_layout(manifest.layout))
     table = tier.read_digests(manifest.save, 0, manifest.digests_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from surefoot.errors import ConfigurationError, StateMismatch
 from surefoot.format.dtypes import itemsize
 from surefoot.geometry import Box
 from surefoot.staging import elements
-from surefoot.state import Saved, dtype_name
+from surefoot.state import Saved, dtype_name, dtype_named
 from surefoot.state.tensor_names import unescaped
 from surefoot.tools.stream_copy import BandReader, bands_of
 
 FILE_BYTES = 5_000_000_000
-"""Files are not larger than this, unless one tensor is; more than one get an index."""
+DTYPES = ("float32", "float16", "bfloat16")
+"""What floating point weights can be written as."""
+_FLOATING = ("float64", *DTYPES)
 
 _TYPES = {
     "float64": "F64",
@@ -46,20 +49,41 @@ _TYPES = {
 }
 
 
-def write(folder: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str) -> int:
-    """Writes `tensors` (names without `prefix`), files under their names only when whole. The bytes of the tensors."""
-    for name, what in tensors.items():
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """The size of weight files, and the type of their numbers."""
+
+    file_bytes: int = FILE_BYTES
+    """Files are not larger, unless one tensor is; more than one get an index."""
+    dtype: str | None = None
+    """What floating point tensors become; None: they stay as they were saved."""
+
+    def of(self, what: Saved) -> Saved:
+        """Describes a tensor as it is written."""
+        return Saved(self.dtype, what.shape) if self.dtype and what.dtype in _FLOATING else what
+
+
+def write(folder: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str, form: FileForm) -> int:
+    """Writes `tensors`, named without `prefix`; returns their bytes.
+
+    A file gets its name once it is complete.
+
+    Raises:
+        StateMismatch: safetensors lack a tensor's type, or the type asked for lacks its values.
+    """
+    written = {name: form.of(what) for name, what in tensors.items()}
+    for name, what in written.items():
         if what.dtype not in _TYPES:
             raise StateMismatch(f"{name} is {what.dtype}, which safetensors files do not have: export to dcp instead")
     folder.mkdir(parents=True, exist_ok=True)
-    files = list(_files(tensors, FILE_BYTES))
+    files = list(_files(written, form.file_bytes))
     places: dict[str, str] = {}
     for number, names in enumerate(files):
         one = len(files) == 1
         file = "model.safetensors" if one else f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
-        _write_file(folder / file, {n: tensors[n] for n in names}, bands, prefix)
+        _write_file(folder / file, {n: (tensors[n], written[n]) for n in names}, bands, prefix)
         places |= dict.fromkeys((_own_name(n, prefix) for n in names), file)
-    total = sum(_size(what) for what in tensors.values())
+    total = sum(_size(what) for what in written.values())
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -78,10 +102,11 @@ def _files(tensors: Mapping[str, Saved], limit: int) -> Iterator[list[str]]:
     yield names
 
 
-def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, prefix: str) -> None:
+def _write_file(path: Path, tensors: Mapping[str, tuple[Saved, Saved]], bands: BandReader, prefix: str) -> None:
+    """Writes one file of tensors, each as it was saved and as it is written."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
-    for name, what in tensors.items():
+    for name, (_, what) in tensors.items():
         end = position + _size(what)
         kind = {"dtype": _TYPES[what.dtype], "shape": list(what.shape), "data_offsets": [position, end]}
         header[_own_name(name, prefix)] = kind
@@ -92,9 +117,10 @@ def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, pre
     try:
         with temporary.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for band in bands_of(tensors):
+            for band in bands_of({name: saved for name, (saved, _) in tensors.items()}):
                 if band.size_bytes:
-                    file.write(elements(bands.read(band.name, band.box)).numpy().tobytes())
+                    read = _cast(bands.read(band.name, band.box), tensors[band.name][1].dtype, band.name)
+                    file.write(elements(read).numpy().tobytes())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -102,8 +128,18 @@ def _write_file(path: Path, tensors: Mapping[str, Saved], bands: BandReader, pre
         temporary.unlink(missing_ok=True)
 
 
+def _cast(read: torch.Tensor, dtype: str, name: str) -> torch.Tensor:
+    wanted = dtype_named(dtype)
+    if read.dtype == wanted:
+        return read
+    found = read.to(wanted)
+    if bool((read.isfinite() & ~found.isfinite()).any()):
+        raise StateMismatch(f"{name} has values beyond {dtype}: export it as bfloat16 or as it is")
+    return found
+
+
 def _own_name(name: str, prefix: str) -> str:
-    """As the model calls it."""
+    """The tensor's name in its model."""
     return unescaped(name.removeprefix(prefix))
 
 
@@ -112,7 +148,7 @@ def _size(what: Saved) -> int:
 
 
 class Weights:
-    """The tensors of one file, or of a folder of files, to be read by parts."""
+    """Reads parts of tensors from one file, or a folder of files."""
 
     def __init__(self, path: Path) -> None:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
@@ -127,7 +163,10 @@ class Weights:
         return self._saved
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """A band; its rows are read and no others. The file is mapped for this long only: what is mapped is in memory."""
+        """Reads the rows of a band, mapping the file only meanwhile.
+
+        What is mapped counts as memory.
+        """
         with _opened(self._where[name]) as file:
             if not box.lengths:
                 whole: torch.Tensor = file.get_tensor(name)

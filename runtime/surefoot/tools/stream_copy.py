@@ -47,7 +47,7 @@ class Band:
 def open_checkpoint(source: SaveSource, step: int | None) -> CheckpointReader:
     """The newest complete checkpoint, or that of `step`."""
     catalogue = _newest_alone(source) if step is None else read_catalogue([source])
-    found = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
+    found = [checkpoint for checkpoint in catalogue.complete() if step in (None, checkpoint.step)]
     if not found:
         which = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise Unreadable(f"there is {which} of this job in the persistent tier", absent=True)
@@ -60,7 +60,7 @@ def _newest_alone(source: SaveSource) -> Catalogue:
     try:
         if isinstance(tier, ObjectStoreTier):
             alone = Catalogue((source,), (SourceReading(tier.newest()),))
-            if any(found.complete for found in alone.checkpoints()):
+            if alone.complete():
                 return alone
             metrics.fallbacks.labels("newest_not_complete").inc()
     finally:
@@ -69,7 +69,7 @@ def _newest_alone(source: SaveSource) -> Catalogue:
 
 
 def saved_tensors(reader: CheckpointReader) -> dict[str, Saved]:
-    """Every tensor that belongs to all ranks."""
+    """Describes every tensor that belongs to all ranks."""
     found = reader.layouts.tensors(reader.world, every=True)
     return {n: Saved(t.dtype, t.shape) for n, t in sorted(found.items()) if not n.startswith("local/")}
 
@@ -93,14 +93,17 @@ def _boxes(shape: tuple[int, ...], item_bytes: int, limit_bytes: int) -> Iterato
 
 
 def bands_of(tensors: Mapping[str, Saved]) -> Iterator[Band]:
-    """All of them in their order."""
+    """Yields the bands of all tensors in their order."""
     for name, what in tensors.items():
         for box in _boxes(what.shape, itemsize(what.dtype), BAND_BYTES):
             yield Band(name, box, box.volume * itemsize(what.dtype))
 
 
 class BandReader:
-    """Reads bands in their order, several small ones at a time, verified; holds at most about one limit of bytes."""
+    """Reads bands in order, verified, several small ones at a time.
+
+    It holds about one limit of bytes at most.
+    """
 
     def __init__(self, reader: CheckpointReader, tensors: Mapping[str, Saved], order: Sequence[Band]) -> None:
         self._reader, self._tensors = reader, tensors
@@ -111,7 +114,7 @@ class BandReader:
         self._held: dict[tuple[str, Box], torch.Tensor] = {}
 
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """One band; cheap if asked for in the order given."""
+        """Reads one band; cheap in the order given."""
         number = self._batch_of[(name, box)]
         if number != self._now:
             self._held = {}
@@ -148,7 +151,10 @@ ReadBox = Callable[[str, Box], torch.Tensor]
 def write_save(
     tier: ObjectStoreTier, save: RankSave, parts: Sequence[TensorParts], values: bytes, read: ReadBox
 ) -> int:
-    """Writes a checkpoint of one rank; `read` gives each box once, in the order of the stream. The bytes written."""
+    """Writes a checkpoint of one rank; returns the bytes written.
+
+    `read` gives each box once, in the order of the stream.
+    """
     stream = Stream(build_layout(parts))
     progress = ByteProgress(stream.layout.stream_bytes)
     table = bytearray()

@@ -21,7 +21,7 @@ from surefoot.tools.rank_streams import Ranks, by_checkpoint, is_whole, layout_p
 def describe(
     tier: ObjectStoreTier, checkpoint: Checkpoint, ranks: Ranks, progress: ByteProgress | None
 ) -> dict[str, Any]:
-    """What is there of one checkpoint; with `progress`, every byte of it is read and checked."""
+    """Describes one checkpoint; with `progress`, every byte is read and checked."""
     whole = is_whole(ranks)
     damaged: list[str] = []
     if progress is not None:

@@ -43,7 +43,7 @@ def test_a_fault_reads_as_it_is_written(text: str, fault: Fault, sentence: str) 
         ("", "is allowed"),
         ("node:1", "is allowed"),
         ("node:1@step=x", "is allowed"),
-        ("meteor:1@step=4", "'meteor' is no kind of fault"),
+        ("meteor:1@step=4", "'meteor' is not a kind of fault"),
         ("node@step=4", "which node"),
         ("drain@step=4", "which node? write drain:NODE@step=N"),
         ("drain:1@step=4,for=0", "above 0"),

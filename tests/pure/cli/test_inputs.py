@@ -135,9 +135,9 @@ def test_each_action_on_checkpoints_has_help_and_an_example_of_its_own(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "needs a folder or URI, or -f JOB.yaml"),
-        (["a", "-f", "b"], "one of them"),
-        (["/no/such"], "is no folder"),
+        ([], "needs either a folder or URI, or -f JOB.yaml"),
+        (["a", "-f", "b"], "either a folder"),
+        (["/no/such"], "is not a folder"),
         (["http://x"], "file:///folder or s3://bucket/prefix is allowed"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from surefoot_operator.cli.operator_restarts import LIMIT, OperatorRestarts
+from surefoot_operator.cli.supervise import OPERATOR_RESTARTS, OperatorRestarts
 
 
 def test_an_operator_that_ends_before_any_step_is_started_three_times() -> None:
     found = OperatorRestarts()
-    for _ in range(LIMIT):
+    for _ in range(OPERATOR_RESTARTS):
         found = found.ended(0)
         assert not found.exhausted
     assert found.ended(0).exhausted
@@ -25,7 +25,7 @@ def test_a_step_begins_the_count_anew_and_deaths_without_one_go_on_from_there() 
     for step in (0, 0, 0, 7):
         found = found.ended(step)
     assert found.count == 1
-    for _ in range(LIMIT - 1):
+    for _ in range(OPERATOR_RESTARTS - 1):
         found = found.ended(7)
         assert not found.exhausted
     assert found.ended(7).exhausted

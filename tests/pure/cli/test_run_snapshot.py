@@ -99,7 +99,7 @@ def test_a_clock_is_short() -> None:
 
 @pytest.mark.parametrize("said", ["many", "0", "-1", "9" * 30, "1.5", "²"])
 def test_a_total_that_is_no_number_of_steps_is_refused(said: str) -> None:
-    with pytest.raises(UsageError, match="how many steps the program makes"):
+    with pytest.raises(UsageError, match="give the number of steps that the program makes"):
         _total_steps(Path("job.yaml"), {"metadata": {"annotations": {TOTAL_STEPS: said}}})
 
 

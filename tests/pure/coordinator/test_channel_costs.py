@@ -14,7 +14,7 @@ from support.builders import endpoint, member
 from support.fakes.fake_agent import hello
 from support.operations import counted
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave, WorkerId
-from surefoot.protocol.messages import HoldAnswer, StoreReady, ToAgent
+from surefoot.protocol.messages import HoldAnswer, RepairSave, StoreReady, ToAgent
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.coordinator import orders
 from surefoot_operator.coordinator.agent_channel import TURN, AgentChannel
@@ -91,7 +91,9 @@ def test_an_order_reaches_its_worker_and_an_answer_concerns_who_gave_it() -> Non
         await all_on.heard_by_now()
         save, holders = RankSave(1, 5, 0), (HolderId("n0", "n0-i0"), HolderId("n1", "n1-i0"))
         all_on.channel.change(
-            lambda s: replace(s, orders=orders.repair(s.orders, WorkerId(7, 1), 1, save, *holders, 0.0))
+            lambda s: replace(
+                s, orders=orders.repair(s.orders, [(WorkerId(7, 1), RepairSave(0, 1, save, *holders))], 0.0)
+            )
         )
         assert await all_on.heard_by_now() == [7]
         members = [WorkerId(i, 1) for i in range(MANY)]
@@ -159,3 +161,18 @@ def test_a_round_that_changes_neither_world_nor_holders_places_nothing_anew() ->
     fewer = desired_state_after(first, ahead, HOLDERS[:-1], 2, "t")
     assert fewer.holders == desired_state(ahead, HOLDERS[:-1], 2, "t").holders
     assert desired_state_after(first, ahead, HOLDERS, 2, "another").token == "another"
+
+
+def test_requests_to_everybody_are_made_and_found_in_proportion_to_the_agents() -> None:
+    def cost(agents: int) -> int:
+        workers = [WorkerId(index, 1) for index in range(agents)]
+        holders = HolderId("a", "i"), HolderId("b", "i")
+        copies = [(worker, RepairSave(0, 1, RankSave(1, 10, worker.index), *holders)) for worker in workers]
+
+        def all_of_them() -> None:
+            book = orders.repair(orders.Orders(1), copies, 0.0)
+            assert [len(book.requests_of(worker)) for worker in workers] == [1] * agents
+
+        return counted(all_of_them)
+
+    assert cost(400) <= 10 * cost(40) * 1.1

@@ -173,8 +173,9 @@ def test_requests_of_two_terms_never_share_a_number() -> None:
 def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
     sessions = talking()
     save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
-    book = orders.repair(sessions.orders, A, 2, save, source, target, 1001.0)
-    assert orders.repair(book, B, 2, save, source, target, 1001.5) == book
+    copy = RepairSave(0, 2, save, source, target)
+    book = orders.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
+    assert orders.repair(book, [(B, copy)], 1001.5) is book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert RepairSave(number, 2, save, source, target) in words(sessions, A)

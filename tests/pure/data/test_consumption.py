@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data import ElasticLoader
+from surefoot.data import ElasticLoader, ElasticStream
+from surefoot.data.sources import Items
 from surefoot.errors import ConfigurationError, StateMismatch
 
 SIZE, BATCH = 100, 4
@@ -197,6 +199,53 @@ def test_options_of_workers_need_workers() -> None:
         ElasticLoader(range(8), 2, prefetch_factor=2)
     with pytest.raises(ConfigurationError, match="worker_init_fn is for workers"):
         ElasticLoader(range(8), 2, worker_init_fn=print)
+    with pytest.raises(ConfigurationError, match="prefetch_factor is for workers"):
+        ElasticStream(Items(range(8)), 2, prefetch_factor=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("sampler", r"Subset\(dataset, indexes\)"),
+        ("batch_sampler", r"ElasticStream\(Items\(dataset\), max_tokens="),
+        ("batch_size", "global_batch="),
+        ("shuffle", "by seed="),
+        ("drop_last", "every batch is whole"),
+        ("collate_fn", "collate="),
+        ("num_workers", "workers="),
+        ("generator", "seed="),
+    ],
+)
+def test_options_of_torchs_loader_that_decide_the_order_are_refused_with_what_to_give(
+    option: str, instead: str
+) -> None:
+    given: dict[str, Any] = {option: torch.utils.data.SequentialSampler(range(8))}
+    with pytest.raises(ConfigurationError, match=f"ElasticLoader has no {option}=: .*{instead}"):
+        ElasticLoader(range(8), 4, **given)
+    if option not in ("batch_size", "shuffle"):  # which it has itself
+        with pytest.raises(ConfigurationError, match=f"ElasticStream has no {option}=: .*{instead}"):
+            ElasticStream(Items(range(8)), 4, **given)
+    with pytest.raises(TypeError, match="no option batches"):
+        ElasticLoader(range(8), 4, batches=given)
+
+
+def test_the_indexes_of_a_sampler_are_taken_as_a_subset() -> None:
+    indexes = list(torch.utils.data.WeightedRandomSampler([1.0, 3.0, 1.0, 0.0], 12))
+    loader = ElasticLoader(torch.utils.data.Subset(range(4), indexes), 4, rank=0, world=1, by_epoch=True)
+    assert sorted(x for batch in loader for x in batch.data.tolist()) == sorted(indexes)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'pin_memory' argument is set")
+@pytest.mark.parametrize("kind", [ElasticLoader, ElasticStream])
+def test_worker_processes_are_begun_as_torch_begins_them(kind: Any, tmp_path: Path) -> None:
+    def begun(worker: int) -> None:
+        (tmp_path / f"{worker}").touch()
+
+    told: dict[str, Any] = {"workers": 2, "prefetch_factor": 3, "pin_memory": True, "worker_init_fn": begun}
+    made = kind(range(40) if kind is ElasticLoader else Items(range(40)), 4, rank=0, world=1, **told)
+    seen = [x for batch in islice(made, 10) for x in batch.data.tolist()]
+    assert sorted(seen) == list(range(40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_options_of_torchs_loader_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from support.shards import World
 from support.streamed_files import KINDS, MOSAIC, Streamed, streamed
@@ -99,6 +101,32 @@ def test_a_copy_elsewhere_is_the_same_source_and_another_content_is_not(tmp_path
         identity_of(TokenFile(tmp_path / name / "t.bin", 8).shards()) for name in ("one", "two", "three")
     )
     assert one == two != three
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"\r", b"long line", b"\xc3\xa4", b"\xff", b"end\r"]), max_size=12),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_lines_are_those_of_the_file_wherever_it_is_cut(
+    tmp_path: Path, lines: list[bytes], ended: bool, shard_bytes: int, chunk: int, piece: int, counted: bool
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\n".join(lines) + b"\n" * (ended and bool(lines)))
+    whole = lines if ended or not lines or lines[-1] else lines[:-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surefoot.data.sources.lines.CHUNK_BYTES", chunk)
+        patch.setattr("surefoot.data.sources.lines.PIECE_BYTES", piece)
+        source = TextLines(tmp_path / "a.txt", shard_bytes=shard_bytes, count=counted)
+        found = [list(source.open(shard, 0)) for shard in range(len(source.shards()))]
+    if counted:
+        assert [shard.samples for shard in source.shards()] == [len(part) for part in found]
+    assert [isinstance(x, BadSample) or x.encode() for part in found for x in part] == [
+        line == b"\xff" or line.removesuffix(b"\r") for line in whole
+    ]
 
 
 def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.shards import Numbers, World
+from surefoot.data.extents import Dealing
+from surefoot.data.lanes import Lane
 from surefoot.data.source import BadSample, DataError
+from surefoot.data.source_reading import SourceReader
 from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError, StateMismatch
 
@@ -37,15 +40,22 @@ def undisturbed(source: Any, steps: int, **options: Any) -> list[Any]:
     st.integers(0, 2**40),
     st.integers(1, 12),
     st.sampled_from([1, 2, 3, 6]),
-    st.sampled_from([1, 4]),
+    st.sampled_from([(1, 1), (4, 1), (1, 3), (4, 8)]),
     lives,
 )
 def test_a_global_batch_sees_the_undisturbed_order_through_kills_and_resizes(
-    sizes: tuple[int, ...], known: bool, seed: int, batch: int, stripes: int, window: int, worlds: list[Any]
+    sizes: tuple[int, ...], known: bool, seed: int, lanes: int, stripes: int, run: tuple[int, int], worlds: list[Any]
 ) -> None:
-    source = Numbers(sizes, known)
-    options: dict[str, Any] = {"global_batch": batch, "seed": seed, "stripes": stripes, "window": window}
-    if (sum(sizes) if known else len(sizes)) < batch * stripes:
+    source, (window, per_lane) = Numbers(sizes, known), run
+    batch = lanes * per_lane
+    options: dict[str, Any] = {
+        "global_batch": batch,
+        "lanes": lanes,
+        "seed": seed,
+        "stripes": stripes,
+        "window": window,
+    }
+    if (sum(sizes) if known else len(sizes)) < lanes * stripes:
         with pytest.raises(ConfigurationError, match="lanes are to read it"):
             build(source, 0, 1, **options)
         return
@@ -174,6 +184,38 @@ def test_a_mixture_takes_from_each_source_by_its_weight() -> None:
     sources = [Numbers((500,)), Numbers((500,), value=lambda number: -1 - number)]
     drawn = undisturbed(sources, 500, global_batch=8, weights=[3, 1])
     assert 0.22 < sum(x < 0 for x in drawn) / len(drawn) < 0.28
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths,
+    st.booleans(),
+    st.integers(0, 2**40),
+    st.sampled_from([1, 4]),
+    st.sets(st.integers(0, 80)),
+    st.lists(st.integers(1, 9), max_size=30),
+)
+def test_samples_in_runs_are_those_drawn_one_by_one(
+    sizes: tuple[int, ...], known: bool, seed: int, window: int, bad: set[int], runs: list[int]
+) -> None:
+    source = Numbers(sizes, known, value=lambda n: BadSample(ValueError("torn")) if n in bad else n)
+    if len(bad) >= sum(sizes):
+        return
+    dealing = Dealing(tuple(shard.samples for shard in source.shards()), seed, 1)
+
+    def reader() -> SourceReader:
+        return SourceReader(source, dealing, 0, window)
+
+    one_by_one, lane = reader(), Lane([reader()], [1.0], seed)
+    left_out = 0
+    for count in runs:
+        drawn = [one_by_one.draw(1000) for _ in range(count)]
+        left_out += sum(one.bad for one in drawn)
+        assert lane.items(count, 1000) == [one.sample for one in drawn]
+        mine = lane.cursor()
+        assert (mine.bad, mine.sources[0]) == (left_out, one_by_one.cursor)
+        lane = Lane([reader()], [1.0], seed)  # whoever takes it over
+        lane.seek(mine)
 
 
 def _odd(number: int) -> Any:

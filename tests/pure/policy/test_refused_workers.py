@@ -59,7 +59,7 @@ def test_the_refusals_own_words_stand_on_the_job_and_are_told_once() -> None:
     )
     first = plan(seen)
     assert [e.message for e in first.events if e.reason == "WorkerRefused"] == [
-        f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}; it is asked for again"
+        f"2 of 3 workers have a node; worker 2 was refused: {QUOTA}; the operator tries again"
     ]
     assert "WorkerRefused" not in {e.reason for e in plan(replace(seen, status=first.status)).events}
 

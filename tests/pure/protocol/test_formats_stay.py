@@ -22,7 +22,7 @@ from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import Layout, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.api.status_json import status_from_json, status_to_json
+from surefoot_operator.api.status_json import SCHEMA_VERSION, status_from_json, status_to_json
 from surefoot_operator.fabric.processes.run_records import (
     Deletion,
     NodeRecord,
@@ -99,12 +99,15 @@ def test_a_layout_of_a_former_version_is_read_and_written_the_same() -> None:
     assert [tensor.name for tensor in Layout.from_json(text).tensors if isinstance(tensor, TensorLayout)]
 
 
-def test_a_status_of_a_former_version_is_read_and_written_the_same() -> None:
-    body = json.loads((FORMATS / "status.json").read_bytes())
+@pytest.mark.parametrize("version", [1, SCHEMA_VERSION])
+def test_a_status_of_each_version_is_read_the_same_and_written_as_the_newest(version: int) -> None:
+    body = json.loads((FORMATS / f"status_v{version}.json").read_bytes())
+    assert body.get("schemaVersion", 1) == version
     status = status_from_json(body)
     assert status == sample(JobStatus)
     assert status.extra == sample(JobStatus).extra
-    assert json.loads(json.dumps(status_to_json(status))) == body
+    newest = json.loads((FORMATS / f"status_v{SCHEMA_VERSION}.json").read_bytes())
+    assert json.loads(json.dumps(status_to_json(status))) == newest
 
 
 @pytest.mark.parametrize("cls", [NodeRecord, WorkerRecord, WorkerState, Deletion], ids=lambda cls: cls.__name__)

@@ -39,4 +39,4 @@ def test_sources_of_several_become_one_word(sources: list[str], word: str | None
 def test_a_source_of_next_to_nothing_is_not_named_but_the_persistent_tier_is(
     by_kind: dict[str, int], word: str
 ) -> None:
-    assert ReadSummary(1, 1, by_kind, 0.1, 0).source == word
+    assert ReadSummary(1, by_kind, 0).source == word

@@ -5,11 +5,15 @@ time of a `with` block. Nothing here is imported by the simulator itself. `make 
 """
 
 from simulator.mutations.keeping import KEEPING
+from simulator.mutations.leaving import LEAVING
 from simulator.mutations.liveness import LIVENESS
 from simulator.mutations.models import MODELS
 from simulator.mutations.mutation import Mutation as Mutation
 from simulator.mutations.mutation import broken as broken
+from simulator.mutations.records import RECORDS
 from simulator.mutations.restore import RESTORE
+from simulator.mutations.sparing import SPARING
 from simulator.mutations.talk import TALK
+from simulator.mutations.versions import VERSION_MUTATIONS
 
-MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK, *LIVENESS)
+MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK, *LIVENESS, *LEAVING, *SPARING, *VERSION_MUTATIONS, *RECORDS)

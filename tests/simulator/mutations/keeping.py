@@ -27,20 +27,19 @@ from surefoot_operator.policy.lifecycle import last_checkpoint
 from surefoot_operator.policy.maintenance import maintain as upkeep
 from surefoot_operator.policy.maintenance import promotion_plan
 
-_drops, _standing, _copies = retention.memory_drops, upkeep.standing_of, upkeep.copies_of
+_gone, _standing, _copies = retention.gone_checkpoints, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
 
 
-def _everything_superseded(entries: Any, standing: retention.Standing, keep: int) -> Any:
+def _everything_superseded(held: Any, standing: retention.Standing, keep: int) -> set[Checkpoint]:
     """Retention that takes the newest checkpoint seen for safe, however few copies it has."""
-    newest = lineage.newest(m.save.checkpoint for m in entries)
-    return _drops(entries, replace(standing, watermark=newest), keep)
+    newest = lineage.newest(Checkpoint(*key) for key in held)
+    return _gone(held, replace(standing, watermark=newest), keep)
 
 
-def _forgetful(entries: Any, standing: retention.Standing, keep: int) -> Any:
+def _forgetful(held: Any, standing: retention.Standing, keep: int) -> set[Checkpoint]:
     """Retention that lets the parent go at once."""
-    gone = list(_drops(entries, standing, keep))
-    return gone + [m.save for m in entries if m.save.checkpoint == standing.parent and m.save not in gone]
+    return _gone(held, standing, keep) | {c for key in held if (c := Checkpoint(*key)) == standing.parent}
 
 
 def _missed_already(said: Settled, step: int) -> bool:
@@ -111,8 +110,8 @@ _outstanding = last_checkpoint.outstanding
 KEEPING = (
     Mutation("one copy makes a watermark", patches=((upkeep, "effective_replicas", constant(1)),)),
     Mutation("copies are those of the best rank", patches=((upkeep, "copies_of", _of_the_best),)),
-    Mutation("the newest seen counts as safe", patches=((retention, "memory_drops", _everything_superseded),)),
-    Mutation("the parent is dropped at once", patches=((retention, "memory_drops", _forgetful),)),
+    Mutation("the newest seen counts as safe", patches=((retention, "gone_checkpoints", _everything_superseded),)),
+    Mutation("the parent is dropped at once", patches=((retention, "gone_checkpoints", _forgetful),)),
     Mutation("a save that may still come is not awaited", patches=((Settled, "misses", _missed_already),), settings=REFUSING),
     Mutation("a save that was handed over counts as missing", patches=((Settled, "misses", _missed_lately),), settings=REFUSING),
     Mutation("the pinned checkpoint is not spared in memory", patches=((upkeep, "standing_of", _unpinned),), settings=PROMOTING),
@@ -130,7 +129,7 @@ KEEPING = (
              patches=((last_checkpoint, "final_checkpoint", _steps_of_its_own),), settings=ENDING),
     Mutation("a last checkpoint that went from memory is not made again",
              patches=((last_checkpoint, "outstanding", _never_lost),), settings=FRAGILE),
-    Mutation("nothing is ever dropped", patches=((retention, "memory_drops", constant([])),), settings=replace(ROUGH, steps=60)),
+    Mutation("nothing is ever dropped", patches=((retention, "gone_checkpoints", constant(set())),), settings=replace(ROUGH, steps=60)),
     Mutation("what can never become complete stays", patches=((upkeep, "unrecoverable_checkpoints", constant(())),),
              settings=replace(ROUGH, refused=0.8, steps=60, faults=0)),
     Mutation("nothing is uploaded", patches=((promotion_plan, "_promotions", constant(())),), settings=ENDING),

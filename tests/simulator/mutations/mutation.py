@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator import hindrances, lasting
+from simulator import announced, damage, hindrances, lasting, rollout
 from simulator.faults import KINDS
 from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
@@ -34,7 +34,10 @@ class Mutation:
 MACHINES = tuple(
     kind
     for kind, (weight, _) in KINDS.items()
-    if weight and "pods" not in kind and kind not in hindrances.KINDS and kind not in lasting.KINDS
+    if weight
+    and "pods" not in kind
+    and (kind == "chunk is damaged" or kind not in damage.KINDS)
+    and kind not in {**hindrances.KINDS, **lasting.KINDS, **announced.KINDS, **rollout.KINDS}
 )
 """What hurts machines: pods that the API refuses for minutes leave too little for an old world to do."""
 

@@ -23,11 +23,10 @@ from simulator.world import Decisions
 from surefoot.protocol import completeness
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.coordinator import desired_messages, orders, sessions
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy import facts, plan
+from surefoot_operator.observed import HolderSeen, Observed
+from surefoot_operator.policy import facts, indexes, plan
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.maintenance import maintain as upkeep
-from surefoot_operator.policy.maintenance import promotion_plan
 from surefoot_operator.policy.world import claim, restore_point
 
 
@@ -56,14 +55,14 @@ def _forgotten_status(seen: Observed) -> Plan:
     return replace(made, status=replace(made.status, next_attempt=1, restarts=0)) if seen.now > 3 else made
 
 
-def _any_ready(known: facts.Facts, epoch: int) -> list[Any]:
+def _any_ready(holders: tuple[HolderSeen, ...], epoch: int) -> tuple[HolderSeen, ...]:
     """Whoever answers counts, sealed or not."""
-    return [h for h in known.seen.holders if h.state == "Ready"]
+    return tuple(h for h in holders if h.state == "Ready")
 
 
-def _ranks_that_are_there(ranks: Any, covers: Any) -> bool:
+def _ranks_that_are_there(ranks: Any) -> frozenset[str]:
     """A checkpoint counts though a rank's part is nowhere."""
-    return bool(ranks)
+    return frozenset(copies[0].layout for copies in ranks.values())
 
 
 def _whoever_lives(known: facts.Facts, session: Any) -> bool:
@@ -84,7 +83,7 @@ def _asked_before(order: orders.Orders) -> orders.Orders:
     return order
 
 
-_SEALED = tuple((module, "sealed_holders", _any_ready) for module in (facts, upkeep, claim, promotion_plan))
+_SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, indexes))
 
 RESTORE = (
     Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
@@ -97,7 +96,9 @@ RESTORE = (
     Mutation("attempts and restarts are forgotten", decisions=Decisions(plan=_forgotten_status)),
     Mutation("a silent named holder is forgotten at once",
              patches=((upkeep, "_forgotten", lambda end, known, sealed, nodes: end.holder not in sealed),), settings=PARTED),
-    Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),), settings=PARTED),
+    Mutation("agents hear of holders that status does not name", patches=((desired_messages, "desired_state", _named_by_anybody),),
+             settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0,
+                              kinds=("operator loses nodes", "holder restarts", "trainer dies"))),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
     Mutation("a listing made before the last index counts", patches=((orders, "void_listing", _asked_before),), settings=PROMOTING,
@@ -108,7 +109,7 @@ RESTORE = (
              patches=((completeness, "on_lineage", constant(True)),), settings=STRAYING,
              scope=Scope("beyond the branch", 1, 3, 1, 1)),
     Mutation("a checkpoint counts though a rank's part is nowhere",
-             patches=((completeness, "is_complete", _ranks_that_are_there), (completeness, "_world_fits", constant(True)))),
+             patches=((completeness, "_agreed_layouts", _ranks_that_are_there), (completeness, "_world_fits", constant(True)))),
     Mutation("a bad checkpoint is chosen again", patches=((restore_point, "bad_of", constant(frozenset())),),
              settings=replace(ROUGH, kinds=("chunk is damaged", "trainer dies"), faults=16, replicas=1)),
     Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_draining", constant(None)),), settings=DYING_TRAINERS),

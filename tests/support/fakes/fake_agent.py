@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
@@ -13,6 +17,8 @@ import aiohttp
 from surefoot.protocol.holder_list import HolderList
 from surefoot.protocol.messages import FromAgent, Hello, Message, ToAgent
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M")
 DEADLINE_SECONDS = 60.0
@@ -100,14 +106,18 @@ class FakeAgent:
     async def _read(self) -> None:
         assert self.socket is not None
         holders = HolderList()
-        async for frame in self.socket:
-            message: Message | None = holders.heard(decode(frame.data))  # type: ignore[arg-type]
-            if message is None:
-                continue
-            async with self._news:
-                self.said.append(message)  # type: ignore[arg-type]  # the coordinator says nothing else
-                self._news.notify_all()
-        self.closed.set()
+        try:
+            async for frame in self.socket:
+                message: Message | None = holders.heard(decode(frame.data))  # type: ignore[arg-type]
+                if message is None:
+                    continue
+                async with self._news:
+                    self.said.append(message)  # type: ignore[arg-type]  # the coordinator says nothing else
+                    self._news.notify_all()
+        except Exception:
+            log.exception("%s could not read what it was sent", self.hello)  # as an agent, it begins a new line
+        finally:
+            self.closed.set()
 
 
 def hello(index: int = 0, attempt: int = 1, **other: object) -> Hello:
@@ -131,5 +141,15 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     limit = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > limit:
-            raise AssertionError(f"never came about: {what}")
+            raise AssertionError(f"never came about: {what}; meanwhile\n{_everybody()}")
         await asyncio.sleep(0.005)
+
+
+def _everybody() -> str:
+    """What each task and each thread of this process is at: whoever waits for nothing is among them."""
+    text = io.StringIO()
+    for task in sorted(asyncio.all_tasks(), key=lambda t: t.get_name()):
+        task.print_stack(limit=4, file=text)
+    for ident, frame in sys._current_frames().items():
+        text.write(f"thread {ident}\n{''.join(traceback.format_stack(frame, limit=4))}")
+    return text.getvalue()

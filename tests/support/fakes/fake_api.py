@@ -25,6 +25,8 @@ class FakeApi:
         self.before: Callable[[str, str], None] = lambda verb, path: None
         self.answers: dict[str, Callable[[Body], Body]] = {}
         """Path -> what a POST there gives, where nothing is kept."""
+        self.texts: dict[str, str] = {}
+        """Path -> what is read there that is no JSON."""
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0
@@ -41,6 +43,12 @@ class FakeApi:
             items = [copy.deepcopy(o) for p, o in sorted(self.objects.items()) if p.startswith(f"{path}/")]
             return {"items": items, "metadata": {"resourceVersion": str(self._version)}}
         raise ApiRefused(f"GET {path}", 404, "NotFound", "not found")
+
+    async def text(self, path: str, query: Mapping[str, str | int]) -> str:
+        await self._asked("GET", path)
+        if path not in self.texts:
+            raise ApiRefused(f"GET {path}", 400, "BadRequest", "container trainer is waiting to start")
+        return self.texts[path]
 
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("POST", path)
@@ -60,10 +68,16 @@ class FakeApi:
         return self.keep(path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
-        """Labels alone."""
+        """Labels, and fields of the spec after a test of the uid."""
         await self._asked("PATCH", path)
         if path not in self.objects:
             raise ApiRefused(f"PATCH {path}", 404, "NotFound", "not found")
+        for operation in [one for one in operations if one["op"] == "test"]:
+            if self.objects[path]["metadata"].get("uid") != operation["value"]:
+                raise ApiRefused(f"PATCH {path}", 422, "Invalid", "the uid differs")
+        for operation in [one for one in operations if one["path"].startswith("/spec/")]:
+            self.objects[path]["spec"][operation["path"].removeprefix("/spec/")] = operation["value"]
+        operations = [one for one in operations if one["path"].startswith("/metadata/labels/")]
         labels = self.objects[path]["metadata"].setdefault("labels", {})
         for operation in operations:
             name = operation["path"].removeprefix("/metadata/labels/").replace("~1", "/")

@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 
 from aiohttp import WSMsgType, web
 
+from surefoot.linux_process import state_of
 from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refused, StoreReady, ToAgent, Welcome
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 
@@ -246,10 +247,7 @@ def descendants(pid: int) -> set[int]:
 
 def lives(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state_of(pid) not in ("", "Z")
 
 
 async def all_gone(pids: set[int], seconds: float = 10.0) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import xxhash
 
 from support.fakes.fake_agent import FakeAgent
@@ -56,6 +58,8 @@ from surefoot_operator.fabric.processes.run_records import (
     from_json,
     to_json,
 )
+
+log = logging.getLogger(__name__)
 
 STEP_SECONDS = 0.02
 
@@ -100,9 +104,13 @@ class Trainee:
         """Lives until cancelled or retired; looks for the coordinator again whenever its line breaks."""
         try:
             while not self.retired.is_set():
-                with contextlib.suppress(OSError, TimeoutError, RuntimeError):
+                with contextlib.suppress(OSError, TimeoutError, RuntimeError, aiohttp.ClientError):
                     await self._talk()
                 await asyncio.sleep(0.02)
+        except Exception:
+            # its worker counts as ended by itself then: without a word the test would fail far from the cause
+            log.exception("the trainee of %s died", self.record.name)
+            raise
         finally:
             await self._reap()
 

@@ -154,14 +154,14 @@ def what_is_left(place: Place) -> int:
     """The newest complete checkpoint's step, its bytes compared."""
     sources = [*holder_sources(place.endpoints, place.job, place.account, None)]
     catalogue = read_catalogue([*sources, persistent_source(place.persistent, place.job)])
-    newest = max((f for f in catalogue.checkpoints() if f.complete), key=lambda f: f.checkpoint.step)
+    newest = max(catalogue.complete(), key=lambda checkpoint: checkpoint.step)
     into = {name: np.zeros(shape, "float32") for name, shape in SHAPES.items()}
     goals = [
         Destination(n, "float32", SHAPES[n], Box.whole(SHAPES[n]), memoryview(a.reshape(-1).view(np.uint8)))
         for n, a in into.items()
     ]
-    step = newest.checkpoint.step
-    with CheckpointReader(newest.checkpoint, catalogue, ReadOptions(threads=1, patience_seconds=5)) as reader:
+    step = newest.step
+    with CheckpointReader(newest, catalogue, ReadOptions(threads=1, patience_seconds=5)) as reader:
         reader.read(goals)
         assert reader.values(0) == b'{"step": %d}' % step
         assert reader.heal(1) == []

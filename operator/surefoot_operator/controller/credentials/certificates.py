@@ -1,7 +1,6 @@
 """Issues the coordinator's certificate and its authority, and decides when to renew.
 
-No I/O; the moment is an argument, keys alone are random. Called by `coordinator_tls`, which keeps what is made in a
-Secret.
+No I/O: the time is an argument, only keys are random. Called by `coordinator_tls`, which stores them in a Secret.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ Content = Mapping[str, bytes]
 
 
 def why_anew(content: Content, names: Iterable[str], now: float) -> str:
-    """Why the certificate must be made anew; empty: it need not be. `now` in Unix seconds."""
+    """Says why the certificate must be renewed at `now` (Unix seconds); empty: valid."""
     try:
         certificate = x509.load_pem_x509_certificate(content[CERTIFICATE])
         authority = x509.load_pem_x509_certificate(content[CA])  # of several, the newest stands first
     except (KeyError, ValueError) as error:
         return f"it cannot be read ({error})"
     if _left(certificate, now) < 1 / 3:
-        return "less than a third of its life is left"
+        return "less than a third of its validity is left"
     if _left(authority, now) < 1 / 3:
-        return "less than a third of its authority's life is left"
+        return "less than a third of its authority's validity is left"
     missing = sorted(set(names) - names_of(certificate))
     return f"it does not name {', '.join(missing)}" if missing else ""
 
 
 def is_ours(content: Content) -> bool:
-    """Whether we can sign anew: what somebody else made is used, and renewed by whoever made it."""
+    """Whether we hold the authority's key; others' certificates are never renewed."""
     return CA_KEY in content
 
 
 def names_of(certificate: x509.Certificate) -> frozenset[str]:
-    """The DNS names and addresses that it vouches for."""
+    """The DNS names and addresses that a certificate is valid for."""
     try:
         said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -57,10 +56,10 @@ def names_of(certificate: x509.Certificate) -> frozenset[str]:
 
 
 def made(old: Content, names: Iterable[str], now: float) -> dict[str, bytes]:
-    """A certificate for `names`, signed by the authority of `old`, or by a new one if that is missing or old.
+    """Issues a certificate for `names` by the authority of `old`.
 
-    Workers that know a replaced authority alone cannot come back once the new one signs; its successor is therefore
-    told to workers, beside it, for as long as both live.
+    A missing or old authority is replaced. Workers that trust only the former one could not reconnect once the new one
+    signs; so both are distributed to workers until the former expires.
     """
     at = datetime.fromtimestamp(now, UTC)
     chain, key = old.get(CA, b""), old.get(CA_KEY)

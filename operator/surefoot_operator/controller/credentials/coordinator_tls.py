@@ -1,7 +1,7 @@
 """Keeps the coordinator's TLS certificate in a Secret shared by all replicas.
 
-Touches the API server. Called by the cluster's composition root. A Secret of somebody else (cert-manager's, say) is
-used as it is; ours is made, and made anew in time.
+Touches the API server; called by the composition root. A Secret from elsewhere (cert-manager, say) is used as it is;
+our own is created, and renewed in time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPE = "kubernetes.io/tls"
 
 
 def server_names(url: str, namespace: str) -> tuple[str, ...]:
-    """Every name that agents or people may know the coordinator by."""
+    """Lists every name that agents or people may call the coordinator by."""
     service = f"surefoot-coordinator.{namespace}.svc"
     host = urlsplit(url).hostname or ""
     cluster = (f"{host}.cluster.local",) if host.endswith(".svc") else ()
@@ -37,7 +37,10 @@ def server_names(url: str, namespace: str) -> tuple[str, ...]:
 
 
 class CoordinatorTls:
-    """`begin`, then `follow` for ever. `context` is the server's; a renewed certificate counts for the next connection."""
+    """The server's TLS context; a renewed certificate serves the next connection.
+
+    `begin` it, then `follow` until cancelled.
+    """
 
     def __init__(self, api: Api, where: SecretAt, names: Sequence[str]) -> None:
         self._api, self._where, self._names = api, where, names
@@ -47,15 +50,18 @@ class CoordinatorTls:
 
     @property
     def authority(self) -> str:
-        """PEM of what agents verify the coordinator with; empty: with what their machine trusts."""
+        """The CA in PEM for agents; empty: their machine's trust store."""
         return self._content.get(CA, b"").decode("ascii", "replace")
 
     async def begin(self) -> None:
-        """Raises FabricError if there is nothing to show and nothing can be made."""
+        """Loads or creates the certificate. Raises FabricError if neither is possible."""
         self._use(await self._current())
 
     async def follow(self) -> None:
-        """Until cancelled. A failure is logged and tried again: what was shown so far is still shown."""
+        """Reloads and renews the certificate until cancelled.
+
+        A failure is logged and retried; the former certificate is served meanwhile.
+        """
         while True:
             await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.0))
             try:
@@ -67,7 +73,7 @@ class CoordinatorTls:
                 log.warning("cannot read the coordinator's certificate: %s", error)
 
     async def _current(self) -> Content:
-        """What the Secret holds now, made or made anew if it is ours to do so."""
+        """Reads the Secret, and creates or renews it if we hold its authority."""
         now = time.time()
         found = await kept_secret(self._api, self._where, lambda: certificates.made({}, self._names, now), kind=_TYPE)
         why = certificates.why_anew(found, self._names, now)
@@ -81,7 +87,7 @@ class CoordinatorTls:
                 ),
             )
         if why:
-            log.warning("the certificate in secret %s is not ours to renew: %s", self._where, why)
+            log.warning("the certificate in secret %s must be renewed by its issuer: %s", self._where, why)
         return found
 
     def _use(self, content: Content) -> None:
@@ -91,7 +97,7 @@ class CoordinatorTls:
             _load(self.context, content[CERTIFICATE], content[KEY])
         except (KeyError, ssl.SSLError) as error:
             raise FabricError(
-                f"secret {self._where} holds no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is made"
+                f"secret {self._where} has no usable {CERTIFICATE} and {KEY} ({error}); delete it, and one is created"
             ) from error
         self._content = content
 

@@ -1,6 +1,6 @@
-"""Derives every secret of a local run from one stored root.
+"""Derives the secrets of jobs and workers from one stored root.
 
-The file is readable by its owner alone; nothing of it ever stands on a command line or in a log.
+The root is a file readable by its owner alone, or a Secret; it is never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ _BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """One root, and a secret for each purpose: who knows one of them cannot tell another."""
+    """Derives a secret for each purpose; none of them reveals another."""
 
     root: bytes = field(repr=False)
 
     def worker_token(self, job: str, index: int, attempt: int) -> str:
-        """What worker (index, attempt) shows to the coordinator."""
+        """The token that worker (index, attempt) presents to the coordinator."""
         return self._derived(f"worker:{job}:{index}:{attempt}")
 
     def epoch_token(self, job: str, epoch: int) -> str:
-        """What the members of an epoch share: each leader tells the same to whoever joins late, and nobody stores it."""
+        """The secret shared by an epoch's members.
+
+        Derived, not stored: each leader gives the same to a member that joins late.
+        """
         return self._derived(f"epoch:{job}:{epoch}")
 
     def holder_account(self, job: str) -> Credentials:
@@ -42,7 +45,7 @@ class Secrets:
 
 
 def secrets_in(folder: Path) -> Secrets:
-    """The run's secrets, made at the first call. Raises FabricError if the file is damaged."""
+    """Reads or creates a run's secrets. Raises FabricError if damaged."""
     path = folder / FILE
     # where it is there, it is of the operator before us: its workers know what follows from it
     create_json(path, {"root": random_secrets.token_hex(_BYTES)})

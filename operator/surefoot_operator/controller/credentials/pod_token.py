@@ -21,7 +21,7 @@ _ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:
-    """The pod whose token it is; the API server vouches for that."""
+    """The pod that a token is bound to, by the API server."""
 
     namespace: str
     name: str
@@ -29,9 +29,9 @@ class BoundPod:
 
 
 def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
-    """The pod of a reviewed token, or the sentence that says why the token counts for nothing."""
+    """Extracts the pod of a reviewed token, or why it is refused."""
     if not status.get("authenticated"):
-        return f"the API server does not know the token: {status.get('error') or 'not authenticated'}"
+        return f"the API server does not accept the token: {status.get('error') or 'not authenticated'}"
     if audience not in status.get("audiences", ()):
         return f"the token is not meant for the audience {audience!r}"
     user = status.get("user", {})
@@ -45,17 +45,19 @@ def bound_pod(status: Mapping[str, Any], audience: str) -> BoundPod | str:
 def refusal(
     hello: Hello, pod: BoundPod, stored: Mapping[str, Any] | None, right: Mapping[str, Any] | None, controlled: bool
 ) -> Refused | None:
-    """Whether that pod is the hello's worker.
+    """Decides whether the token's pod is the worker that says hello.
 
     `stored`: the pod of that name, `right`: the worker's pod, as known now; `controlled`: the hello's job controls
-    `stored`. Labels alone let a pod of any namespace speak as a worker of any job whose uid it knows.
+    `stored`. By labels alone a pod of any namespace could speak as a worker of any job whose uid it knows.
     """
     whose = f"the token is that of pod {pod.namespace}/{pod.name}"
     if stored is None or stored["metadata"]["uid"] != pod.uid:
         if right is not None:
             return Refused(f"{whose}; that worker is pod {right['metadata']['name']}", retry=False)
         # a watch may be a moment behind; a pod that is gone asks no more
-        return Refused(f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not known here yet: ask again", retry=True)
+        return Refused(
+            f"pod {pod.namespace}/{pod.name} ({pod.uid}) is not in the operator's cache yet: ask again", retry=True
+        )
     said = stored["metadata"].get("labels") or {}
     claimed = worker_labels(hello)
     wrong = [f"{name} is {said.get(name)!r}, not {text!r}" for name, text in claimed.items() if said.get(name) != text]
@@ -65,7 +67,7 @@ def refusal(
 
 
 def worker_labels(hello: Hello) -> dict[str, str]:
-    """What the pod of that worker bears."""
+    """The labels that the worker's pod must have."""
     return {
         labels.JOB_UID: hello.job,
         labels.WORKER_INDEX: str(hello.index),
@@ -74,7 +76,10 @@ def worker_labels(hello: Hello) -> dict[str, str]:
 
 
 def expires_seconds(token: str) -> float | None:
-    """Unix seconds at which a JWT ends by its own word; None if it does not say. Believed only of reviewed tokens."""
+    """Reads a JWT's expiry in Unix seconds; None without one.
+
+    The signature is not checked: call it only for reviewed tokens.
+    """
     parts = token.split(".")
     if len(parts) != 3:
         return None

@@ -1,7 +1,6 @@
 """Gets or creates the operator's own Secrets, safely with several replicas.
 
-Touches the API server. Called by the cluster's composition root. A Secret that is there already, of whatever origin,
-is used as it is.
+Touches the API server; called by the composition root. An existing Secret, whatever its origin, is used as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class SecretAt:
 
 
 async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], kind: str = "Opaque") -> Content:
-    """The content of the Secret; `make` gives it if there is none. Raises FabricError."""
+    """Reads a Secret, or creates it from `make`. Raises FabricError."""
     found = await _read(api, where)
     if found is None:
         content = make()
@@ -55,7 +54,7 @@ async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], ki
                 raise
             found = await _read(api, where)  # another replica was faster: what it made counts
             if found is None:
-                raise FabricError(f"secret {where} was made and deleted at once; try again") from error
+                raise FabricError(f"secret {where} was created by another replica and deleted at once") from error
         else:
             log.info("created secret %s", where)
             return dict(content)
@@ -63,15 +62,20 @@ async def kept_secret(api: Api, where: SecretAt, make: Callable[[], Content], ki
 
 
 async def root_key(api: Api, where: SecretAt) -> bytes:
-    """What every job's account follows from. Raises FabricError."""
+    """Reads or creates the key that secrets derive from. Raises FabricError."""
     found = await kept_secret(api, where, lambda: {ROOT: secrets.token_bytes(_BYTES)})
     if len(found.get(ROOT, b"")) < _BYTES:
-        raise FabricError(f"secret {where} needs {_BYTES} bytes or more under `{ROOT}`; delete it, and it is made")
+        raise FabricError(
+            f"secret {where} needs {_BYTES} bytes or more under `{ROOT}`; delete it, and a new one is created"
+        )
     return found[ROOT]
 
 
 async def admin_password(api: Api, where: SecretAt) -> str:
-    """Holders read the same Secret. Raises FabricError."""
+    """Reads or creates the operator's password on holders. Raises FabricError.
+
+    Holders read the same Secret.
+    """
     # hexadecimal: a line of redis.conf can hold it
     found = await kept_secret(api, where, lambda: {PASSWORD: secrets.token_hex(_BYTES).encode()})
     try:
@@ -79,16 +83,19 @@ async def admin_password(api: Api, where: SecretAt) -> str:
     except UnicodeDecodeError as error:
         raise FabricError(f"secret {where}: `{PASSWORD}` is not ASCII text") from error
     if not password:
-        raise FabricError(f"secret {where} has no `{PASSWORD}`; delete it, and it is made")
+        raise FabricError(f"secret {where} has no `{PASSWORD}`; delete it, and a new one is created")
     return password
 
 
 async def replaced_secret(api: Api, where: SecretAt, change: Callable[[Content], Content | None]) -> Content:
-    """The content after `change`, which may say None for "good as it is". Nobody's change in between is lost."""
+    """Replaces a Secret's content by compare-and-swap. Raises FabricError.
+
+    `change` returns None to keep it; it is called again where another replica wrote in between.
+    """
     for _ in range(_TRIES):
         found = await _read(api, where)
         if found is None:
-            raise FabricError(f"secret {where} is gone; it is made again at the next look")
+            raise FabricError(f"secret {where} was deleted; it is created again at the next check")
         new = change(_content(found, where))
         if new is None:
             return _content(found, where)
@@ -129,4 +136,4 @@ def _content(found: Mapping[str, Any], where: SecretAt) -> Content:
     try:
         return {key: base64.b64decode(text, validate=True) for key, text in (found.get("data") or {}).items()}
     except (binascii.Error, TypeError) as error:
-        raise FabricError(f"secret {where} is damaged: delete it, and a new one is made") from error
+        raise FabricError(f"secret {where} is damaged: delete it, and a new one is created") from error

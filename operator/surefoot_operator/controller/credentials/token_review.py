@@ -1,7 +1,7 @@
 """Authenticates agents by TokenReview, with a cache of answers.
 
-Touches the API server (TokenReview). What cannot be found out is refused with `retry`: training goes on meanwhile. A
-reviewed token is believed until it expires, but only for a pod that still is there.
+Touches the API server. What cannot be decided now is refused with `retry`; training continues meanwhile. A reviewed
+token is accepted until it expires, but only while its pod exists.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class ReviewSettings:
 
 
 class TokenReviews:
-    """`authenticate` is the server's Authenticator. `pods` and `jobs` by namespace and name, as known now."""
+    """Authenticates agents' hellos; the server's Authenticator.
+
+    `pods` and `jobs` by namespace and name, as cached now.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class TokenReviews:
         self._sent_away = 0.0
 
     async def authenticate(self, hello: Hello) -> Refused | None:
-        """None if the token is that worker's."""
+        """Returns None if the token is that worker's, else the refusal."""
         digest = hashlib.sha256(hello.token.encode()).digest()
         found = self._remembered(digest)
         if found is None:

@@ -1,7 +1,7 @@
 """Decides from measurements whether the process should be restarted.
 
-Pure; called by `cluster`. A restart helps against what is stuck in here. It does not help against an API server that
-is away, and must not begin then: a watch that is stale for that reason is no fault of ours.
+Pure; called by `cluster`. A restart helps a process that is stuck. It does not help while the API server is away, so a
+watch that is stale for that reason is not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LivenessSigns:
     rounds: Mapping[str, float]
     """Job -> seconds that its reconcile under way has taken."""
     lag_seconds: float
-    """The worst of late."""
+    """The worst of the last half minute."""
     api_seconds: float
     """Since the API server last answered anything."""
     watchers_end: str = ""
@@ -37,11 +37,11 @@ class LivenessSigns:
 
 
 def liveness_failures(vitals: LivenessSigns, limits: LivenessLimits) -> tuple[str, ...]:
-    """Sentences; none means well."""
+    """Lists what is stuck, a sentence each; empty: alive."""
     found = []
     if vitals.api_seconds <= limits.answered_seconds:
         found += [
-            f"the watch of {kind} was not heard of for {age:.0f} s, though the API server answers"
+            f"the watch of {kind} has received nothing for {age:.0f} s, although the API server answers"
             for kind, age in sorted(vitals.watches.items())
             if age > limits.watch_seconds
         ]

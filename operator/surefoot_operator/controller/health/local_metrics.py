@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 def served(root: Path) -> Iterator[None]:
     """Serves this process' metrics on a free port.
 
-    The run folder tells it in the form of Prometheus' file_sd.
+    The run folder names it as a Prometheus file_sd target.
     """
     server, thread = start_http_server(0, addr=HOST)
     told = RunFolder(root).metrics / "operator.json"

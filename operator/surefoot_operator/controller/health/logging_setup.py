@@ -1,6 +1,6 @@
-"""Configures the operator's log: one UTC line for each record, with its job.
+"""Configures the operator's log: a UTC line per record, with its job.
 
-Set up by `__main__`, told the job by `job_runner`.
+Called by `__main__`; `job_runner` sets the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class _Job(logging.Filter):
 
 
 def begin_logs(level: str, form: str = "") -> None:
-    """To stderr, in the form that SUREFOOT_LOG_FORMAT names. kopf's are heard from WARNING on: its handlers are ours, and say nothing."""
+    """Logs to stderr, in the form that SUREFOOT_LOG_FORMAT names.
+
+    kopf's records count from WARNING on: its handlers are ours, and log nothing.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Job())
     formatter = PlainFormatter(

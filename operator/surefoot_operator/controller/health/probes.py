@@ -1,6 +1,6 @@
 """Serves /healthz, /readyz and /metrics, and measures event loop lag.
 
-Touches the network. Run by the cluster's composition root from its first moment.
+Touches the network; run by the composition root from its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sentences = Callable[[], Sequence[str]]
 
 
 class LoopLag:
-    """How late the event loop is. `run` until cancelled."""
+    """Measures how late the event loop runs its timers."""
 
     def __init__(self) -> None:
         self._late: deque[tuple[float, float]] = deque(maxlen=round(KEPT_SECONDS / TICK_SECONDS))
@@ -44,7 +44,7 @@ class LoopLag:
 
 
 class Probes:
-    """`start`, then `close`. `unwell` and `unready`: sentences that say why; none means all is well."""
+    """Answers probes: 503 with the sentences that `unwell` or `unready` give."""
 
     def __init__(self, port: int, unwell: Sentences, unready: Sentences) -> None:
         self._wanted, self._unwell, self._unready = port, unwell, unready
@@ -52,7 +52,7 @@ class Probes:
         self.port = 0
 
     async def start(self) -> None:
-        """Raises OSError if the port is taken."""
+        """Listens. Raises OSError if the port is taken."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)

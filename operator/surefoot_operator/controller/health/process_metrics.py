@@ -1,4 +1,4 @@
-"""Prometheus metrics of a cluster's operator process: base units, no labels that grow."""
+"""Defines metrics of a cluster's operator process, without labels that grow."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides from the lease and the local clock who leads.
 
-Pure; called by `lease`. Times in a lease are other machines' and are never compared with ours: a lease is over when
-we ourselves have watched it stand unchanged for as long as it says. All seconds here are of one monotonic clock that
-goes on while a machine sleeps.
+Pure; called by `lease`. Times in a lease are other machines' and are never compared with ours: a lease has expired once
+we ourselves have seen it unchanged for its duration. All seconds are of one monotonic clock that includes suspend. The
+algorithm is that of Kubernetes' client-go.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ class LeaseTimings:
     lease_seconds: float = 15.0
     """Others wait so long after the last change that they saw."""
     renew_seconds: float = 10.0
-    """A leader that could not renew for so long is none any more: earlier than anybody else can be."""
+    """A leader that could not renew for so long stops leading: earlier than anybody else can take over."""
     retry_seconds: float = 2.0
     """Between two renewals, and between two looks of somebody who waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseSeen:
-    """The lease as the API server has it."""
+    """The lease as read from the API server."""
 
     holder: str
     """Empty: it was given back."""
     version: str
     """Another value after each write."""
     lease_seconds: float = 15.0
-    transitions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One replica, and what it knows."""
+    """One replica and what it knows of the lease."""
 
     identity: str
     lease: LeaseSeen | None = None
@@ -49,7 +48,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`acquire` and `renew` are writes that test what was seen; `lost` is final for this process."""
+    """The candidate's next call.
+
+    `acquire` and `renew` are writes that test what was read; `lost` is final for this process.
+    """
 
     verb: Literal["look", "acquire", "renew", "wait", "lost"]
     reason: str
@@ -58,14 +60,14 @@ class Step:
 
 
 def seen(candidate: Candidate, lease: LeaseSeen | None, now: float) -> Candidate:
-    """After a look. What changed since the last one is alive."""
+    """Records a read; a lease that changed since is still held."""
     changed = lease is None or candidate.lease is None or lease.version != candidate.lease.version
     at = now if changed or not candidate.looked else candidate.changed_at
     return replace(candidate, lease=lease, looked=True, changed_at=at)
 
 
 def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: LeaseTimings) -> Candidate:
-    """After a write of ours that the server took. It counts from when it was asked for, not from the answer."""
+    """Records an accepted write; it counts from the request, not the answer."""
     return replace(
         candidate, lease=lease, looked=True, changed_at=asked_at, leads_until=asked_at + timings.renew_seconds
     )
@@ -74,24 +76,24 @@ def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: Le
 def leads(candidate: Candidate, now: float) -> bool:
     """Decides whether this candidate may act now; asked before every write.
 
-    Whether it may act now. Asked before every write: a process that was frozen does not know for how long.
+    A process that was frozen does not know for how long.
     """
     return candidate.leads_until is not None and now < candidate.leads_until
 
 
 def decide(candidate: Candidate, now: float, timings: LeaseTimings) -> Step:
-    """What to do now."""
+    """Decides the candidate's next call."""
     lease = candidate.lease
     if candidate.leads_until is not None:
         return _leading(candidate, candidate.leads_until, now, timings)
     if not candidate.looked:
-        return Step("look", "the lease was not looked at yet")
+        return Step("look", "the lease was not read yet")
     if lease is None:
         return Step("acquire", "there is no lease: nobody leads")
     if not lease.holder:
-        return Step("acquire", "the last leader gave the lease back")
+        return Step("acquire", "the last leader released the lease")
     if lease.holder == candidate.identity:
-        return Step("acquire", "a former life of this operator held the lease, and has ended")
+        return Step("acquire", "a former process of this replica held the lease, and has ended")
     unchanged = now - candidate.changed_at
     if unchanged >= lease.lease_seconds:
         return Step("acquire", f"{lease.holder} has not renewed its lease for {unchanged:.1f} s")
@@ -104,7 +106,7 @@ def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimin
     if lease is None:
         return Step("lost", "the lease was deleted")
     if lease.holder != candidate.identity:
-        return Step("lost", f"the lease is {lease.holder or 'nobody'}'s")
+        return Step("lost", f"the lease is held by {lease.holder or 'nobody'}")
     if now >= until:
         late = now - until + timings.renew_seconds
         return Step("lost", f"the lease could not be renewed for {late:.1f} s")

@@ -1,7 +1,7 @@
 """Moves the leader label to this pod, so agents' Service finds it.
 
-Touches the API server. Run by the cluster's composition root while it leads. Level-triggered: a label that somebody
-puts elsewhere is taken off at the next look.
+Touches the API server; run by the composition root while it leads. Level-triggered: a label on another pod is removed
+at the next round.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _POINTER = "/metadata/labels/" + LEADER.replace("/", "~1")
 
 
 class LeaderLabel:
-    """`hold` while leading; `drop` when that ends in peace."""
+    """Keeps the label on this pod; `drop` it when leadership ends."""
 
     def __init__(self, api: Api, namespace: str, pod_name: str) -> None:
         self._api, self._namespace, self._pod_name = api, namespace, pod_name
         self._said = ""
 
     async def hold(self) -> None:
-        """Until cancelled."""
+        """Keeps the label on this pod until cancelled."""
         while True:
             try:
                 await self.once()
@@ -44,20 +44,21 @@ class LeaderLabel:
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))
 
     async def once(self) -> None:
-        """Own label first: for a moment two bear it, and the one that does not lead sends agents on."""
+        """Labels this pod, then removes the label from others.
+
+        For a moment two pods have it; the one that does not lead refers agents to the leader.
+        """
         query: dict[str, str | int] = {"labelSelector": OPERATORS, "limit": 100}
         pods = (await self._api.get(core_path(self._namespace, "pods"), query))["items"]
         names = {pod["metadata"]["name"] for pod in pods}
         if self._pod_name not in names and not self._said:
-            self._said = (
-                f"there is no pod {self._namespace}/{self._pod_name}: agents must know this operator's own address"
-            )
+            self._said = f"there is no pod {self._namespace}/{self._pod_name}: agents reach this operator only by its own address"
             log.warning("%s", self._said)
         for pod in sorted(pods, key=lambda found: found["metadata"]["name"] != self._pod_name):
             await self._settle(pod)
 
     async def drop(self) -> None:
-        """Takes the own label off. Raises FabricError."""
+        """Removes the label from this pod. Raises FabricError."""
         try:
             await self._patch(self._pod_name, [{"op": "remove", "path": _POINTER}])
         except ApiRefused as error:

@@ -1,7 +1,6 @@
 """Reads, takes, renews and releases the leader's Lease.
 
-Touches the API server. Run by the cluster's composition root, which begins to act when `leading` is set and ends the
-process when `run` raises LeaseLost.
+Touches the API server. The composition root acts while `leading` is set, and exits when `run` raises LeaseLost.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Body = dict[str, Any]
 
 
 class LeaseLost(OperatorError):
-    """Another may lead: nothing that was begun here may be finished."""
+    """Another replica may lead; nothing that was begun may be finished."""
 
 
 class NotLeading(FabricError):
-    """A write that was asked for without the lease, or too late for it."""
+    """A write was attempted without the lease."""
 
 
 def clock() -> float:
-    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    """Seconds including suspend, where the system has such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -53,7 +52,10 @@ class LeaseAt:
 
 
 class Elector:
-    """One candidate. `run` until cancelled or lost; `may_act` any time; `release` after `run` was cancelled."""
+    """Competes for the lease as one candidate.
+
+    `run` until cancelled or lost, then `release`; `may_act` may be called at any time.
+    """
 
     def __init__(
         self,
@@ -73,16 +75,16 @@ class Elector:
         """When the API server last answered about the lease."""
 
     def may_act(self) -> None:
-        """Raises NotLeading unless the lease is ours by our own clock at this very moment."""
+        """Raises NotLeading unless the lease is ours by our own clock."""
         if not election.leads(self._candidate, self._now()):
-            raise NotLeading("this operator does not lead, or not any more: nothing is written")
+            raise NotLeading("this operator is not the leader: nothing was written")
 
     async def run(self) -> None:
-        """Raises LeaseLost once what was held is not held any more."""
+        """Acquires and renews the lease. Raises LeaseLost once it is lost."""
         while True:
             step = election.decide(self._candidate, self._now(), self._timings)
             if step.verb == "lost":
-                raise LeaseLost(f"{step.reason}: another may lead")
+                raise LeaseLost(f"{step.reason}: another replica may lead")
             if step.verb == "wait":
                 self._say(step)
                 await asyncio.sleep(max(0.01, step.after_seconds))
@@ -95,7 +97,7 @@ class Elector:
     async def release(self) -> None:
         """Releases the lease, so that no replica waits for its expiry.
 
-        Gives the lease back, so that nobody has to wait for its end. A failure costs that wait and nothing else.
+        A failure costs that wait and nothing else.
         """
         if not election.leads(self._candidate, self._now()) or self._body is None:
             return
@@ -123,11 +125,11 @@ class Elector:
         except ApiRefused as error:
             self.heard_at = self._now()
             if error.code not in (404, 409):
-                log.warning("the lease: %s", error)
+                log.warning("the API server refused the lease: %s", error)
                 return False
             return await self._looked_again()
         except (FabricError, TimeoutError) as error:
-            log.warning("the lease: %s", error or "the API server did not answer in time; tried again")
+            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
             return False
         return True
 
@@ -137,7 +139,7 @@ class Elector:
             async with asyncio.timeout(self._timings.retry_seconds):
                 await self._look()
         except (FabricError, TimeoutError) as error:
-            log.warning("the lease: %s", error or "the API server did not answer in time; tried again")
+            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
             return False
         return self.leading.is_set()
 
@@ -196,7 +198,6 @@ def _lease(body: Body | None) -> LeaseSeen | None:
         holder=str(spec.get("holderIdentity") or ""),
         version=str(body["metadata"]["resourceVersion"]),
         lease_seconds=float(spec.get("leaseDurationSeconds") or 1),
-        transitions=int(spec.get("leaseTransitions") or 0),
     )
 
 

@@ -1,5 +1,5 @@
 """Implements the Fabric protocol on Kubernetes.
 
-`api` speaks to the API server, `cache` knows what stands there, `pods`, `pod_observations` and `status_patch` are
-pure, `api_writes` writes, `kubernetes_fabric` joins them. Deciding is not done here.
+`api` calls the API server, `cache` mirrors its objects, `pods`, `pod_observations` and `status_patch` are pure,
+`api_writes` writes, `kubernetes_fabric` joins them. It decides nothing.
 """

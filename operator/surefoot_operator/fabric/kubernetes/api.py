@@ -1,7 +1,7 @@
 """Calls the API server with plain JSON values and time limits.
 
-Touches the network. Called by `cache` and `api_writes`. What the server refuses is an `ApiRefused`, what cannot be
-known an `ApiSilent`; both are FabricErrors and say what was asked.
+Touches the network; called by `cache` and `api_writes`. A refusal raises `ApiRefused`, an unknown outcome `ApiSilent`;
+both are FabricErrors and name the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 
 class ApiRefused(FabricError):
-    """The server answered, and not as was hoped."""
+    """The server answered with an error code."""
 
     def __init__(self, asked: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"the API server refused to {asked}: {code} {reason}: {message}")
@@ -35,15 +35,15 @@ class ApiRefused(FabricError):
 
 
 class ApiSilent(FabricError):
-    """No answer: whether it was done is not known."""
+    """The server did not answer; whether the call succeeded is unknown."""
 
     def __init__(self, asked: str, problem: BaseException) -> None:
         said = str(problem) or type(problem).__name__
-        super().__init__(f"the API server did not answer when asked to {asked}: {said}; asked again later")
+        super().__init__(f"the API server did not answer when asked to {asked}: {said}; trying again later")
 
 
 class Api:
-    """One API server and one identity. For one event loop; `close` lets go of the connections."""
+    """Calls one API server under one identity, in one event loop."""
 
     def __init__(
         self, client: Any, call_seconds: float = CALL_SECONDS, may_write: Callable[[], None] | None = None
@@ -53,22 +53,33 @@ class Api:
         self._timeout = aiohttp.ClientTimeout(total=call_seconds, sock_connect=CONNECT_SECONDS)
 
     def guarded(self, may_write: Callable[[], None]) -> Api:
-        """The same server and connections; `may_write` is asked before each write and raises FabricError to refuse it."""
+        """Shares the connections; `may_write` is called before each write.
+
+        It raises FabricError to refuse the write, as a replica that lost its lease must.
+        """
         return Api(self._client, self._call_seconds, may_write)
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("GET", path, query=query)
 
+    async def text(self, path: str, query: Mapping[str, str | int]) -> str:
+        """Reads what is no JSON: a container's output."""
+        return await self._answer("GET", path, None, query, "application/json")
+
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("POST", path, body, query)
 
     async def put(self, path: str, body: Body) -> Body:
-        """Replaces the whole object, if it still is of the version that `body` says."""
+        """Replaces an object if it still has the `resourceVersion` in `body`."""
         return await self._call("PUT", path, body)
 
     async def patch(self, path: str, operations: list[Body]) -> Body:
-        """A JSON Patch: its `test` operations are what makes it a compare-and-swap."""
-        return await self._call("PATCH", path, operations, kind=JSON_PATCH)
+        """Applies a JSON Patch; its `test` operations make it a compare-and-swap.
+
+        Fields that the server does not know are refused: an older CRD would silently drop them, and with them the
+        members of a world.
+        """
+        return await self._call("PATCH", path, operations, {"fieldValidation": "Strict"}, JSON_PATCH)
 
     async def delete(self, path: str, options: Body) -> Body:
         return await self._call("DELETE", path, options)
@@ -76,7 +87,10 @@ class Api:
     async def watch(
         self, path: str, query: Mapping[str, str | int], silence_seconds: float
     ) -> AsyncGenerator[Body, None]:
-        """The events of a watch until the server ends it; ApiSilent if nothing comes for so long, or it breaks."""
+        """Yields a watch's events until the server ends it.
+
+        Raises ApiSilent if nothing comes for `silence_seconds`, or the connection breaks.
+        """
         asked = f"watch {path}"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         try:
@@ -101,18 +115,21 @@ class Api:
         query: Mapping[str, str | int] | None = None,
         kind: str = "application/json",
     ) -> Body:
+        return _mapping(f"{method} {path}", await self._answer(method, path, body, query or {}, kind))
+
+    async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
         asked = f"{method} {path}"
         if method != "GET" and self._may_write is not None:
             self._may_write()
         try:
-            response = await self._send(method, path, body, query or {}, kind, self._timeout)
+            response = await self._send(method, path, body, query, kind, self._timeout)
             async with response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ApiSilent(asked, error) from error
         if not 200 <= response.status < 300:
             raise refusal(asked, response.status, text)
-        return _mapping(asked, text)
+        return text
 
     async def _send(
         self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str, timeout: Any
@@ -128,7 +145,7 @@ class Api:
 
 
 def refusal(asked: str, code: int, text: str) -> ApiRefused:
-    """What a Status object says."""
+    """Reads a Status object into an ApiRefused."""
     try:
         body = json.loads(text)
     except ValueError:
@@ -149,16 +166,16 @@ def _mapping(asked: str, text: str) -> Body:
 
 
 async def connect(kubeconfig: Path | None = None, call_seconds: float = CALL_SECONDS) -> Api:
-    """The API server of a kubeconfig, or of the pod that this runs in. Raises FabricError if neither is there."""
+    """Connects to a kubeconfig's API server, or the pod's. Raises FabricError."""
     configuration = await loaded(kubeconfig)
     try:
         return Api(await asyncio.to_thread(ApiClient, configuration), call_seconds)
     except (OSError, ValueError) as error:
-        raise FabricError(f"the API server of {kubeconfig or 'the pod'} cannot be spoken to: {error}") from error
+        raise FabricError(f"the API server of {kubeconfig or 'the pod'} cannot be reached: {error}") from error
 
 
 async def loaded(kubeconfig: Path | None) -> Any:
-    """The client's Configuration for that server, read now. Raises FabricError."""
+    """Loads the client's Configuration of that server. Raises FabricError."""
     configuration: Any = Configuration()
     load: Any = load_kube_config  # neither loader has types
     load_in_pod: Any = load_incluster_config
@@ -168,5 +185,5 @@ async def loaded(kubeconfig: Path | None) -> Any:
         else:
             await load(config_file=str(kubeconfig), client_configuration=configuration)
     except Exception as error:  # the loaders raise whatever their parsers do; all of it means the same
-        raise FabricError(f"no API server can be named from {kubeconfig or 'the pod'}: {error}") from error
+        raise FabricError(f"no API server is configured by {kubeconfig or 'the pod'}: {error}") from error
     return configuration

@@ -1,7 +1,7 @@
 """Writes pods, secrets and events; each write is safe to repeat.
 
-Called by `kubernetes_fabric`. What is there already as ours, and what is gone already, is success; what belongs to
-somebody else is an error.
+Called by `kubernetes_fabric`. An object that exists already as ours, or is deleted already, is success; one that
+belongs to somebody else is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 
 async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> Object:
-    """Makes a pod, a service or a secret, or finds the one of this job that bears its name."""
+    """Creates a pod, service or secret, or finds this job's existing one."""
     name = body["metadata"]["name"]
     try:
         return await api.post(labels.core_path(job.namespace, kind), body)
@@ -39,19 +39,20 @@ async def create(api: Api, kind: str, body: Object, job: labels.JobIdentity) -> 
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": found["metadata"]["uid"]}}
             await api.delete(path, options)
             return await api.post(labels.core_path(job.namespace, kind), body)
-        raise FabricError(
-            f"{kind} {job.namespace}/{name} belongs to somebody else than job {job.name}; delete or rename it"
-        )
+        raise FabricError(f"{kind} {job.namespace}/{name} does not belong to job {job.name}; delete or rename it")
     return found
 
 
 async def try_pod(api: Api, namespace: str, body: Object) -> None:
-    """Has the server judge a pod, to its last field, without making it."""
+    """Has the server validate a pod strictly, without creating it."""
     await api.post(labels.core_path(namespace, "pods"), body, {"dryRun": "All", "fieldValidation": "Strict"})
 
 
 async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object | None:
-    """Deletes exactly that pod; what is left of it, or None where nothing is (or the name is another's now)."""
+    """Deletes exactly that pod.
+
+    Returns the pod while it terminates, None where it is gone or its name is another pod's now.
+    """
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": worker.uid}}
     if worker.force:
         options["gracePeriodSeconds"] = 0
@@ -65,7 +66,10 @@ async def delete_pod(api: Api, namespace: str, worker: DeleteWorker) -> Object |
 
 
 async def hold(api: Api, stored: Object, held: bool) -> Object:
-    """The job with or without our finalizer; `stored` as it was last seen. A race with somebody else's is an error."""
+    """Adds or removes our finalizer by compare-and-swap. Raises ApiRefused.
+
+    `stored`: the job as last read; if its finalizers changed since, the server refuses.
+    """
     metadata = stored["metadata"]
     there: list[str] = metadata.get("finalizers") or []
     if (FINALIZER in there) == held:
@@ -81,7 +85,7 @@ async def hold(api: Api, stored: Object, held: bool) -> Object:
 
 
 async def delete_job(api: Api, job: labels.JobIdentity) -> None:
-    """Exactly this job; what bears its name now may be another."""
+    """Deletes exactly this job, not another of its name."""
     options: Object = {
         "apiVersion": "v1",
         "kind": "DeleteOptions",
@@ -96,7 +100,10 @@ async def delete_job(api: Api, job: labels.JobIdentity) -> None:
 
 
 async def record(api: Api, job: labels.JobIdentity, event: Event, epoch: int, now: float) -> None:
-    """One core/v1 Event. Named by what it says: said again in the same epoch, it is the same event."""
+    """Creates one core/v1 Event.
+
+    Its name is a digest of its content: recorded twice in one epoch, it is one event.
+    """
     said = "\0".join((job.uid, str(epoch), event.reason, event.message))
     name = f"{job.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
     at = timestamp(now)

@@ -1,7 +1,7 @@
 """Watches jobs, worker pods, holders, nodes and node leases of a cluster.
 
-Touches the network through `watched_objects`. Made and ended by the controller; read by each job's fabric. A change
-that a plan cannot care about (a heartbeat, our own status write) wakes nobody.
+Touches the network through `watched_objects`. Made by the controller, read by each job's fabric. A change that no plan
+depends on (a heartbeat, our own status write) wakes no job.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Listener = Callable[[Object | None, Object | None], None]
 
 
 class ClusterCache:
-    """`start`, then look at the feeds; `close` ends them. One a process.
+    """Mirrors the objects of a cluster that plans depend on.
 
-    `holders_in`: the only namespace whose pods are believed to be holders. A holder is shown the administrator's
-    password, so whoever may make pods elsewhere must not be able to make one. Empty: any namespace.
+    `holders_in`: the only namespace whose pods count as holders; empty: any. A holder receives the administrator's
+    password, so nobody who may create pods elsewhere must be able to create one.
     """
 
     def __init__(self, api: Api, holders_in: str = "") -> None:
@@ -67,7 +67,7 @@ class ClusterCache:
         self._tasks = TaskSet(_report)
 
     async def start(self) -> None:
-        """Returns once everything was listed. Raises FabricError if that takes too long."""
+        """Returns once everything was listed. Raises FabricError after a timeout."""
         for feed in self._feeds:
             self._tasks.start(feed.run(), f"watch {feed.path}")
         self._tasks.start(self._judge(), "judge leases")
@@ -83,15 +83,16 @@ class ClusterCache:
             metrics.watch_age_seconds.labels(kind).set_function(feed.age_seconds)
 
     async def close(self) -> None:
-        """Ends the watches; the connections are the API's."""
+        """Ends the watches, but not the API's connections."""
         for kind in self._named:
             metrics.watch_age_seconds.remove_by_labels({"kind": kind})  # also if it was not listed yet
         await self._tasks.close()
 
     def listen(self, kind: str, listener: Listener, job: str = "") -> None:
-        """`listener` hears old and new state of each `trainingjobs`, `pods`, `holders` or `nodes` from now on.
+        """Calls `listener` with each later change: old and new state.
 
-        `job`: of the job with this uid, and of its pods, alone. Of holders and nodes changes that no plan reads are left out.
+        `kind`: `trainingjobs`, `pods`, `holders` or `nodes`. `job`: only the job with this uid, and its pods. Of
+        holders and nodes, changes that no plan reads are left out.
         """
         self._listeners.setdefault((kind, job), []).append(listener)
 
@@ -102,23 +103,23 @@ class ClusterCache:
             del self._listeners[kind, job]
 
     def check_fresh(self) -> None:
-        """Raises FabricError if what is shown may be long past."""
+        """Raises FabricError if a watch is stale: no plan may use it."""
         for feed in self._feeds:
             if not feed.fresh:
                 raise FabricError(
-                    f"{feed.path} was not heard of for too long: the API server is away; nothing is planned"
+                    f"the watch of {feed.path} is stale: the API server does not answer; nothing is planned"
                 )
 
     def ages(self) -> dict[str, float]:
-        """Kind -> seconds since the API server was last heard of it."""
+        """Seconds since the API server last reported, by kind."""
         return {kind: feed.age_seconds() for kind, feed in self._named.items()}
 
     def pods_of(self, job: str) -> list[Object]:
-        """The pods that bear this job's uid, strangers that only say so among them."""
+        """The pods with this job's uid as label, whoever made them."""
         return list(self._by_job.get(job, {}).values())
 
     def kubelets(self) -> Heard:
-        """Which kubelets were heard of lately, as far as the leases' watch lives."""
+        """Which kubelets renewed their lease, and which are silent."""
         return self._kubelets.heard(self.leases.heard_since, self.leases.heard_at)
 
     def _feed(self, path: str, selector: str, kind: str = "") -> WatchedObjects:
@@ -169,7 +170,10 @@ class ClusterCache:
         self._gone_at.pop(node, None)
 
     def forget_gone_holders(self, now: float) -> None:
-        """Those that every job has looked at by now: names of nodes that come and go are new each time."""
+        """Drops deleted holders that every job has observed by now.
+
+        Nodes of a cluster that scales have new names each time; without this the list grows for ever.
+        """
         for node in [node for node, at in self._gone_at.items() if now - at > GONE_SECONDS]:
             self._forget_gone(node)
 
@@ -200,4 +204,4 @@ _READ: Mapping[str, Callable[[Object], object]] = {"nodes": nodes.marks, "holder
 
 def _report(name: str, error: BaseException) -> None:
     """A watch that ended by an error of ours: its feed goes stale, and the log says why."""
-    log.error("%s ended and is not watched any more", name, exc_info=error)
+    log.error("%s ended by an error and is not restarted", name, exc_info=error)

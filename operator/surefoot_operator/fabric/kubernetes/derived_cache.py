@@ -1,7 +1,7 @@
 """Caches values derived from cached API objects.
 
-Pure but for that. Called by `kubernetes_fabric`: a cluster has thousands of nodes, a job is looked at twice a second,
-and hardly anything has changed.
+Called by `kubernetes_fabric`: a cluster has thousands of nodes, a job is observed twice a second, and hardly anything
+has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ Object = dict[str, Any]
 
 
 class DerivedCache(Generic[T]):
-    """Of one kind of object. The cache replaces objects and never changes one, so the same object means the same."""
+    """Keeps a value for each object of one kind.
+
+    The cluster cache replaces objects and never changes one, so the same object has the same value.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Object, Hashable, T]] = {}
@@ -22,7 +25,10 @@ class DerivedCache(Generic[T]):
     def all(
         self, found: Iterable[Object], make: Callable[[Object], T], besides: Callable[[Object], Hashable]
     ) -> list[T]:
-        """`make` of each; `besides` is what else it depends on. Of objects that are gone nothing is kept."""
+        """Returns `make` of each object, computed only for changed ones.
+
+        `besides`: what else its value depends on. Values of objects that are gone are dropped.
+        """
         old, self._known = self._known, {}
         made: list[T] = []
         for one in found:

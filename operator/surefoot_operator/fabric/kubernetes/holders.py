@@ -1,7 +1,7 @@
 """Reads holder addresses and revisions from the memory tier's DaemonSet.
 
-`places` and `pods` are pure looks at the cache; `newest` and `restart` touch the network. Called by each job's fabric
-and by the leader's upkeep of the tier.
+`places` and `pods` are pure; `newest` and `restart` touch the network. Called by each job's fabric and by the leader's
+rollout of the tier.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _APPS = "/apis/apps/v1/namespaces"
 
 @dataclass(frozen=True, slots=True)
 class NewestRevision:
-    """What the DaemonSet wants: `wanted` pods, all of `revision`."""
+    """The DaemonSet's target: `wanted` pods, all of `revision`."""
 
     uid: str
     revision: str
@@ -35,7 +35,10 @@ class NewestRevision:
 def places(
     found: Iterable[Object], gone: Iterable[Object], domains: Mapping[str, str], access: TierAccess
 ) -> tuple[HolderPlace, ...]:
-    """One a node: of several pods there, one that runs, else the newest. `gone`: pods that are no more."""
+    """Chooses one holder a node: a running pod, else the newest.
+
+    `gone`: pods that were deleted.
+    """
     known = [(pod, True) for pod in gone] + [(pod, False) for pod in found]
     known.sort(key=lambda one: str(one[0]["metadata"].get("creationTimestamp")))
     chosen: dict[str, HolderPlace] = {}
@@ -50,7 +53,7 @@ def places(
 def pods(
     found: Iterable[Object], owner_uid: str, around: Collection[Object], heard: Heard, topology_key: str
 ) -> tuple[HolderPod, ...]:
-    """The pods of one DaemonSet, as a rollout sees them."""
+    """Reads one DaemonSet's pods for the rollout."""
     weighed = nodes.without_mass_doubt(nodes.node(one, heard, topology_key) for one in around)
     known = {one.name: one for one in weighed}
     return tuple(_pod(pod, known) for pod in found if _is_owned(pod, owner_uid))
@@ -73,7 +76,7 @@ def _pod(pod: Object, known: Mapping[str, NodeSeen]) -> HolderPod:
 
 
 async def newest(api: Api, namespace: str, name: str) -> NewestRevision | None:
-    """None where there is no such DaemonSet, or its controller has not looked at its newest template yet."""
+    """Reads the newest revision; None while the DaemonSet's controller has none."""
     try:
         found = await api.get(f"{_APPS}/{namespace}/daemonsets/{name}")
     except ApiRefused as error:
@@ -94,7 +97,7 @@ async def newest(api: Api, namespace: str, name: str) -> NewestRevision | None:
 
 
 async def restart(api: Api, namespace: str, pod: HolderPod) -> None:
-    """Deletes exactly this pod; its DaemonSet makes another. Gone already is success."""
+    """Deletes exactly this pod, so that its DaemonSet creates another."""
     options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
     try:
         await api.delete(labels.core_path(namespace, "pods", pod.name), options)

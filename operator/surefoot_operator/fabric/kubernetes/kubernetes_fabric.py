@@ -36,7 +36,7 @@ _PATCH_TRIES = 3
 
 
 class KubernetesFabric:
-    """One job. `access`: what the operator reaches holders with."""
+    """The fabric of one job; `access` holds the credentials for holders."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class KubernetesFabric:
             cache.listen(kind, listener, self._own(kind))
 
     async def observe(self) -> FabricSeen:
-        """The cache as it is now; our own writes are in it."""
+        """Reads the cache, which includes our own writes."""
         self._cache.check_fresh()
         stored = self._stored()
         job, refusal = self._job(stored)
@@ -122,7 +122,7 @@ class KubernetesFabric:
             stored = await self._api.get(self._path)
             self._cache.jobs.learn(stored)
             if stored["metadata"]["uid"] != self._me.uid:
-                raise FabricError(f"job {self._me} is another one now; this one was deleted")
+                raise FabricError(f"job {self._me} was deleted and created again under its name")
             if status_patch.stored_stamp(stored) != tested:
                 raise WorldMoved(
                     f"job {self._me}: the stored status is {status_patch.stored_stamp(stored)}, this write expects"
@@ -162,7 +162,7 @@ class KubernetesFabric:
             await api_writes.record(self._api, self._me, event, epoch, time.time())
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields when the job's spec, one of its pods, a holder or a node changed in what a plan can see."""
+        """Yields when something that a plan reads has changed."""
         self._changed.set()  # something may have changed between the last look and this watch
         while True:
             await self._changed.wait()
@@ -172,7 +172,7 @@ class KubernetesFabric:
             yield
 
     async def close(self) -> None:
-        """Hears nothing any more; cache and connections are the controller's."""
+        """Stops listening; the controller closes cache and connections."""
         if not self._closed:
             for kind, listener in self._listeners.items():
                 self._cache.unlisten(kind, listener, self._own(kind))
@@ -208,7 +208,7 @@ class KubernetesFabric:
             self._good = parse_job(stored)
             return self._good, ""
         except SpecError as error:
-            refusal = f"the job cannot be run as it is asked for: {error}"
+            refusal = f"the job's spec is invalid: {error}"
             if good is None:
                 leaving = deleted and held
                 raise JobRefused(refusal, generation, self._status(stored), leaving) from error
@@ -219,8 +219,8 @@ class KubernetesFabric:
             return status_from_json(stored.get("status", {}))
         except InvariantBroken as error:
             sentence = (
-                f"the job's status was edited and cannot be read: {error}. Nothing of it is written over;"
-                " put back what stood there, or make the job anew with checkpoint.restoreFrom"
+                f"the job's status was edited and cannot be read: {error}. It is not overwritten;"
+                " restore the former status, or create the job anew with checkpoint.restoreFrom"
             )
             metadata = stored["metadata"]
             leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata

@@ -1,7 +1,4 @@
-"""Defines the names, labels and paths of created objects.
-
-Pure; the chart uses the same words.
-"""
+"""Defines names, labels and paths of Kubernetes objects, shared with the chart."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Whose something is; known also of a job whose spec cannot be read."""
+    """Names a job, even one whose spec cannot be read."""
 
     namespace: str
     name: str
@@ -48,26 +45,26 @@ def jobs_path(namespace: str, name: str) -> str:
 
 
 def core_path(namespace: str, kind: str, name: str = "") -> str:
-    """Of `pods`, `secrets`, `services`, `events`."""
+    """The path of pods, secrets, services or events, or of one."""
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
 def part_of(pod: dict[str, Any]) -> str:
-    """What a pod of a job is for; one without a word of it is a worker of an older operator."""
+    """The role of a job's pod; without a label, a worker."""
     found = pod["metadata"].get("labels", {}).get(PART, WORKER)
     return str(found)
 
 
 def job_of(pod: dict[str, Any]) -> str | None:
-    """The uid of the job that a pod says it belongs to."""
+    """The job's uid on a pod's label, which proves nothing."""
     found = pod["metadata"].get("labels", {}).get(JOB_UID)
     return None if found is None else str(found)
 
 
 def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Name and uid of the TrainingJob that controls a pod; None if none does.
+    """Name and uid of the TrainingJob that controls a pod, if any.
 
-    Labels alone prove nothing: whoever may make pods somewhere can write any label on them.
+    Labels alone prove nothing: whoever may create pods somewhere can write any label on them.
     """
     for owner in pod["metadata"].get("ownerReferences") or ():
         ours = str(owner.get("apiVersion", "")).partition("/")[0] == GROUP and owner.get("kind") == KIND
@@ -77,7 +74,7 @@ def controller_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def is_of(pod: Mapping[str, Any], job: JobIdentity) -> bool:
-    """Whether a pod is that job's: in its namespace, and controlled by it."""
+    """Whether a pod is in that job's namespace and controlled by it."""
     return pod["metadata"].get("namespace") == job.namespace and controller_of(pod) == (job.name, job.uid)
 
 
@@ -90,17 +87,17 @@ def purge_name(job: str, attempt: int) -> str:
 
 
 def host_name(index: int) -> str:
-    """The same for every attempt: a peer's name outlives a replacement."""
+    """A worker's host name, the same for every attempt."""
     return f"worker-{index}"
 
 
 def service_name(job: str) -> str:
-    """Of the headless service; workers are `host_name(i)` below it."""
+    """The headless service; workers are `host_name(i)` below it."""
     return f"{job}-workers"
 
 
 def job_labels(job: str, uid: str) -> dict[str, str]:
-    """On everything that belongs to a job."""
+    """The labels of everything that belongs to a job."""
     return {JOB_NAME: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
 
 

@@ -1,8 +1,7 @@
 """Tracks when each kubelet last renewed its node lease.
 
-Owned by `cache`; time is an argument. A lease's own time is never read: clocks of other machines differ. Nor does
-silence count while nobody could have been heard: after an API server was away, every lease is as old as the outage,
-and every kubelet lives.
+Owned by `cache`; time is an argument. A lease's own time is never read: clocks of other machines differ. Silence does
+not count while the API server was away: every lease is then as old as the outage, though every kubelet lives.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ LEASE_SECONDS = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Nodes whose kubelet renewed its lease lately, and those whose kubelet should have. Of others nothing is known."""
+    """Nodes whose kubelet renewed its lease, and nodes that are silent.
+
+    A node in neither set is not known yet.
+    """
 
     renewed: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
 
 
 class Leases:
-    """Of one cluster. All times are of one monotonic clock, in seconds."""
+    """The node leases of one cluster; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._known: dict[str, float] = {}
@@ -34,7 +36,7 @@ class Leases:
         """When a renewal was seen to come: one that was there when we came may be of any age."""
 
     def changed(self, old: Object | None, new: Object | None, now: float) -> None:
-        """A node's lease as it was and as it is; None: it is not there."""
+        """Records a lease's change; None: it does not exist."""
         found = new or old
         assert found is not None
         name = found["metadata"]["name"]
@@ -47,7 +49,10 @@ class Leases:
             self._known[name] = self._renewals[name] = now
 
     def heard(self, heard_since: float, heard_at: float) -> Heard:
-        """As of `heard_at`, when the leases' watch was last heard of; it was not broken since `heard_since`."""
+        """Classifies nodes as of `heard_at`, the watch's last event.
+
+        `heard_since`: since when the watch was not interrupted.
+        """
         return Heard(
             frozenset(node for node, at in self._renewals.items() if heard_at - at <= LEASE_SECONDS),
             frozenset(node for node, at in self._known.items() if heard_at - max(at, heard_since) > LEASE_SECONDS),

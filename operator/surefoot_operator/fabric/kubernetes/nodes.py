@@ -1,8 +1,8 @@
 """Translates node objects and kubelet leases into `NodeSeen`.
 
-Pure; called by `kubernetes_fabric`, `cache` and `holders`. That a node is not ready is mostly the node controller's
-word, and means that it did not hear the kubelet: so does its own absence, or the API server's. So a kubelet that was
-heard of outweighs it, and where most nodes seem gone at once none of them is gone by that alone.
+Pure; called by `kubernetes_fabric`, `cache` and `holders`. "Not ready" mostly means that the node controller did not
+hear the kubelet; a fault of the controller or the API server looks the same. So a renewed lease outweighs it, and where
+most nodes seem gone at once none counts as gone for that alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
-    """A node by itself. What may be its observer's fault is a doubt, until it is `without_mass_doubt` among all nodes."""
+    """Translates one node; what its observer may have caused is a doubt."""
     name = found["metadata"]["name"]
     down = _out_of_service(found)
     return NodeSeen(
@@ -38,7 +38,10 @@ def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = 
 
 
 def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
-    """All nodes: a doubt is believed, unless most of them seem gone at once. Then whoever watches them may have been."""
+    """Confirms doubts, unless most nodes seem gone at once.
+
+    Then the observer is the likelier fault.
+    """
     found = tuple(nodes)
     seem_gone = sum(not one.ready or bool(one.doubt) for one in found)
     if 2 * seem_gone > len(found):
@@ -47,12 +50,12 @@ def without_mass_doubt(nodes: Iterable[NodeSeen]) -> tuple[NodeSeen, ...]:
 
 
 def is_contradicted(found: Object) -> bool:
-    """Whether a kubelet's renewals change what this node looks like."""
+    """Whether the kubelet's lease renewals outweigh this node's conditions."""
     return _doubt(found, renewed=False) != _doubt(found, renewed=True)
 
 
 def marks(found: Object) -> tuple[Any, ...]:
-    """Of a node, all that a plan can depend on: its heartbeats are left out."""
+    """The parts of a node that plans read; heartbeats are left out."""
     metadata, spec = found["metadata"], found["spec"]
     conditions = [(c["type"], c["status"]) for c in found.get("status", {}).get("conditions", ())]
     return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
@@ -60,7 +63,7 @@ def marks(found: Object) -> tuple[Any, ...]:
 
 def _out_of_service(found: Object) -> str:
     taints = {taint["key"] for taint in found["spec"].get("taints", ())}
-    return f"it bears the taint {_OUT_OF_SERVICE}" if _OUT_OF_SERVICE in taints else ""
+    return f"it has the taint {_OUT_OF_SERVICE}" if _OUT_OF_SERVICE in taints else ""
 
 
 def _unrenewed(name: str, heard: Heard) -> str:
@@ -77,9 +80,9 @@ def _doubt(found: Object, renewed: bool) -> str:
     if renewed and ready is not None:
         return ""  # whoever says that it is unknown has not heard what we have
     if _UNREACHABLE in taints:
-        return f"it bears the taint {_UNREACHABLE}"
+        return f"it has the taint {_UNREACHABLE}"
     if ready is None:
-        return "it has not said yet that it is ready"
+        return "its condition Ready is not set yet"
     return "" if ready["status"] == "True" else f"not ready: {ready.get('message', '')}"
 
 
@@ -95,5 +98,5 @@ def _signal(found: Object, signals: NodeSignals) -> str:
     ):
         there = next((name for name in wanted if name in borne), None)
         if there is not None:
-            return f"it bears the {kind} {there}"
+            return f"it has the {kind} {there}"
     return ""

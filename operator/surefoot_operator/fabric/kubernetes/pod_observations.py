@@ -28,24 +28,27 @@ _NEVER_STARTED = (
 
 
 def node_of(pod: Object) -> str | None:
-    """Where it runs, or None before it was scheduled."""
+    """The pod's node; None before it is scheduled."""
     found = pod["spec"].get("nodeName")
     return str(found) if found else None
 
 
 def seconds(text: str | None) -> float:
-    """Unix seconds of a time as Kubernetes writes it; 0 for none."""
+    """Converts a Kubernetes time to Unix seconds; 0 for none."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
 
 
 def worker(pod: Object) -> WorkerSeen:
-    """A worker's pod. The trainer's container decides, not the pod's phase: a sidecar may outlive it."""
+    """Translates a worker's pod.
+
+    The phase is that of container `trainer`, not the pod's: a sidecar may outlive it.
+    """
     metadata = pod["metadata"]
     try:
         index, attempt = (int(metadata["labels"][name]) for name in (labels.WORKER_INDEX, labels.ATTEMPT))
     except (KeyError, ValueError) as error:
         raise FabricError(
-            f"pod {metadata['name']} bears labels that this operator never gives ({error}); delete the pod"
+            f"pod {metadata['name']} has labels that this operator never sets ({error}); delete the pod"
         ) from error
     phase, exit_code, message = _trainer(pod)
     return WorkerSeen(
@@ -91,7 +94,7 @@ def _disruption(pod: Object) -> str:
 
 
 def purge(pod: Object) -> PurgeSeen | None:
-    """A pod that deletes persistent data; None for one whose labels are not ours."""
+    """Translates a purge pod; None if its labels are not ours."""
     metadata, status = pod["metadata"], pod.get("status", {})
     attempt = metadata["labels"].get(labels.ATTEMPT, "")
     if not attempt.isdecimal():
@@ -127,7 +130,7 @@ def _trainer(pod: Object) -> tuple[Phase, int | None, str]:
 
 
 def exit_code(code: int) -> int:
-    """As the kernel says it: container runtimes add 128 to a signal."""
+    """Converts a container's exit code: 128 + n is signal n."""
     return 128 - code if 128 < code < 128 + 65 else code
 
 
@@ -148,7 +151,7 @@ def _waiting(status: Object, state: Object) -> str:
 
 
 def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPlace | None:
-    """A holder's pod; None while it has not begun: unknown, not dead."""
+    """Translates a holder's pod; None while it starts: unknown, not dead."""
     status = pod.get("status", {})
     server, port = _server(pod)
     found: Object = next((c for c in status.get("containerStatuses", ()) if c["name"] == server), {})
@@ -170,12 +173,12 @@ def holder(pod: Object, gone: bool, domain: str, access: TierAccess) -> HolderPl
 
 
 def holder_marks(pod: Object) -> object:
-    """Of a holder's pod, all that a plan can depend on: what its kubelet writes beside that is left out."""
+    """The parts of a holder's pod that plans read."""
     return pod["metadata"]["uid"], holder(pod, False, "", TierAccess())
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether every container of it says so."""
+    """Whether the pod's condition Ready is true."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 

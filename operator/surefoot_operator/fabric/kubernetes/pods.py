@@ -1,8 +1,7 @@
 """Builds a worker's pod, its secret and the job's headless service.
 
-Pure; called by `kubernetes_fabric`. The template is taken whole: only the trainer's command gets the agent in front
-of it, and what the agent needs is added beside what stands there. Where the template says itself how pods are spread,
-nothing is added to it.
+Pure; called by `kubernetes_fabric`. The template is kept whole: the agent is put in front of the trainer's command, and
+what it needs is added. Anti-affinity is added only where the template does not spread its pods itself.
 """
 
 from __future__ import annotations
@@ -51,12 +50,15 @@ class PodSettings:
 
 
 def owner(job: TrainingJob) -> Object:
-    """Whatever bears this goes with the job."""
+    """The owner reference by which objects are deleted with the job."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
 
 
 def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
-    """The secret part of the environment. Named by its content: equal ones of many workers are one object."""
+    """Builds an environment's Secret, named by a digest of its content.
+
+    Workers with equal secrets share one object.
+    """
     content = dict(environment.secret)
     digest = hashlib.sha256(json.dumps([job.uid, content], sort_keys=True).encode()).hexdigest()[:12]
     return {
@@ -74,7 +76,10 @@ def secret(job: TrainingJob, environment: WorkerEnvironment) -> Object:
 
 
 def service(job: TrainingJob) -> Object:
-    """Gives each worker a name of its own in DNS. Nothing of ours asks for it; people and their programs do."""
+    """Builds the headless service that gives each worker a DNS name.
+
+    Surefoot does not use the names; people and their programs do.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -94,7 +99,7 @@ def service(job: TrainingJob) -> Object:
 
 
 def pod(job: TrainingJob, worker: CreateWorker, environment: WorkerEnvironment, settings: PodSettings) -> Object:
-    """The pod of one worker."""
+    """Builds one worker's pod."""
     template = copy.deepcopy(job.spec.template.raw)
     metadata, spec = template.get("metadata") or {}, template["spec"]
     own = {

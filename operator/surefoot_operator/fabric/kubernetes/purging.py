@@ -1,6 +1,6 @@
 """Builds the pod that deletes a job's persistent data.
 
-Pure. Called by `kubernetes_fabric`. It stands once per attempt, never restarts, and goes with the job.
+Pure; called by `kubernetes_fabric`. One pod per attempt; it never restarts, and is deleted with the job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOLD = ("SUREFOOT_JOB_UID", "SUREFOOT_PERSISTENT_")
 
 
 def purge_pod(job: TrainingJob, attempt: int, environment: WorkerEnvironment, settings: PodSettings) -> Object:
-    """The pod of one attempt."""
+    """Builds the pod of one attempt."""
     template = copy.deepcopy(job.spec.template.raw)
     given = template["spec"]
     trainer = next(c for c in given["containers"] if c["name"] == labels.TRAINER)

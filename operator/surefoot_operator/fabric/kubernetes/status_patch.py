@@ -1,7 +1,7 @@
 """Builds the JSON Patch that compares and swaps a job's status.
 
-Pure; called by `kubernetes_fabric`. The test is on our own serial and the world's epoch and state, not on
-resourceVersion: an edited label or spec is no reason to decide anew.
+Pure; called by `kubernetes_fabric`. It tests our own serial and the world's epoch and state, not resourceVersion: an
+edited label or spec does not invalidate a plan.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ _NOTHING = Stamp(0, None, None)
 
 
 def stored_stamp(stored: Object) -> Stamp:
-    """Of a job as the API gives it."""
+    """The stamp of a job as stored."""
     found = stored.get("status") or {}
     world = found.get("world") or {}
     return Stamp(found.get("serial", 0), world.get("epoch"), world.get("state"))
 
 
 def operations(stored: Object, body: Object, test: Stamp) -> list[Object]:
-    """Replaces the status of exactly this job if its stamp is as tested. `stored`: as it was last seen."""
+    """Builds the patch that replaces the status if its stamp matches.
+
+    `stored`: the job as last read.
+    """
     tests = [_test("/metadata/uid", stored["metadata"]["uid"])]
     # a missing member equals null; the mapping around it must be there
     if "status" not in stored and test == _NOTHING:
@@ -49,17 +52,23 @@ def _test(path: str, value: Any) -> Object:
 
 
 def shown(new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: float) -> Object:
-    """The status with what people and autoscalers read beside it; `now` in Unix seconds."""
+    """Adds to the status what columns and autoscalers read.
+
+    `now` in Unix seconds.
+    """
     body = status_to_json(new)
     old = stored.get("status", {})
-    wanted = stored["spec"].get("replicas", 1)
+    wanted, spares = stored["spec"].get("replicas", 1), stored["spec"].get("spares", 0)
     ready = sum(worker.phase == "Running" and not worker.deleting for worker in workers)
+    live = sum(worker.phase not in ("Succeeded", "Failed") for worker in workers)
+    # an autoscaler compares these with `replicas`, which counts no spares
+    ready, live = (count - min(spares, max(0, count - wanted)) for count in (ready, live))
     body |= {
         # at their defaults too: a column without a value looks like a job that nobody looks after
         "phase": new.phase,
         "step": new.step,
         "restarts": new.restarts,
-        "replicas": sum(worker.phase not in ("Succeeded", "Failed") for worker in workers),
+        "replicas": live,
         "readyReplicas": ready,
         "ready": f"{ready}/{wanted}",
         "selector": labels.selector(stored["metadata"]["uid"]),
@@ -67,11 +76,9 @@ def shown(new: JobStatus, workers: Sequence[WorkerSeen], stored: Object, now: fl
     if new.last_complete is not None:
         same = old.get("lastComplete") == body["lastComplete"] and "checkpointTime" in old
         body["checkpointTime"] = old["checkpointTime"] if same else timestamp(now)
-    for condition in body.get("conditions", ()):
-        condition["lastTransitionTime"] = timestamp(condition["lastTransitionSeconds"])
     return body
 
 
 def timestamp(now: float) -> str:
-    """Unix seconds as Kubernetes writes a time."""
+    """Formats Unix seconds as a Kubernetes time."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

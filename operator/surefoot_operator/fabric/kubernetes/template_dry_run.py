@@ -1,7 +1,7 @@
 """Validates a job's pod template by a server-side dry run.
 
-A field that does not exist is dropped from a pod without a word, unless strict validation is asked for: a job would
-run without its limits or tolerations. Owned by `kubernetes_fabric`; touches the network through `api_writes`.
+Without strict validation the server silently drops a field that does not exist, and a job would run without its limits
+or tolerations. Owned by `kubernetes_fabric`; touches the network through `api_writes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _ANSWERED = (403, 409)
 
 
 class TemplateDryRun:
-    """Of one job's template. What was answered holds until the spec changes; what was not is asked with the next pod."""
+    """Validates one job's template once for each generation of its spec.
+
+    Without an answer it tries again with the next pod.
+    """
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -29,7 +32,10 @@ class TemplateDryRun:
         self._wrong: tuple[int, ApiRefused] | None = None
 
     async def give(self, namespace: str, pod: dict[str, Any], generation: int) -> None:
-        """Raises ApiRefused, lasting, if a pod like this is never made. One call at a time."""
+        """Validates a pod. Raises ApiRefused, lasting, if it is invalid.
+
+        One call at a time.
+        """
         if self._wrong is not None and self._wrong[0] == generation:
             raise self._wrong[1]
         if self._proved == generation:

@@ -1,7 +1,7 @@
 """Lists and watches all API objects of one kind.
 
-Touches the network through `api`. Owned by `cache`, which starts and ends it. What we write ourselves is learned at
-once, so that a look after a write shows it.
+Touches the network through `api`; owned by `cache`. Results of our own writes are applied at once, so that an
+observation after a write includes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class _Behind(Exception):
 
 
 class WatchedObjects:
-    """`items` by namespace and name. `run` until cancelled; `heard` is called after each change, in the loop."""
+    """Mirrors objects of one kind in `items`, by namespace and name.
+
+    `run` until cancelled; `heard` is called in the loop after each change.
+    """
 
     def __init__(self, api: Api, path: str, selector: str, heard: Heard) -> None:
         self.path = path
@@ -58,15 +61,15 @@ class WatchedObjects:
 
     @property
     def fresh(self) -> bool:
-        """Whether `items` can be believed: it was listed, and the server was heard of since."""
+        """Whether `items` is listed and the server was heard since."""
         return self.synced.is_set() and self.age_seconds() < STALE_SECONDS
 
     def age_seconds(self) -> float:
-        """Since the server was last heard of."""
+        """Seconds since the server was last heard."""
         return time.monotonic() - self.heard_at
 
     async def run(self) -> None:
-        """Lists and watches, for ever; each failure is counted and waited after."""
+        """Lists and watches until cancelled, with backoff after failures."""
         failures = 0
         while True:
             try:
@@ -88,7 +91,7 @@ class WatchedObjects:
                 await asyncio.sleep(_BACKOFF.seconds(failures, random.random()))
 
     def learn(self, found: Object) -> None:
-        """An object as a write of ours returned it, unless something newer or its end is known."""
+        """Applies an object that our own write returned, unless it is outdated."""
         key, old = _key(found), self.items.get(_key(found))
         # what the watch has passed and does not hold has ended meanwhile: learning it would raise a ghost
         known = int(self._version or 0) if old is None else _version(old)
@@ -99,7 +102,7 @@ class WatchedObjects:
         self._heard(old, found)
 
     def forget(self, namespace: str, name: str, uid: str) -> None:
-        """An object that a write of ours ended: late events of it must not bring it back."""
+        """Removes an object that we deleted; late events cannot restore it."""
         self._forgotten[uid] = None
         while len(self._forgotten) > _FORGOTTEN:
             self._forgotten.popitem(last=False)

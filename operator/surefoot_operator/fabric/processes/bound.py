@@ -1,9 +1,7 @@
 """Runs a module in a process that dies with its parent.
 
-`python -m …bound PARENT_PID MODULE ARGUMENT…`.
-
-`machine` starts programs through it that know nothing of it. Setting the bond before exec would need a fork hook,
-which is unsafe as soon as the starting process has a second thread.
+`python -m …bound PARENT_PID MODULE ARGUMENT…`. `machine` starts programs through it. Setting PDEATHSIG before exec
+would need a fork hook, which is unsafe once the starting process has a second thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Notifies of file changes (inotify) and of ended processes (pidfd).
+"""Reports file changes in folders through inotify.
 
-Touches the kernel only; standard library only (Linux). Called by `processes_fabric` (on its event loop) and `node`
-(in poll).
+Linux and standard library only. Called by `processes_fabric` (in its event loop) and `node` (in poll).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
-    """Readable whenever an entry of one of the folders was renamed into place, created or removed."""
+    """A descriptor that is readable after entries were renamed, created or removed."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.descriptor = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
@@ -33,9 +32,9 @@ class FolderWatch:
                 raise OSError(number, f"inotify_add_watch on {folder} failed")
 
     def read(self) -> set[str]:
-        """Names that changed since the last call, scratch files left out; empty if none did.
+        """Names that changed since the last call, without scratch files.
 
-        An overflow of the kernel's queue gives "*": anything may have changed.
+        "*" after an overflow of the kernel's queue: anything may have changed.
         """
         names: set[str] = set()
         while True:

@@ -1,6 +1,6 @@
 """Runs the Redis server of one node.
 
-Called by `node`. Which program runs and how it is configured is `surefoot.holder.server_process`'s.
+Called by `node`. `surefoot.holder.server_process` chooses the program and its configuration.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _HOST = "127.0.0.1"
 
 
 class HolderStartError(Exception):
-    """No Redis could be started on this node."""
+    """Redis could not be started on this node."""
 
 
 class HolderProcess:
-    """At most one server at a time. Not thread-safe: owned by the node's loop."""
+    """Runs at most one server at a time.
+
+    Not thread-safe: owned by the node's loop.
+    """
 
     def __init__(self, folder: Path, socket_path: Path, memory_bytes: int | None) -> None:
         self._folder = folder
@@ -46,7 +49,7 @@ class HolderProcess:
         return None if self._server is None else self._server.process.pid
 
     def start(self) -> None:
-        """Starts one unless it runs. Raises HolderStartError that says why."""
+        """Starts the server unless it runs. Raises HolderStartError."""
         if self._server is not None and not self._has_ended(self._server):
             return
         try:
@@ -91,18 +94,18 @@ class HolderProcess:
         return HolderRecord(settings.host, settings.port, str(life), admin_password=settings.password)
 
     def collect(self) -> None:
-        """Reaps it if it has ended."""
+        """Reaps the server if it has exited."""
         if self._server is not None:
             self._server.process.poll()
 
     def stop(self) -> None:
-        """Ends it at once: nothing of it is on disk, so there is nothing to wait for."""
+        """Kills the server; it has nothing to write to disk."""
         if self._server is not None and self._server.process.poll() is None:
             self._server.kill()
 
 
 def free_port() -> int:
-    """A loopback port that is free at this moment."""
+    """Finds a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """Lists the pod template fields that processes on one machine ignore.
 
-Pure. Called by the CLI before a run. `command`, `args`, `env`, `workingDir`, `restartPolicy` and
+Pure; called by the CLI before a run. `command`, `args`, `env`, `workingDir`, `restartPolicy` and
 `terminationGracePeriodSeconds` are honoured.
 """
 
@@ -21,7 +21,7 @@ def grace_seconds(raw: dict[str, Any], default: float = 30.0) -> float:
 
 
 def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
-    """Paths of what is there and is not acted upon here."""
+    """Lists the paths of given fields that have no effect here."""
     raw = spec.template.raw
     found = [f"template.{name}" for name in raw if name != "spec"]
     pod = raw.get("spec", {})
@@ -41,7 +41,7 @@ def ignored_parts(spec: TrainingJobSpec) -> tuple[str, ...]:
     if persistent is not None and persistent.on_job_deletion != "Keep":
         found.append("checkpoint.persistent.onJobDeletion (a run folder is removed by hand)")
     if spec.managed_by != MANAGER:
-        found.append("managedBy (whoever starts it here looks after it)")
+        found.append("managedBy (it runs here whoever manages it)")
     if spec.run_policy.ttl_seconds_after_finished is not None:
         found.append("runPolicy.ttlSecondsAfterFinished (a run folder is removed by hand)")
     return tuple(found)

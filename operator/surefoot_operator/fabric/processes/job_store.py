@@ -1,7 +1,7 @@
 """Stores job and status in the run folder by compare-and-swap.
 
-Touches files; blocking, called in a thread by `processes_fabric` and directly by the CLI. The lock, the rename and
-both fsyncs are what makes a status that was written stay written, and two leaders unable to write over each other.
+Touches files; blocking: called in a thread by `processes_fabric` and directly by the CLI. Lock, rename and both fsyncs
+keep a written status through a crash, and two leaders from overwriting each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Store:
         self._job: tuple[tuple[int, int], TrainingJob] | None = None
 
     def write_job(self, document: Mapping[str, Any], uid: str) -> TrainingJob:
-        """Keeps the job as it was given; its generation grows with each change of the spec."""
+        """Stores the job; its generation grows with each change of the spec."""
         with self._folder.locked():
             old = read_json(self._folder.job)
             generation = 1
@@ -43,7 +43,7 @@ class Store:
         return job
 
     def job(self) -> TrainingJob:
-        """The job as it stands now. Raises FabricError where there is none."""
+        """Reads the job. Raises FabricError where there is none."""
         try:
             found = os.stat(self._folder.job)
         except FileNotFoundError:
@@ -58,14 +58,17 @@ class Store:
         return self._job[1]
 
     def status(self) -> JobStatus:
-        """The status as it stands now; an empty one where none was written yet."""
+        """Reads the status; an empty one before the first write."""
         try:
             return status_from_json(read_json(self._folder.status) or {})
         except (ValueError, OSError) as error:
             raise FabricError(f"{self._folder.status} cannot be read: {error}") from error
 
     def patch_status(self, new: JobStatus, old: JobStatus) -> JobStatus:
-        """Writes `new` if what is stored still bears the stamp of `old`; returns it with its own serial."""
+        """Writes `new` if the stored status still has the stamp of `old`.
+
+        Returns it with its new serial. Raises WorldMoved, FabricError.
+        """
         written = replace(new, serial=old.serial + 1)
         try:
             with self._folder.locked():

@@ -1,8 +1,8 @@
 """Owns the processes of a local run and injects faults into them.
 
-Used by `surefoot local` and by tests. Everything it started is gone when `close` returns; should this process itself
-be killed, the kernel ends the rest (PDEATHSIG), and the next run in the same folder ends whatever is left of it.
-Start processes from the main thread only: they die with the thread that forked them.
+Used by `surefoot local` and by tests. `close` ends everything it started; if this process is killed, the kernel ends
+the rest (PDEATHSIG), and the next run in the folder ends what is left. Start processes from the main thread only: they
+die with the thread that forked them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _PAUSE_SECONDS = 0.02
 
 
 class Machine:
-    """Nodes by name. `frozen` names those that are stopped now, `cordoned` those that take no further workers."""
+    """The nodes and the operator of one local run.
+
+    `frozen` nodes are stopped by SIGSTOP, `cordoned` ones take no further workers.
+    """
 
     def __init__(self, folder: RunFolder, memory_bytes: int | None = None, with_metrics: bool = False) -> None:
         self.folder = folder
@@ -50,10 +53,10 @@ class Machine:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Takes the run folder for this run: ends and removes what a former one left in it."""
+        """Locks the run folder and removes a former run from it."""
         folder = self.folder
         if folder.is_foreign():
-            raise FabricError(f"{folder.root} holds something else than a run: name an empty or a new --run-folder")
+            raise FabricError(f"{folder.root} is not empty and not a run folder: name an empty or a new --run-folder")
         folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder.root / ".run", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -71,7 +74,7 @@ class Machine:
         become_subreaper()
 
     def close(self) -> None:
-        """Ends everything that was started here: the operator first, so that it recovers nothing meanwhile."""
+        """Ends every process: the operator first, so that it replaces no worker."""
         if self._operator is not None:
             self._operator.kill()
             self._operator.wait()
@@ -95,7 +98,7 @@ class Machine:
             self._lock = None
 
     def poll(self) -> None:
-        """Collects what ended. A node whose leader ended is dead as a whole: what is left of its group goes too."""
+        """Reaps ended processes; kills the rest of a node whose leader ended."""
         for name, process in self._nodes.items():
             if process.poll() is not None and name not in self.frozen and members(process.pid):
                 self._end_group(process)
@@ -107,7 +110,7 @@ class Machine:
     # ---- nodes ----------------------------------------------------------------------------------------------------
 
     def start_node(self, name: str) -> None:
-        """Starts the node, or starts it anew after its death."""
+        """Starts the node, or restarts it after its death."""
         former = self._nodes.get(name)
         if former is not None:
             if former.poll() is None:
@@ -120,11 +123,11 @@ class Machine:
         self._nodes[name] = self._spawn(command, f"{name}.log")
 
     def node_exit_code(self, name: str) -> int | None:
-        """How the node's leader ended; None while it lives."""
+        """The exit code of the node's leader; None while it runs."""
         return self._nodes[name].poll()
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL of the whole group, and waits until nothing of it is left."""
+        """SIGKILLs the node's process group and waits until it is empty."""
         self._end_group(self._nodes[name])
         self.frozen.discard(name)
 
@@ -137,7 +140,7 @@ class Machine:
         self.frozen.discard(name)
 
     def drain_node(self, name: str) -> None:
-        """As `kubectl drain` does: no further workers, and those that are there end within their grace periods."""
+        """Cordons the node and deletes its workers, as `kubectl drain` does."""
         self.cordoned.add(name)
         write_json(self.folder.cordon(name), {}, durable=False)
         with self.folder.locked():
@@ -153,14 +156,14 @@ class Machine:
         self.cordoned.discard(name)
 
     def running_workers(self) -> int:
-        """Agents that live."""
+        """Counts running agents."""
         states = [read_json(path) or {} for path in self.folder.workers.glob("*.state")]
         return sum(1 for state in states if state.get("life") and is_alive(ProcessIdentity.parse(state["life"])))
 
     # ---- parts of nodes -------------------------------------------------------------------------------------------
 
     def kill_trainer(self, name: str) -> bool:
-        """SIGKILL of one trainer; False if none runs there."""
+        """SIGKILLs one trainer; False if none runs there."""
         trainers = [pid for pid in members(self._nodes[name].pid) if is_trainer(pid)]
         if not trainers:
             return False
@@ -168,7 +171,7 @@ class Machine:
         return True
 
     def kill_agent(self, name: str) -> bool:
-        """SIGKILL of the node's agent; False if none runs there."""
+        """SIGKILLs the node's agent; False if none runs there."""
         group = set(members(self._nodes[name].pid))
         killed = False
         for path in self.folder.workers.glob("*.state"):
@@ -179,7 +182,7 @@ class Machine:
         return killed
 
     def kill_holder(self, name: str) -> bool:
-        """SIGKILL of the node's Redis; False if none runs there."""
+        """SIGKILLs the node's Redis; False if none runs there."""
         record = self.node_record(name)
         return (
             record is not None
@@ -188,12 +191,12 @@ class Machine:
         )
 
     def return_holder(self, name: str) -> None:
-        """Has the node start its Redis again."""
+        """Tells the node to start its Redis again."""
         if self._nodes[name].poll() is None:
             self._nodes[name].send_signal(signal.SIGUSR1)
 
     def node_record(self, name: str) -> NodeRecord | None:
-        """What the node says of itself in its present life; None before it has spoken."""
+        """The record of the node's running process; None before it wrote one."""
         body = read_json(self.folder.node(name))
         record = None if body is None else from_json(NodeRecord, body)
         if record is None or ProcessIdentity.parse(record.life).pid != self._nodes[name].pid:
@@ -219,7 +222,7 @@ class Machine:
             self._end_group(self._operator)
 
     def operator_exit_code(self) -> int | None:
-        """How the operator ended; None while it lives or was never started."""
+        """The operator's exit code; None while it runs or never started."""
         return None if self._operator is None else self._operator.poll()
 
     # ---- processes ------------------------------------------------------------------------------------------------
@@ -274,7 +277,10 @@ def _end_former_run(folder: RunFolder) -> None:
 
 
 def is_trainer(pid: int) -> bool:
-    """Whether this process writes a rank's log: trainers are forked, their command line is their zygote's."""
+    """Recognizes a trainer by its log on stdout.
+
+    Trainers are forked: their command line is their zygote's.
+    """
     try:
         return Path(os.readlink(f"/proc/{pid}/fd/1")).name.startswith("rank-")
     except OSError:

@@ -1,11 +1,11 @@
 """Runs one node of the processes fabric, in the kubelet's place.
 
-The leader of the node's process group: it runs one Redis (the holder) and one agent per worker bound to it, says what
-became of them, and ends them all when told to. It decides nothing about the job. Its children die with it (PDEATHSIG)
-and stay in its group, so that one SIGKILL of the group is the death of the whole node.
+Leader of the node's process group: it runs one Redis (the holder) and an agent per bound worker, records their state,
+and ends them on request. It decides nothing about the job. Its children die with it (PDEATHSIG) and stay in its group,
+so that one SIGKILL of the group is the death of the whole node.
 
-SIGTERM ends the node gently; SIGUSR1 starts the holder again if it has died (a Redis never comes back by itself here:
-whether lost memory returns is a person's word, or a fault's).
+SIGTERM ends the node gently; SIGUSR1 restarts a dead holder (Redis never restarts by itself here: whether lost memory
+returns is decided by a person or a fault).
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class _WorkerProcess:
 
 
 class Node:
-    """The leader's loop. Single-threaded: agents are forked from the thread whose death would end them."""
+    """Starts, reaps and ends the node's processes in one loop.
+
+    Single-threaded: agents die with the thread that forked them.
+    """
 
     def __init__(self, folder: RunFolder, name: str, memory_bytes: int | None) -> None:
         self._folder = folder
@@ -71,7 +74,7 @@ class Node:
         self._restart_holder = False
 
     def run(self) -> int:
-        """Until SIGTERM; returns the exit code."""
+        """Runs until SIGTERM; returns the exit code."""
         self._listen_to_signals()
         watch = FolderWatch([self._folder.workers])
         self._announce()
@@ -226,7 +229,7 @@ class Node:
 
 
 def last_words(log: Path) -> str:
-    """The last line that an agent wrote: usually says why it ended."""
+    """Reads a log's last line, which usually says why its agent ended."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))

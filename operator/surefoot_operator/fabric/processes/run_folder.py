@@ -1,7 +1,7 @@
 """Defines the layout of a run folder and writes its files.
 
-Touches files only; standard library only. Called by `job_store`, `processes_fabric`, `node` and `machine`. Every file
-is written whole beside its place and renamed, so that a reader sees the old or the new content and never half of one.
+Standard library only. Called by `job_store`, `processes_fabric`, `node` and `machine`. Every file is written whole
+under a scratch name and renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "metrics", "persistent")
 
 
 class LockBusy(Exception):
-    """Somebody holds the run folder's lock longer than any correct writer does."""
+    """The run folder's lock is held longer than any correct writer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Names of everything in one run folder."""
+    """The paths in one run folder."""
 
     root: Path
 
@@ -63,23 +63,23 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """Where each exporter answers, in the form of Prometheus' file_sd; empty unless metrics are asked for."""
+        """Prometheus file_sd targets of all exporters; empty without `--metrics`."""
         return self.root / "metrics"
 
     @property
     def marker(self) -> Path:
-        """Says that this folder is a run folder, so that a later run may clean it."""
+        """Marks a run folder, which a later run may clean."""
         return self.root / "marker"
 
     def node(self, name: str) -> Path:
         return self.nodes / f"{name}.json"
 
     def cordon(self, name: str) -> Path:
-        """There while the node is to take no further workers."""
+        """Exists while the node takes no further workers."""
         return self.nodes / f"{name}.cordon"
 
     def holder_socket(self, node: str) -> Path:
-        """Where the workers of a node reach its Redis."""
+        """The Unix socket of a node's Redis."""
         return self.root / f"{node}.sock"
 
     def worker(self, name: str) -> Path:
@@ -92,28 +92,31 @@ class RunFolder:
         return self.workers / f"{name}.delete"
 
     def make(self) -> None:
-        """Creates the folders; readable by their owner alone, for worker files hold credentials."""
+        """Creates the folders for their owner alone: worker files hold credentials."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.nodes, self.workers, self.ledger, self.logs, self.metrics):
             folder.mkdir(mode=0o700, exist_ok=True)
         write_json(self.marker, {"surefoot": "run folder"}, durable=False)
 
     def is_foreign(self) -> bool:
-        """Whether something lies here that is no former run: then nothing may be cleaned."""
+        """Whether the folder has content but no marker: never clean it."""
         return self.root.exists() and any(self.root.iterdir()) and not self.marker.exists()
 
     def own_entries(self) -> list[Path]:
-        """What a run made here and a new one removes."""
+        """Everything a run creates here and a new one removes."""
         named = [self.root / name for name in (*_OWN, *_OWN_FOLDERS)]
         return [path for path in named if path.exists()] + self.sockets()
 
     def sockets(self) -> list[Path]:
-        """Names of sockets of agents and holders: one that was killed leaves its own behind."""
+        """Sockets of agents and holders; killed ones leave theirs behind."""
         return sorted(self.root.glob("*.sock"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclusive among the writers of status and bindings; the kernel frees it when its holder dies."""
+        """Excludes other writers of status and bindings. Raises LockBusy.
+
+        The kernel releases the lock when its holder dies.
+        """
         descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + _LOCK_WAIT_SECONDS
@@ -131,7 +134,7 @@ class RunFolder:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The mapping in `path`, or None where there is no such file."""
+    """Reads a JSON object; None where there is no file."""
     try:
         body = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -142,7 +145,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> None:
-    """Replaces `path` at once. `durable` waits for the disk: for what must survive the machine."""
+    """Replaces a file atomically; `durable` waits for the disk."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     _write(scratch, body, os.O_TRUNC, durable)
     os.rename(scratch, path)
@@ -151,7 +154,7 @@ def write_json(path: Path, body: dict[str, Any] | list[Any], durable: bool) -> N
 
 
 def create_json(path: Path, body: dict[str, Any]) -> bool:
-    """Creates `path` with all of its content, or returns False where it exists."""
+    """Creates a file with its content; False where it exists."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     _write(scratch, body, os.O_TRUNC, durable=False)
     try:
@@ -164,7 +167,7 @@ def create_json(path: Path, body: dict[str, Any]) -> bool:
 
 
 def open_private(path: str, flags: int) -> int:
-    """For `open(opener=…)`: what is made is its owner's alone."""
+    """An `opener` that creates files for their owner alone."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 

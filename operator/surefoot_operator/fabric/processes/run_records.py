@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HolderRecord:
-    """A node's Redis: where it answers and which life of it."""
+    """A node's Redis: its address and process identity."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class HolderRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One life of a node: its leader. `holder` None: the Redis is not up yet, or would not start."""
+    """A running node; `holder` is None while its Redis does not run."""
 
     name: str
     life: str
@@ -43,7 +43,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker is to run, and where: `node` and that node's life once the fabric has bound it."""
+    """A worker to run; `node` and `node_life` are set once bound."""
 
     name: str
     uid: str
@@ -61,7 +61,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What the node says of a worker that it started."""
+    """A started worker's state, written by its node."""
 
     uid: str
     phase: Literal["Running", "Succeeded", "Failed"]
@@ -78,7 +78,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A worker that is to end: SIGTERM and its grace period first, unless `force`."""
+    """A request to end a worker: SIGTERM and grace period, or `force`."""
 
     uid: str
     force: bool
@@ -88,13 +88,13 @@ class Deletion:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """What stands in the record's file."""
+    """Converts a record to its file's content."""
     return typing.cast(dict[str, Any], msgspec.to_builtins(record))
 
 
 def from_json(cls: type[T], body: Mapping[str, Any]) -> T:
-    """The inverse of `to_json`. Raises ValueError, as for a file that is no JSON; names the field and what stands there."""
+    """Parses a record. Raises ValueError with the field and its value."""
     try:
         return read(cls, dict(body))
     except Misfit as misfit:
-        raise ValueError(f"{cls.__name__}{misfit.path} {misfit.why}: a file of the run folder is damaged") from misfit
+        raise ValueError(f"{cls.__name__}{misfit.path} {misfit.why}: a file in the run folder is damaged") from misfit

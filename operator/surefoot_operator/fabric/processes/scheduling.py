@@ -1,6 +1,6 @@
 """Binds pending workers to free nodes and derives their phase.
 
-Called by `processes_fabric` with what it read from the run folder.
+Pure; called by `processes_fabric`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefoot_operator.observed import WorkerSeen
 
 @dataclass(frozen=True, slots=True)
 class WorkerFiles:
-    """All that lies in the run folder about one worker; `state` and `deletion` only if they are of the same uid."""
+    """The files of one worker; `state` and `deletion` have its uid."""
 
     record: WorkerRecord
     state: WorkerState | None = None
@@ -26,7 +26,7 @@ class WorkerFiles:
 
 
 def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
-    """Whether the node's life that this worker was bound to has ended: its processes ended with it."""
+    """Whether the node process that the worker was bound to has ended."""
     if record.node is None:
         return False
     node = live.get(record.node)
@@ -34,12 +34,12 @@ def node_is_gone(record: WorkerRecord, live: Mapping[str, NodeRecord]) -> bool:
 
 
 def has_no_process(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> bool:
-    """Whether nothing runs for this worker, and nothing ever will without the fabric's doing."""
+    """Whether nothing runs for this worker, nor will unless it is bound."""
     return worker.record.node is None or worker.over or node_is_gone(worker.record, live)
 
 
 def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | None:
-    """The worker as `observe` shows it; None once it was force-deleted, whatever its node still does."""
+    """The worker as `observe` reports it; None once it was force-deleted."""
     record, state = worker.record, worker.state
     if worker.deletion is not None and worker.deletion.force:
         return None
@@ -63,14 +63,17 @@ def seen(worker: WorkerFiles, live: Mapping[str, NodeRecord]) -> WorkerSeen | No
 
 
 def free_nodes(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """Live nodes with a holder and no worker, by name, that are not cordoned. A force-deleted worker still occupies its node until it ends."""
+    """Lists uncordoned live nodes with a holder and no worker, by name.
+
+    A force-deleted worker occupies its node until its process has ended.
+    """
     taken = {w.record.node for w in workers if not has_no_process(w, live)}
     open_ = (node for _, node in sorted(live.items()) if node.holder is not None and not node.cordoned)
     return [node for node in open_ if node.name not in taken]
 
 
 def bindings(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> dict[str, NodeRecord]:
-    """Worker name -> node, for pending workers that can be placed now: the oldest first, avoided nodes last."""
+    """Maps pending workers to free nodes: oldest first, avoided nodes last."""
     workers = list(workers)
     free = free_nodes(workers, live)
     chosen: dict[str, NodeRecord] = {}
@@ -85,5 +88,5 @@ def bindings(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> 
 
 
 def tidy(workers: Iterable[WorkerFiles], live: Mapping[str, NodeRecord]) -> list[WorkerRecord]:
-    """Workers whose deletion nobody is left to carry out."""
+    """Lists workers to delete that no node is left to end."""
     return [w.record for w in workers if w.deletion is not None and has_no_process(w, live)]

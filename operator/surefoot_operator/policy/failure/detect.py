@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import Member
-from surefoot_operator.observed import SessionSeen
+from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.facts import (
     UNHEARD_SECONDS,
     Facts,
@@ -22,10 +22,10 @@ from surefoot_operator.policy.facts import (
     member_sessions,
     node_lost,
     seconds_per_step,
-    worker_id,
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck
 from surefoot_operator.policy.failure.standstill import reported_hang, standstill
+from surefoot_operator.policy.indexes import worker_id
 
 RECONNECT_GRACE_SECONDS = 0.25
 """How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Holds the losses found, likeliest cause first."""
+    """The losses found, likeliest cause first."""
 
     losses: tuple[Loss, ...] = ()
     frozen: str | None = None
@@ -45,20 +45,20 @@ class Detection:
 
 
 def detect_losses(facts: Facts) -> Detection:
-    """Everything that ended the committed epoch, as far as is known now."""
+    """Finds everything that ended the committed epoch, as known now."""
     epoch = facts.world.epoch
     exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
     losses: list[Loss] = []
     recheck: list[float] = []
-    for member, session in member_sessions(facts):
-        found = _member(facts, member, session, epoch_dead=bool(exits))
+    for identity, (member, session) in zip(facts.members, member_sessions(facts), strict=True):
+        found = _member(facts, member, (facts.workers.get(identity), session), epoch_dead=bool(exits))
         if isinstance(found, Loss):
             losses.append(replace(found, announced=not found.application and bool(announced_departure(facts, member))))
         elif found is not None:
             recheck.append(found.at_seconds)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
     if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
-        names = listed([str(loss.worker) for loss in unwitnessed])
+        names = listed([loss.worker for loss in unwitnessed])
         frozen = (
             f"no heartbeat from workers {names} (a majority), but nothing else reports them lost: "
             "waiting, the operator may have lost its network"
@@ -78,16 +78,18 @@ def detect_losses(facts: Facts) -> Detection:
     return Detection(tuple(losses), frozen, tuple(recheck))
 
 
-def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dead: bool) -> Loss | Recheck | None:
+def _member(
+    facts: Facts, member: Member, known: tuple[WorkerSeen | None, SessionSeen | None], epoch_dead: bool
+) -> Loss | Recheck | None:
     """Judges one member: lost, to be looked at again, or well (None)."""
-    epoch = facts.world.epoch
+    epoch, (worker, session) = facts.world.epoch, known
     if session is not None and session.epoch == epoch and session.finished == 0:
         return None
-    certain = _by_fabric(facts, member, session)
+    certain = _by_fabric(facts, member, worker, session)
     if certain is not None:
         return certain
-    other = facts.sessions.get(worker_id(member))
     if session is None:
+        other = facts.sessions.get(worker_id(member))
         if other is not None:
             reason = f"the agent of worker {member.index} was restarted"
             return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
@@ -101,8 +103,7 @@ def _member(facts: Facts, member: Member, session: SessionSeen | None, epoch_dea
     return _silent(facts, session, member)
 
 
-def _by_fabric(facts: Facts, member: Member, session: SessionSeen | None) -> Loss | None:
-    worker = facts.workers.get(worker_id(member))
+def _by_fabric(facts: Facts, member: Member, worker: WorkerSeen | None, session: SessionSeen | None) -> Loss | None:
     sign = session.since_seconds if session is not None and not session.connected else facts.now
     gone = node_lost(facts, member.node)
     if worker is not None and worker.phase == "Succeeded" and not worker.exit_code:
@@ -153,7 +154,7 @@ def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | No
         reason = f"no holder has all of {checkpoint} any more ({detail})"
         # only our own tiers are read anew before the next choice: an older job's, once gone, must not be chosen again
         return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint if checkpoint.imported else None)
-    reason = f"every copy of something in {checkpoint} is damaged ({detail})"
+    reason = f"every copy of some block of {checkpoint} is damaged ({detail})"
     return Loss("unreadable", reason, facts.now, *_at(member), bad=checkpoint)
 
 
@@ -251,12 +252,12 @@ def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | 
 
 
 def observed_death(facts: Facts) -> Loss | None:
-    """The first member of the world that ended, or was not heard any more, by what the fabric and its line say."""
-    for member, session in member_sessions(facts):
-        certain = _by_fabric(facts, member, session)
+    """Finds the first member that ended or is no longer heard."""
+    for identity, (member, session) in zip(facts.members, member_sessions(facts), strict=True):
+        certain = _by_fabric(facts, member, facts.workers.get(identity), session)
         if certain is not None:
             return certain
-        other = facts.sessions.get(worker_id(member))
+        other = facts.sessions.get(identity)
         if session is None and other is not None:
             reason = f"the agent of worker {member.index} was restarted"
             return Loss("agent-lost", reason, other.since_seconds, *_at(member))
@@ -264,7 +265,7 @@ def observed_death(facts: Facts) -> Loss | None:
             continue
         broken = not session.connected and facts.now > session.since_seconds + RECONNECT_GRACE_SECONDS
         if broken or facts.now > session.heard_seconds + facts.spec.health_policy.heartbeat_timeout_seconds:
-            reason = f"worker {member.index}sends no heartbeats any more"
+            reason = f"worker {member.index} sends no heartbeats any more"
             return Loss("worker-silent", reason, session.heard_seconds, *_at(member))
     return None
 

@@ -1,17 +1,19 @@
 """Asks agents about holders that are silent to the operator.
 
-Pure. Called by `restore_point` before anything is given up, and by `conditions`. An operator whose password was
+Pure; called by `restore_point` before a holder is given up, and by `conditions`. An operator whose password was
 changed, or that a network policy cuts off, would otherwise take every checkpoint of a healthy job for lost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.observed import SessionSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround
-from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, worker_id
+from surefoot_operator.policy.facts import Facts, is_responsive, node_lost
+from surefoot_operator.policy.indexes import worker_id
 
 WORTH_SECONDS = 1.0
 """Steps that are run again in less are not worth a question."""
@@ -28,12 +30,18 @@ UNSEEN_SECONDS = 60.0
 NOTED_SECONDS = 3.0
 """People are told of no shorter silence."""
 
+OTHERS_SECONDS = 1.5
+"""How long the second agent that was asked has for its answer after the first did not see the holder: one look takes a second."""
+
 _WITNESSES = 2
-"""Of a holder that no agent stands beside: one alone might stand on the wrong side of a broken line."""
+"""Of each holder: one alone, also the one beside it, might stand on the wrong side of a broken line."""
 
 
 def silent_holders(facts: Facts) -> list[HolderEndpoint]:
-    """Named holders that may still hold something and do not answer. One whose node runs another instance is gone."""
+    """Named holders that do not answer and may still have saves.
+
+    One whose node runs another instance is gone.
+    """
     restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
     silent = []
     for endpoint in facts.status.named_holders:
@@ -46,12 +54,12 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
-    """Returns the witness that a silent holder is alive; empty: none."""
+    """Says why a silent holder is known to be alive; empty: unknown."""
     holder = facts.holders.get(endpoint.holder)
     if holder is not None and holder.refusing:
         return (
-            f"something answers there and refuses the operator ({holder.trouble}); give the operator the password and the"
-            " authority that the memory tier has now"
+            f"it refuses the operator ({holder.trouble}); give the operator the current"
+            " password and certificate authority of the memory tier"
         )
     sight = _sight(facts, endpoint.holder)
     since = holder.since_seconds if holder is not None else 0.0
@@ -60,28 +68,36 @@ def living(facts: Facts, endpoint: HolderEndpoint) -> str:
     if sight.answered_seconds < since or facts.now - sight.answered_seconds > BELIEVED_SECONDS:
         return ""
     trouble = holder.trouble if holder is not None and holder.trouble else "nothing was heard of it in this term"
-    return f"an agent sees it, the operator does not ({trouble}); let the operator reach the memory tier's port"
+    return f"an agent reaches it, the operator does not ({trouble}); let the operator connect to the memory tier's port"
 
 
 def most_unseen(facts: Facts) -> list[HolderEndpoint]:
-    """The silent holders that somebody speaks for, where they are most of those that status names; else none."""
+    """Silent holders with a witness, where they are most of all.
+
+    Empty otherwise. That points to the operator's own network or credentials.
+    """
     beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
     spoken_for = [e for e in silent_holders(facts) if e.holder.node in beside or living(facts, e)]
     return spoken_for if 2 * len(spoken_for) > len(facts.status.named_holders) else []
 
 
 def answers_awaited(facts: Facts, endpoint: HolderEndpoint) -> float:
-    """Until when an agent may still say what it sees of this holder; the past where nobody can, or somebody has."""
+    """Until when an agent may still answer about this holder.
+
+    The present where no agent can. After a first answer a second agent has a moment for its own.
+    """
     sight = _sight(facts, endpoint.holder)
     if not any(is_responsive(facts, s) for s in facts.sessions.values()):
         return facts.now
     if sight is None:
         return facts.now + LOOK_SECONDS
-    return facts.now if sight.answered_seconds is not None else sight.since_seconds + LOOK_SECONDS
+    if sight.answered_seconds is not None:
+        return sight.since_seconds + OTHERS_SECONDS
+    return sight.since_seconds + LOOK_SECONDS + OTHERS_SECONDS  # others are asked when the first have not answered
 
 
 def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
-    """Asks agents about silent holders: the one beside each, else two others."""
+    """Asks two agents about each silent holder, and others where neither answered."""
     if worth_seconds < WORTH_SECONDS:
         return ()
     agents = sorted((s for s in facts.sessions.values() if is_responsive(facts, s)), key=lambda s: (s.index, s.attempt))
@@ -89,19 +105,33 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
     for agent in agents:
         first_on.setdefault(agent.node, agent)
     asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
-    for endpoint in silent_holders(facts):
+    for turn, endpoint in enumerate(silent_holders(facts)):
         sight = _sight(facts, endpoint.holder)
         if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
             continue
-        beside = first_on.get(endpoint.holder.node)
-        for session in (beside,) if beside is not None else agents[:_WITNESSES]:
+        again = sight is not None and sight.answered_seconds is None
+        beside = None if again else first_on.get(endpoint.holder.node)
+        for session in _witnesses(agents, beside, turn + (_WITNESSES if again else 0)):
             asked[worker_id(session)].append(endpoint)
     epoch = facts.world.epoch
     return tuple(LookAround(worker, epoch, tuple(holders)) for worker, holders in sorted(asked.items()))
 
 
+def _witnesses(agents: Sequence[SessionSeen], beside: SessionSeen | None, first: int) -> list[SessionSeen]:
+    """Selects the agent beside a holder and others, in turns.
+
+    In turns, so that of many holders no agent is asked of all.
+    """
+    found = [] if beside is None else [beside]
+    for ahead in range(min(_WITNESSES + 1, len(agents))):
+        other = agents[(first + ahead) % len(agents)]
+        if len(found) < _WITNESSES and other not in found:
+            found.append(other)
+    return found
+
+
 def lost_sight(facts: Facts) -> str:
-    """What people are told while the operator does not see most holders; empty: it does, or nobody speaks for them."""
+    """The message while the operator cannot reach most holders; empty: it can."""
     unseen = most_unseen(facts)
     silences = [facts.holders[e.holder] for e in unseen if e.holder in facts.holders]
     if not silences or facts.now < max(h.since_seconds for h in silences) + NOTED_SECONDS:
@@ -110,7 +140,7 @@ def lost_sight(facts: Facts) -> str:
     said = f" ({trouble})" if trouble else ""
     return (
         f"the operator cannot reach {len(unseen)} of {len(facts.status.named_holders)} holders{said}; agents still save to them"
-        " there and nothing is given up: see to the operator's network, its password of the memory tier and its authority"
+        " and nothing is given up: check the operator's network, its password for the memory tier and its certificate authority"
     )
 
 

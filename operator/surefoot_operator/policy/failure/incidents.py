@@ -24,7 +24,7 @@ Incidents = tuple[Incident, ...]
 
 
 def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
-    """With one more: the failure that ends the present epoch, claimed now."""
+    """Adds the failure that ends the present epoch."""
     incident = Incident(
         kind=loss.kind,
         reason=loss.reason,
@@ -44,20 +44,20 @@ def opened(facts: Facts, loss: Loss, last_step: int) -> Incidents:
 
 
 def ending(facts: Facts, loss: Loss, last_step: int) -> Incidents:
-    """With the failure that ends the job: nothing is claimed after it."""
+    """Adds the failure that ends the job; no claim follows it."""
     before, last = (found := opened(facts, loss, last_step))[:-1], found[-1]
     return (*before, replace(last, claimed_seconds=None))
 
 
 def open_incident(incidents: Incidents) -> Incident | None:
-    """The newest, while it waits for its first new step."""
+    """The newest incident, until its first new step."""
     return incidents[-1] if incidents and incidents[-1].first_step_seconds is None else None
 
 
 def phased(facts: Facts, known: Incidents, stopped: bool, sealed: bool) -> Incidents:
     """Records when trainers had stopped and when everything was read.
 
-    While Claimed: when everything had stopped, and when everything was read. A lost line may prove a lost node.
+    A lost line becomes a lost node once the fabric reports it.
     """
     incident = open_incident(known)
     if incident is None:
@@ -81,7 +81,7 @@ def _detail(facts: Facts, epoch: int) -> str:
 
 
 def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size: int) -> Incidents:
-    """At the commit that answers it."""
+    """Records the commit that ends the incident's claim."""
     incident = open_incident(incidents)
     if incident is None:
         return incidents
@@ -101,7 +101,7 @@ def assigned(facts: Facts, incidents: Incidents, parent: Checkpoint | None, size
 def closed(facts: Facts) -> Incidents:
     """Closes the incident at the epoch's first new step.
 
-    While Committed: at the epoch's first new step, with where its state came from.
+    Records where its state was restored from.
     """
     incident = open_incident(facts.status.incidents)
     epoch = facts.world.epoch

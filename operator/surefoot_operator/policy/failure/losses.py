@@ -12,10 +12,9 @@ from surefoot.protocol.identities import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Says why an epoch cannot continue, and who is to blame.
+    """The reason why an epoch cannot continue, and who caused it.
 
-    Why the epoch cannot go on. `at_seconds`: the first sign of it. Worker, node and rank: only who is proved to be
-    to blame.
+    `at_seconds`: the first sign. Worker, node and rank only where the cause is proved.
     """
 
     kind: str
@@ -39,6 +38,6 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """Nothing is lost yet, but may be by then: look again at this Unix time."""
+    """Nothing is lost yet; look again at this Unix time."""
 
     at_seconds: float

@@ -17,7 +17,7 @@ REPEATS = 2
 
 
 def excluded(facts: Facts, loss: Loss) -> tuple[ExcludedNode, ...]:
-    """Excluded nodes after this loss, newest last: never more than the job allows."""
+    """Excluded nodes after this loss: newest last, within the job's limit."""
     policy = facts.spec.failure_policy
     kept = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     if loss.node is not None:

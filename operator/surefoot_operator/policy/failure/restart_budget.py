@@ -1,9 +1,9 @@
 """Decides whether a failed job restarts, and after what delay.
 
-Pure; called by `plan`. What a node did uses up neither `backoffLimit` nor `maxNoProgressRestarts`, and the end of a
-worker that somebody announced nothing at all. What comes again and again without one new step uses up the latter
-whatever its words are: a data server that is down, and a collective that one rank calls once too often, sound just
-like a peer that died. `maxRestarts` counts whatever made the world restart.
+Pure; called by `plan`. A node's failure counts for neither `backoffLimit` nor `maxNoProgressRestarts`, an announced end
+for nothing. What repeats without one new step counts for the latter whatever its message: a data server that is down,
+and a collective that one rank calls once too often, look just like a peer that died. `maxRestarts` counts every
+restart.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ PAUSED_KINDS = ("trainer-failed", "hang", "startup", "checkpoint-lost")
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """`restart`: what to record if the job goes on; None: nothing counts it. `refusal`: why it fails
-    instead; not before `witness_seconds`, as somebody may still be seen to have died of something else."""
+    """The restart to record, or the refusal that fails the job.
+
+    `restart` None: no budget counts it. `refusal` takes effect at `witness_seconds`: until then a lost node may explain
+    it.
+    """
 
     restart: Restart | None
     row: int
@@ -41,7 +44,7 @@ class Allowance:
 
 
 def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
-    """Weighs one failure: the first rule that matches, then every budget."""
+    """Weighs a failure: the first rule that matches, then every budget."""
     rule = _matching(facts.spec.failure_policy.rules, loss)
     ignored = rule is not None and rule.action == "RestartAndIgnoreMaxRestarts"
     counted = loss.application and not ignored
@@ -66,7 +69,7 @@ def allowance(facts: Facts, loss: Loss, last_step: int) -> Allowance:
 
 
 def recorded(status: JobStatus, allowed: Allowance, last_step: int) -> JobStatus:
-    """With one more restart, as it was allowed."""
+    """Adds one restart to the status."""
     recent = status.recent_restarts if allowed.restart is None else remember(status.recent_restarts, allowed.restart)
     return replace(
         status,

@@ -1,7 +1,7 @@
 """Estimates a job's failure rate and its odds of memory loss.
 
-Pure. A young job has no record. So it begins with what is known of such machines, worth a few incidents, and its own
-count more the more there are. Called by `intervals`.
+Pure; called by `intervals`. A young job has no record, so the estimate starts from a prior worth a few incidents (a
+gamma and a beta prior), and the job's own incidents soon outweigh it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIOR_LOSSES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Of one job now."""
+    """The estimate for one job now."""
 
     incidents_per_second: float
     memory_loss_odds: float
@@ -47,7 +47,10 @@ class Risk:
 
 
 def risk_of(status: JobStatus, workers: int, replicas: int, now: float) -> Risk:
-    """`replicas`: copies that a save has in memory now. Planned changes are no incidents: they lose nothing."""
+    """Estimates from incidents in status and a prior.
+
+    `replicas`: copies that a save has in memory now. Planned changes are no incidents: they lose nothing.
+    """
     known = status.incidents
     since = status.start_seconds if status.start_seconds is not None else now
     if len(known) >= MOST_KEPT:

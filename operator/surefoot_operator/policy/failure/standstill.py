@@ -1,8 +1,7 @@
 """Detects hangs and identifies the rank that is behind.
 
-Pure; called by `detect`. In a synchronous training one rank that hangs makes all of them stand, mostly at the same
-step. A tie is no evidence, and whose timer runs out first is none either: then nobody is blamed, and no node comes to
-be avoided for it.
+Pure; called by `detect`. In synchronous training one rank that hangs stops all of them, mostly at the same step. A tie
+proves nothing, nor does whose timer ran out first: then nobody is blamed, and no node is excluded for it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MOST_NAMED = 8
 
 
 def standstill(facts: Facts) -> Loss | Recheck | None:
-    """No first step, or no further one, for too long; or when that would be so."""
+    """Reports a missing first or further step, or when to recheck."""
     epoch = facts.world.epoch
     if not _running(facts):
         return None
@@ -35,7 +34,7 @@ def standstill(facts: Facts) -> Loss | Recheck | None:
 
 
 def reported_hang(facts: Facts) -> Loss | None:
-    """What agents say whose own timers ran out first: the same as ours."""
+    """The hang that agents report whose own timers ran out first."""
     epoch = facts.world.epoch
     told = [
         s.exit
@@ -92,7 +91,7 @@ def _where(facts: Facts, slow: SessionSeen | None) -> str:
 
 
 def _workers(indexes: list[int]) -> str:
-    return f"worker{'s' if len(indexes) > 1 else ''} {listed([str(index) for index in indexes], _MOST_NAMED)}"
+    return f"worker{'s' if len(indexes) > 1 else ''} {listed(indexes, _MOST_NAMED)}"
 
 
 def _rank(facts: Facts, session: SessionSeen) -> int | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import Action, CleanMemory, DeleteJob, DeleteWorker, Event, RetireWorkers
-from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, soonest, worker_id
+from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, soonest
+from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle.finalizer import next_purge_step
 
 LEAVING_SECONDS = 60.0
@@ -36,7 +37,7 @@ class Cleanup:
 def cleanup_after_end(facts: Facts) -> Cleanup:
     """Plans the cleanup of an ended or deleted job.
 
-    After the end: agents leave, then their memory goes. A job that was deleted keeps nothing.
+    After the end agents leave, then their memory is deleted. A deleted job keeps nothing.
     """
     return _deleted(facts) if facts.seen.job.deleted else _over(facts)
 

@@ -13,7 +13,8 @@ from surefoot.protocol.lineage import newest
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.names import JOB_COMPLETE, JOB_FAILED
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import Facts, is_responsive, member_sessions, worker_id
+from surefoot_operator.policy.facts import Facts, is_responsive, member_sessions
+from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle.last_checkpoint import in_memory
 
 LAST_SAVE_SECONDS = 30.0
@@ -22,7 +23,7 @@ LAST_SAVE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The job is over, and why."""
+    """The end of a job: its phase and reason."""
 
     phase: Literal["Complete", "Failed"]
     reason: str
@@ -50,10 +51,10 @@ def completion_of(facts: Facts) -> Completion | None:
 
 
 def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
-    """(newest complete checkpoint as the holders were read, until when to read them again; None: that is the last).
+    """Finds a finished job's newest complete checkpoint.
 
-    The job's last saves end after its last step, and holders are read only now and then: what status names as the last
-    complete checkpoint should be the one that people find. Nothing depends on it, so the wait is short.
+    Returns it, and until when to read the holders again; None: it is final. The last saves end after the last step, and
+    status should name the checkpoint that people will find. Nothing depends on it, so the wait is short.
     """
     known = newest(c for c in (*in_memory(facts), facts.status.last_complete) if c is not None)
     sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
@@ -68,7 +69,7 @@ def last_saved(facts: Facts) -> tuple[Checkpoint | None, float | None]:
 
 
 def deadline(facts: Facts) -> float | None:
-    """When activeDeadlineSeconds ends the job."""
+    """When activeDeadlineSeconds ends the job; None: never."""
     limit, start = facts.spec.run_policy.active_deadline_seconds, facts.status.start_seconds
     return None if limit is None or start is None else start + limit
 

@@ -1,7 +1,6 @@
 """Holds a job's finalizer until its persistent data is deleted.
 
-Pure. Only for the last the job is held back (a finalizer), and never for long: what cannot be deleted is said and
-left.
+Pure. Attempts are limited: what cannot be deleted is reported and left, so that no deletion hangs for ever.
 """
 
 from __future__ import annotations

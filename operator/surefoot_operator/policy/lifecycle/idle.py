@@ -15,7 +15,7 @@ from surefoot_operator.observed import WorkerSeen
 def is_idle(job: TrainingJob, status: JobStatus, workers: Sequence[WorkerSeen]) -> bool:
     """Decides whether a suspended or ended job needs no regular rounds.
 
-    Suspended, or over, with nobody at work: until somebody edits it nothing changes but the memory it left.
+    With no worker left, nothing changes until somebody edits the job.
     """
     world = status.world
     empty = world is None or (world.state == "Committed" and not world.members)

@@ -1,7 +1,6 @@
 """Reports an invalid spec in the job's status.
 
-Pure. Called by `reconcile`, which has no plan to make for such a job. A refusal is no end: it is over as soon as the
-spec can be read, whoever edited it.
+Pure; called by `reconcile`, which cannot plan such a job. It is not final: it ends once the spec can be read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ INVALID = "Invalid"
 
 
 def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobStatus:
-    """The status of a job that cannot be read. One that never began has failed; of any other only the refusal is told."""
+    """The status of a job whose spec cannot be read.
+
+    One that never began has failed; of any other only the refusal is reported.
+    """
     if status.phase in ("Complete", "Failed") and not _is_refused(status):
         return status
     kind = names.FAILED if status.world is None else names.SPEC_REFUSED
@@ -32,7 +34,10 @@ def refused(status: JobStatus, reason: str, generation: int, now: float) -> JobS
 
 
 def accepted(status: JobStatus) -> JobStatus:
-    """The status as a plan may go on from it, once the spec can be read: a job that only was refused has not failed."""
+    """The status without the refusal, once the spec can be read.
+
+    A job that was only refused has not failed.
+    """
     if not _is_refused(status):
         return status
     left = tuple(c for c in status.conditions if c.type != names.FAILED)

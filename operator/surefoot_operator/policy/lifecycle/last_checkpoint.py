@@ -1,8 +1,8 @@
 """Ensures that a finished job's last checkpoint is in the persistent tier.
 
-Pure; called by `plan`. What a training ends with is what people want of it, and the memory tier goes with the job: so
-a job is not over before its last checkpoint is complete where it outlives the nodes, however often anything restarted
-behind the last step.
+Pure; called by `plan`. People want the final state of a training, and the memory tier is deleted with the job: so a job
+is not over before its last checkpoint is complete in the persistent tier, however often anything restarted after the
+last step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAVING_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """It is on its way."""
+    """The checkpoint is still being saved or promoted."""
 
     reason: str
     until_seconds: float
@@ -44,16 +44,19 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """It is not there, and will not be. `fails`: so much is missing that the job has not done what it was made for."""
+    """The last checkpoint was not saved and will not be.
+
+    `fails`: the job has nothing to show for its training, so it counts as failed.
+    """
 
     reason: str
     fails: bool
 
 
 def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
-    """Of a world whose trainers have all finished: what its last checkpoint still needs; None: nothing.
+    """What a finished world's last checkpoint still lacks; None: nothing.
 
-    A loss means that it has to be made again: it was in memory, and went with the workers or the holders that had it.
+    A Loss: it was in memory and lost with its workers or holders, so it must be trained again.
     """
     final = final_checkpoint(facts)
     if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
@@ -67,7 +70,7 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     if wanted is None or _is_kept(facts, wanted):
         until = _since(facts) + SAVING_SECONDS
         if facts.now < until and not _all_known(facts, members):
-            return Pending(f"{step}; holders and workers are still to say whether that was saved", until)
+            return Pending(f"{step}; waiting for holders and workers to report whether it was saved", until)
         return _unsaved(facts, final, wanted)
     if not heard:
         until = max(s.heard_seconds for s in members) + 2 * facts.spec.health_policy.heartbeat_timeout_seconds
@@ -85,7 +88,10 @@ def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
 
 
 def rescue(facts: Facts, since_seconds: float) -> Pending | None:
-    """Of a world that is about to fail: its newest checkpoint goes up first, while somebody is there to upload it."""
+    """Promotes the newest checkpoint of a world that is about to fail.
+
+    None once there is nothing to promote, or no agent left to do it.
+    """
     sessions = [s for _, s in member_sessions(facts) if s is not None and is_responsive(facts, s)]
     if facts.spec.checkpoint.persistent is None or not sessions:
         return None
@@ -102,7 +108,7 @@ def rescue(facts: Facts, since_seconds: float) -> Pending | None:
 
 
 def in_memory(facts: Facts) -> list[Checkpoint]:
-    """Lineage checkpoints that are complete on the holders as these were read."""
+    """Lineage checkpoints that are complete on the holders as last read."""
     epoch = facts.world.epoch
     reading = TierReading(reading_at(facts, epoch).holders, None)
     return complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)

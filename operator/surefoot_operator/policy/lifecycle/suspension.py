@@ -1,7 +1,7 @@
 """Promotes a suspended job's checkpoint before its workers are deleted.
 
-Pure. Read by `planned`, `promotion` and `plan`. Nodes are rebooted while jobs are suspended, and memory goes with
-them.
+Pure; read by `planned_change`, `promotion_plan` and `plan`. Nodes are rebooted while jobs are suspended, and memory is
+lost with them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PROMOTION_SECONDS = 600.0
 
 
 def needs_promotion(facts: Facts) -> bool:
-    """Whether a world that halts for a suspension has all its ranks waiting at the step that is to be kept."""
+    """Whether a suspending world holds at the step to be promoted."""
     return facts.spec.suspend and held_checkpoint(facts) is not None
 
 
 def promotion_due(facts: Facts, hold: HoldSeen) -> float | None:
-    """Until when the halted step is waited for to be complete in the persistent tier; None: not, or not any more."""
+    """Until when the held step's promotion is waited for; None: not."""
     floor = facts.status.floor
     if not facts.spec.suspend or facts.spec.checkpoint.persistent is None:
         return None
@@ -34,13 +34,10 @@ def promotion_due(facts: Facts, hold: HoldSeen) -> float | None:
 
 
 def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
-    """Says where a suspended job will resume, and what would lose that.
-
-    What people read of a job that is suspended: from where it will go on, and what would lose that.
-    """
+    """Says where a suspended job will resume, and what would lose that."""
     if parent is None:
         return "the job is suspended; it will begin at step 0"
-    text = f"the job is suspended; it will go on from {parent}"
+    text = f"the job is suspended; it will resume from {parent}"
     floor = facts.status.floor
     if parent.imported or (floor is not None and floor.step >= parent.step):
         return text
@@ -50,5 +47,7 @@ def suspended_message(facts: Facts, parent: Checkpoint | None) -> str:
         if any(m.save.checkpoint == parent for m in holder.entries)
     )
     if not nodes:
-        return f"{text}, which lies in memory alone"
-    return f"{text}, which lies in memory alone: whoever restarts the memory tier on {listed(nodes)} at once loses it"
+        return f"{text}, which is in memory only"
+    return (
+        f"{text}, which is in memory only: restarting the memory tier on {listed(nodes)} at the same time would lose it"
+    )

@@ -1,7 +1,7 @@
 """Computes the save interval of one tier as a power of two.
 
-Pure. Powers of two, because ranks that follow a level at different moments must still meet: the sets of saved steps
-nest. A cost that is flat around its least point makes the rounding cheap (docs/adr/0006). Called by `intervals`.
+Pure; called by `intervals`. Powers of two, because ranks that follow a level at different moments must still save
+common steps: the sets of saved steps nest. The cost is flat around its minimum, so rounding is cheap (docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HYSTERESIS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class IntervalRequest:
-    """What the job asks of a tier. `seconds` None: `auto`."""
+    """The interval that the job asks for; `seconds` None: `auto`."""
 
     base_steps: int
     seconds: float | None = None
@@ -31,7 +31,7 @@ class IntervalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was measured and estimated for one tier. None: not known yet."""
+    """Measurements and estimates for one tier, in seconds; None: unknown yet."""
 
     step_seconds: float | None
     cost_seconds: float | None
@@ -50,12 +50,15 @@ class Cadence:
 
 
 def best_seconds(cost_seconds: float, incident_seconds: float) -> float:
-    """Young and Daly: as much time goes to saves as, on average, to steps that an incident makes run again."""
+    """The interval of least cost by Young (1974) and Daly (2006).
+
+    As much time goes to saves as, on average, to steps that an incident makes run again.
+    """
     return math.sqrt(2.0 * cost_seconds * incident_seconds)
 
 
 def wanted_seconds(wish: IntervalRequest, inputs: Inputs) -> float | None:
-    """Between two saves; None: not known yet."""
+    """Seconds between two saves; None while unknown."""
     if wish.seconds is not None:
         return wish.seconds
     return None if inputs.cost_seconds is None else best_seconds(inputs.cost_seconds, inputs.incident_seconds)
@@ -79,7 +82,7 @@ def cadence(wish: IntervalRequest, inputs: Inputs, present: int | None) -> Caden
 def level_with_hysteresis(wanted: float, present: int | None) -> int:
     """Rounds the wanted level down, unless the present one is near enough.
 
-    Near enough: not further than `HYSTERESIS` outside of the present level's range.
+    Near enough: within `HYSTERESIS` of the present level's range.
     """
     if present is not None and present - HYSTERESIS <= wanted < present + 1 + HYSTERESIS:
         return present
@@ -108,7 +111,7 @@ def _reason(wish: IntervalRequest, inputs: Inputs, wanted: float, levels: tuple[
 
 
 def readable_seconds(seconds: float) -> str:
-    """With two digits, in the unit that a person would use."""
+    """Formats seconds with two digits in a suitable unit."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * size or unit == "s":
             return f"{float(f'{seconds / size:.2g}'):g} {unit}"

@@ -1,8 +1,8 @@
 """Chooses each tier's save interval and records it in status.
 
-Pure. Part of upkeep. Trainers hear of the memory tier's level from `coordinator.desired_messages`; `promotion`
-follows the persistent tier's steps. What is not measured yet leaves the choice as it is: at first the base, so that
-there is soon something to measure.
+Pure; called by `maintain`. Trainers get the memory tier's level from `coordinator.desired_messages`; `promotion_plan`
+follows the persistent tier's steps. While something is not measured the choice stays as it is: at first the base, so
+that there is soon something to measure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REFRESH_FACTOR = 1.25
 
 
 def with_intervals(facts: Facts, status: JobStatus, replicas: int) -> JobStatus:
-    """`status` with both choices as of now. `replicas`: R_eff."""
+    """Sets both tiers' choices in a status; `replicas`: effective copies."""
     spec = facts.spec.checkpoint
     risk = risk_of(facts.status, len(facts.world.members), replicas, facts.now)
     memory = _memory(facts, spec.memory, risk) if spec.memory.adaptive else None
@@ -41,7 +41,7 @@ def with_intervals(facts: Facts, status: JobStatus, replicas: int) -> JobStatus:
 
 
 def changes(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Each choice that is another than before, as an event."""
+    """Reports each changed choice as an event."""
     told = []
     for tier, before, after in (
         ("memory", old.memory_interval, new.memory_interval),

@@ -1,8 +1,8 @@
 """Plans maintenance of both tiers while a world is committed.
 
-Pure; called by `reconcile`. It runs beside `plan`, on the same snapshot with the plan's status, and only when that
-plan leaves the world alone. Its status change tests the world like every other. Who was read decides: a holder that
-is silent, or not sealed at this epoch, counts in no copy, loses nothing and is named to nobody.
+Pure; called by `reconcile`. It runs beside `plan`, on the same snapshot with the plan's status, and only if that plan
+does not change the world. Its status write tests the world like every other. Only holders that were read decide: one
+that is silent, or not sealed at this epoch, counts as no copy, loses no save and is named to no agent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 
 from surefoot.protocol import retention
 from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
-from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
+from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.lineage import newest
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
@@ -25,14 +25,15 @@ from surefoot_operator.policy.facts import (
     domains_of,
     gather,
     is_responsive,
+    last_step_seconds,
     member_sessions,
-    reading_at,
+    memory_reading,
     saving_steps,
     sealed_holders,
     seconds_per_step,
     step_of,
-    worker_id,
 )
+from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion_plan
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
@@ -56,7 +57,10 @@ PATIENT_INTERVALS = 2
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """`status`: the whole new status, its world unchanged. `holders`: whom agents shall know, once it is written."""
+    """One round's actions, status and figures.
+
+    `status`: the whole new status, its world unchanged. `holders`: to be named to agents once it is written.
+    """
 
     actions: tuple[MaintenanceAction, ...]
     status: JobStatus
@@ -92,12 +96,15 @@ class _Memory:
 
 
 def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
-    """What to seal, name, drop, copy, upload and delete now. `pinned`: what the last upkeep had pinned."""
+    """Plans what to seal, drop, copy, promote and delete now.
+
+    `pinned`: the checkpoint being promoted, as the last round returned it.
+    """
     facts = gather(seen)
     world = facts.status.world
     over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
     if world is None or world.state != "Committed" or over:
-        return Maintenance((), facts.status, "nothing is kept while no world is committed", _named(facts, facts.status))
+        return Maintenance((), facts.status, "no maintenance while no world is committed", _named(facts, facts.status))
     memory = _read(facts)
     status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
     promoting = promotion_plan.promote(facts, memory.complete, pinned)
@@ -136,8 +143,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
 
 def _read(facts: Facts) -> _Memory:
     epoch = facts.world.epoch
-    whole = reading_at(facts, epoch)
-    reading = TierReading(whole.holders, None)
+    reading = memory_reading(facts, epoch)
     domains = domains_of(facts)
     live = {domains[holder] for holder in reading.holders}
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
@@ -215,12 +221,10 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
         good=retention.last_good(memory.complete, entries_of_all),
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
-    drops = []
-    for holder, entries in sorted(memory.reading.holders.items(), key=lambda one: (one[0].node, one[0].instance)):
-        saves = retention.memory_drops(entries, standing, facts.spec.checkpoint.memory.keep)
-        if saves:
-            drops.append(DropSaves(holder, standing.epoch, tuple(saves), facts.now + life))
-    return tuple(drops)
+    found = retention.drops_by_holder(memory.reading.holders, standing, facts.spec.checkpoint.memory.keep)
+    return tuple(
+        DropSaves(holder, standing.epoch, found[holder], facts.now + life) for holder in sorted(found, key=HOLDER_ORDER)
+    )
 
 
 def standing_of(
@@ -269,9 +273,13 @@ def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
         return False
     if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):
         return True
-    pace = seconds_per_step(facts)
-    left = interval - step % interval
-    return pace is not None and bool(facts.world.members) and left * pace < SOON_SECONDS
+    pace, made = seconds_per_step(facts), last_step_seconds(facts, facts.world.epoch)
+    if pace is None or not facts.world.members:
+        return False
+    due = (interval - step % interval) * pace
+    # a world that hangs saves nothing more: what it has must not wait with too few copies until the hang is found
+    hangs = made is not None and facts.now - made > due + SOON_SECONDS
+    return due < SOON_SECONDS and not hangs
 
 
 def _nearest(

@@ -1,8 +1,8 @@
 """Computes whether a job's checkpoints fit into staging memory and holders.
 
-Pure; called by `maintain`. Told before a holder is full: agents say what one save of their ranks takes as soon as
-their trainers ask for staging memory, and placement says which holders get it. docs/memory-tier.md has the formula.
-Nothing is stopped by it: what does fit is still saved, and the training goes on.
+Pure; called by `maintain`. It warns before a holder is full: agents report the size of their ranks' saves as soon as
+trainers ask for staging memory, and placement says which holders get them. docs/memory-tier.md has the formula. Nothing
+is stopped: what fits is still saved, and training continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OVERHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class HolderShare:
-    """Holds what one node's holder must store of this job, and may."""
+    """The bytes one node's holder must store of this job, and may."""
 
     node: str
     ranks: int
@@ -56,7 +56,7 @@ class HolderShare:
 
     @property
     def available_bytes(self) -> int | None:
-        """None: nobody knows."""
+        """The bytes this job may use there; None: unknown."""
         left = None if self.limit_bytes is None else max(0, self.limit_bytes - self.others_bytes)
         return min((b for b in (left, self.job_limit_bytes) if b is not None), default=None)
 
@@ -67,6 +67,8 @@ class HolderShare:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
+    """The verdict, and each holder's share."""
+
     fits: bool
     reason: str
     message: str
@@ -74,10 +76,7 @@ class MemoryBudget:
 
 
 def judged(facts: Facts) -> MemoryBudget | None:
-    """Decides whether checkpoints fit; None while a rank's need is unknown.
-
-    Whether it fits now; None while that is not known: a rank has not said yet what it needs.
-    """
+    """Decides whether checkpoints fit; None while a rank's need is unknown."""
     sessions = [session for _, session in member_sessions(facts) if session is not None]
     sessions = [s for s in sessions if s.epoch == facts.world.epoch]
     closed = next((h for h in facts.seen.holders if h.state == "Ready" and h.closed), None)
@@ -86,10 +85,12 @@ def judged(facts: Facts) -> MemoryBudget | None:
     known = bool(saves) and len(saves) == len(facts.world.members)
     shares = _shares(facts, saves) if known else ()
     if closed is not None:
-        text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training goes on with fewer copies: {closed.closed}"
+        text = f"saves to the holder of {closed.endpoint.holder.node} are refused, training continues with fewer copies: {closed.closed}"
         return MemoryBudget(False, OVER_ITS_PART, text, shares)
     if refused is not None:
-        text = f"worker {refused.index} on {refused.node} saves nothing, training goes on: {refused.progress.unstaged}"
+        text = (
+            f"worker {refused.index} on {refused.node} saves nothing, training continues: {refused.progress.unstaged}"
+        )
         return MemoryBudget(False, STAGING_TOO_SMALL, text, shares)
     return weighed(shares, facts.spec.checkpoint, min(allowed_sizes(facts.spec))) if known else None
 
@@ -97,13 +98,11 @@ def judged(facts: Facts) -> MemoryBudget | None:
 def weighed(shares: Sequence[HolderShare], policy: CheckpointPolicy, least_workers: int) -> MemoryBudget:
     """Decides by the node with the least memory left.
 
-    The verdict, by the node that has the least left. A holder whose limit is not known has room for anything.
+    A holder whose limit is not known has room for anything.
     """
     bounded = [share for share in shares if share.available_bytes is not None]
     if not bounded:
-        return MemoryBudget(
-            True, FITS, "every worker has memory to stage in, and no holder tells a limit", tuple(shares)
-        )
+        return MemoryBudget(True, FITS, "every worker has staging memory, and no holder reports a limit", tuple(shares))
     worst = min(bounded, key=lambda share: (share.left_bytes, share.node))
     if worst.left_bytes < 0:
         text = f"{_holding(worst, 'would hold')}; {_remedy(worst, policy)}"
@@ -126,7 +125,7 @@ def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, 
 
 
 def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -> JobStatus:
-    """`status` with the verdict as its condition. While nothing is known the one of before stands."""
+    """Sets the verdict as a condition; None keeps the former one."""
     old = _condition(status)
     if budget is None:
         return status
@@ -138,7 +137,7 @@ def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -
 
 
 def budget_events(old: JobStatus, budget: MemoryBudget | None) -> tuple[Event, ...]:
-    """Told when checkpoints stop fitting, for another reason too, and when they fit again."""
+    """Reports when checkpoints stop fitting, and when they fit again."""
     was = _condition(old)
     if budget is None or (was is not None and was.reason == budget.reason):
         return ()
@@ -181,7 +180,10 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
 
 
 def checkpoints(policy: CheckpointPolicy) -> int:
-    """How many a holder has at most: those kept, one being written, one pinned for the persistent tier."""
+    """The most checkpoints that a holder has at a time.
+
+    Those kept, one being written, one pinned for the persistent tier.
+    """
     return policy.memory.keep + 1 + (policy.persistent is not None)
 
 

@@ -1,8 +1,7 @@
 """Plans promotion to the persistent tier, and retention there.
 
-Pure; part of upkeep. One at a time. The pin is the leader's and soft: an operator that dies forgets it, and what was
-uploaded already is found again by the next listing. The floor moves only when every manifest of a lineage checkpoint
-is there.
+Pure; called by `maintain`. One checkpoint at a time. The pin is soft state of the leader: after a failover the next
+listing finds what was uploaded already. The floor moves only when every manifest of a lineage checkpoint is there.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from surefoot_operator.policy.facts import (
     is_responsive,
     member_sessions,
     sealed_holders,
-    worker_id,
 )
+from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.world import surviving_copies
 
@@ -43,6 +42,8 @@ MOST_STUMBLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
+    """The new floor, the pinned checkpoint, and the actions for it."""
+
     floor: Checkpoint | None
     pinned: Checkpoint | None = None
     actions: tuple[MaintenanceAction, ...] = ()
@@ -50,7 +51,10 @@ class Promotion:
 
 
 def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None) -> Promotion:
-    """`in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted."""
+    """Chooses the checkpoint to promote, and by which agents.
+
+    `in_memory`: complete lineage checkpoints on the holders, oldest first. `pinned`: the one being promoted.
+    """
     if facts.spec.checkpoint.persistent is None:
         return Promotion(facts.status.floor)
     floor = _floor(facts)
@@ -71,9 +75,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         return Promotion(floor, events=events)
     chosen = due[-1] if over else _chosen(due, pinned, _unpromotable(facts))
     if pinned is not None and pinned in due and chosen != pinned and not over:
-        text = (
-            f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (damaged, or the tier is away); next is {chosen}"
-        )
+        text = f"{pinned} could not be uploaded in {MOST_STUMBLES} tries (its copies are damaged, or the tier does not answer); next is {chosen}"
         events = (*events, Event(PROMOTION_ABANDONED, text, warning=True))
     return Promotion(floor, chosen, _promotions(facts, chosen), events)
 
@@ -92,9 +94,7 @@ def _unpromotable(facts: Facts) -> set[Checkpoint]:
 def interval_of(facts: Facts) -> int:
     """Returns the steps between promotions, a multiple of the memory tier's.
 
-    Steps between promotions: a multiple of the memory tier's base, for only what was saved can go up.
-
-    Where the operator chooses and has not chosen yet, whatever is saved is due: one upload tells what uploads take.
+    Where the operator has not chosen yet, every save is due: one upload shows how long uploads take.
     """
     persistent, base = facts.spec.checkpoint.persistent, facts.spec.checkpoint.memory.base_steps
     if persistent is None or persistent.adaptive:
@@ -107,7 +107,10 @@ def interval_of(facts: Facts) -> int:
 def persistent_drops(
     facts: Facts, floor: Checkpoint | None, pinned: Checkpoint | None
 ) -> tuple[MaintenanceAction, ...]:
-    """Deletes below what must stay, by a listing that knows the floor; asks for one where there is none."""
+    """Deletes checkpoints that retention does not keep.
+
+    Only by a listing that has the floor; without one it asks for a listing.
+    """
     spec = facts.spec.checkpoint.persistent
     if spec is None or floor is None:
         return ()
@@ -148,7 +151,7 @@ def _kept_longer(facts: Facts, spec: PersistentTierSpec, complete: set[Checkpoin
 
 
 def listing_due(facts: Facts) -> float | None:
-    """When to list again, because what is known lacks the floor; None: it is known well enough."""
+    """When to list again, as the floor is missing; None: not."""
     persistent, floor = facts.seen.persistent, facts.status.floor
     if facts.spec.checkpoint.persistent is None or floor is None:
         return None

@@ -1,7 +1,7 @@
 """Rolls out a new holder revision, one failure domain at a time.
 
-Pure. `safety` says of one job whether it can spare a holder just now; `rollout` joins what all jobs say with the
-pods. Called by each job's reconciler and by the leader's upkeep of the tier.
+Pure. `safety` says for one job whether it can lose a holder now; `rollout` combines all jobs with the pods. Called by
+each job's reconciler and by the leader's `memory_maintenance`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STALE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HolderPod:
-    """A pod of the memory tier. `domain` is empty while it has no node."""
+    """A pod of the memory tier; `domain` is empty without a node."""
 
     name: str
     uid: str
@@ -35,7 +35,10 @@ class HolderPod:
 
 @dataclass(frozen=True, slots=True)
 class JobSafety:
-    """What one job says. `nodes`: those whose holders it has sealed and read; None: it needs none."""
+    """Whether one job can lose a holder now.
+
+    `nodes`: those whose holders it has sealed and read; None: it needs none.
+    """
 
     job: str
     """Its name, for the sentence."""
@@ -48,7 +51,7 @@ class JobSafety:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Pods to delete now, all of one domain, and why these or none."""
+    """Pods to delete now, all of one domain, with the reason."""
 
     delete: tuple[HolderPod, ...]
     reason: str
@@ -58,7 +61,7 @@ class Rollout:
 def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSafety:
     """Decides whether this job survives the restart of one more holder domain.
 
-    `status` and `kept` are what was decided from `seen`.
+    `status` and `kept` were decided from `seen`.
     """
     name = f"{seen.job.namespace}/{seen.job.name}"
     key = seen.job.spec.checkpoint.memory.topology_key
@@ -73,8 +76,8 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     if world is None or (world.state == "Committed" and not world.members):
         kept_elsewhere = status.floor is not None and status.floor == status.last_complete
         if nothing or kept_elsewhere:
-            return says(True, "nobody of it runs, and memory holds nothing that is nowhere else")
-        return says(False, "nobody of it runs that could copy its newest checkpoint, which lies in memory alone")
+            return says(True, "none of its workers run, and memory has nothing that is stored nowhere else")
+        return says(False, "no worker of it runs that could copy its newest checkpoint, which is in memory only")
     if world.state != "Committed" or kept is None:
         return says(False, "its world is changing")
     if open_incident(status.incidents) is not None:
@@ -82,23 +85,27 @@ def safety(seen: Observed, status: JobStatus, kept: Maintenance | None) -> JobSa
     if kept.watermark is None:
         return says(False, "none of its complete checkpoints has all its copies")
     if kept.replicas < 2 and (status.floor is None or status.floor in status.bad):
-        return says(False, "its checkpoints have one copy, and none lies in the persistent tier")
+        return says(False, "its checkpoints have one copy, and none is in the persistent tier")
     nodes = frozenset(h.endpoint.holder.node for h in sealed_holders(gather(seen), world.epoch))
     return says(True, f"{kept.watermark} has {kept.replicas} copies", nodes)
 
 
 def refused_safety(status: JobStatus | None, now: float) -> JobSafety:
-    """Of a job that cannot be read. `status` None: not even that."""
+    """The safety of a job that cannot be read.
+
+    `status` None: its status cannot be read either.
+    """
     if status is not None and status.world is None:
         return JobSafety("", True, "it never began", now)
     return JobSafety("", False, "its spec or status cannot be read", now)
 
 
 def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequence[JobSafety], now: float) -> Rollout:
-    """`wanted`: how many pods there should be; `revision`: the newest one's name.
+    """Chooses the outdated pods to delete now.
 
-    A pod on a node that is away is left for the node's return. One that is not ready anyway may go while others are
-    not, so that a revision that never becomes ready can be replaced by one that does.
+    `wanted`: how many pods there should be; `revision`: the newest one's name. A pod on a node that is away waits for
+    the node's return. One that is not ready may go while others are not, so that a revision that never becomes ready
+    can be replaced.
     """
     outdated = sorted(
         (pod for pod in pods if pod.revision != revision and not pod.deleting), key=lambda pod: (pod.domain, pod.name)
@@ -113,7 +120,7 @@ def rollout(pods: Sequence[HolderPod], wanted: int, revision: str, jobs: Sequenc
     if not reachable:
         return says(f"{len(outdated)} holders of an older revision are on nodes that are away")
     if len(pods) < wanted:
-        return says(f"{wanted - len(pods)} holders are still to be made")
+        return says(f"{wanted - len(pods)} holders are still missing")
     leaving = [pod for pod in pods if pod.deleting and pod.node_ready]
     if leaving:
         return says(f"{leaving[0].name} is ending")
@@ -137,7 +144,7 @@ def _unsafe(pods: Sequence[HolderPod], jobs: Sequence[JobSafety], now: float) ->
         if not one.safe:
             return f"job {one.job} cannot spare a holder: {one.reason}"
         if one.nodes is not None and now - one.at_seconds > STALE_SECONDS:
-            return f"job {one.job} was not looked at for {now - one.at_seconds:.0f} s"
+            return f"job {one.job} was not reconciled for {now - one.at_seconds:.0f} s"
         missing = sorted(ready - one.nodes) if one.nodes is not None else []
         if missing:
             return f"job {one.job} has not read the holder on {missing[0]} yet"

@@ -1,9 +1,9 @@
 """Finds memory checkpoints that can never become complete.
 
-Pure. Where one rank cannot save, for want of staging memory say, all others' saves would pile up until the tier is
-full: no checkpoint becomes complete, so none is superseded. Agents say which steps their ranks never handed over.
-That is true for ever: neither a save on its way nor a holder that nobody reaches can make such a checkpoint whole.
-Called by `maintain`; `retention` decides what goes.
+Pure; called by `maintain`. Where one rank cannot save, for want of staging memory say, all others' saves would fill the
+tier: no checkpoint becomes complete, so none is superseded. Agents report which steps their ranks never handed over.
+That is final: no save under way and no unreachable holder can complete such a checkpoint. `retention` decides which
+saves are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot_operator.policy.facts import Facts, member_sessions
 
 @dataclass(frozen=True, slots=True)
 class Unrecoverable:
-    """One checkpoint, and the sentence that says why."""
+    """A checkpoint that cannot become complete, and why."""
 
     checkpoint: Checkpoint
     worker: int
@@ -30,7 +30,10 @@ class Unrecoverable:
 def unrecoverable_checkpoints(
     facts: Facts, reading: TierReading, complete: Collection[Checkpoint]
 ) -> tuple[Unrecoverable, ...]:
-    """Those of the committed epoch that have parts on holders, oldest first; none that was read to be complete."""
+    """Lists the committed epoch's checkpoints that lack a rank for good.
+
+    Oldest first; none that was read to be complete.
+    """
     epoch = facts.world.epoch
     there = {checkpoint for checkpoint in reading.having() if checkpoint.epoch == epoch}
     sessions = reporting_sessions(facts)
@@ -46,7 +49,7 @@ def unrecoverable_checkpoints(
 def reporting_sessions(facts: Facts) -> list[SessionSeen]:
     """Returns the members' sessions that report on the committed epoch.
 
-    Members of the committed world that speak of its epoch: what they say of their saves holds, however old it is.
+    A report about saves stays true however old it is.
     """
     epoch = facts.world.epoch
     return [session for _, session in member_sessions(facts) if session is not None and session.epoch == epoch]

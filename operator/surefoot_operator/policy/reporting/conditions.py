@@ -1,6 +1,6 @@
 """Summarises a job's phase, conditions, message and progress.
 
-Pure; the last stroke of a plan.
+Pure; the last part of a plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.failure.holder_liveness import lost_sight
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
-from surefoot_operator.policy.reporting.hindrances import hindrance
+from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
+from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
 from surefoot_operator.policy.world.scheduling_deadline import release_message as released
 from surefoot_operator.policy.world.size_tie import tie_to_tell
@@ -50,9 +51,9 @@ Truth = Literal["True", "False", "Unknown"]
 
 
 def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") -> JobStatus:
-    """`status` with everything in it that only tells. Equal input gives equal output, so plans come to rest.
+    """Sets phase, message, conditions and progress in a status.
 
-    `lost`: what people are told where every checkpoint is lost.
+    Equal input gives equal output, so plans reach a fixed point. `lost`: the message where every checkpoint is lost.
     """
     status = _with_progress(facts, status)
     status = replace(status, observed_generation=facts.seen.job.generation)
@@ -64,7 +65,7 @@ def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") ->
 def known_loss(facts: Facts) -> str:
     """Returns the message of a total loss already reported in this claim.
 
-    What was said of a total loss in this claim: it is so until something is found, also while tiers are asked anew.
+    It holds until something is found, also while tiers are asked again.
     """
     known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_LOST), None)
     return known.message if known is not None else ""
@@ -109,7 +110,7 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     if _is_late(facts, behind):
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
     if safe is not None:
-        return "True", "Protected", f"a complete checkpoint has {replicas} copies or lies in the persistent tier"
+        return "True", "Protected", f"a complete checkpoint has {replicas} copies or is in the persistent tier"
     if found:
         return "False", "TooFewCopies", f"no complete checkpoint has {replicas} copies yet"
     return "False", "NothingSaved", "no checkpoint is complete yet"
@@ -147,7 +148,7 @@ def _last(facts: Facts) -> tuple[Truth, str, str]:
     known = next((c for c in facts.status.conditions if c.type == names.CHECKPOINT_PROTECTED), None)
     if known is None:
         return "False", "NothingSaved", "no checkpoint is complete yet"
-    return known.status, known.reason, known.message
+    return _as_told(known)
 
 
 def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
@@ -187,6 +188,8 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts, status)))
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
     wanted += _finite(facts, known.get(names.LOSS_FINITE))
+    spares = spares_ready(facts, status)
+    wanted += [(names.SPARES_READY, *spares)] if spares is not None else []
     tie = tie_to_tell(facts, status)
     if tie is not None:
         wanted.append((names.WORLD_SIZE_TIED, "True", "RanksOwnState", tie))
@@ -203,6 +206,28 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     )
 
 
+def spares_ready(facts: Facts, status: JobStatus) -> tuple[Truth, str, str] | None:
+    """Returns (truth, reason, message) about the spares; None: not asked for."""
+    wanted, world = facts.spec.spares, facts.status.world
+    if not wanted:
+        return None
+    if facts.spec.suspend or status.phase in ("Complete", "Failed"):
+        return "False", "NotWanted", "no workers are wanted"
+    if world is None or world.state != "Committed" or world != status.world:
+        known = next((c for c in facts.status.conditions if c.type == names.SPARES_READY), None)
+        return ("False", "Waiting", "the world comes first") if known is None else _as_told(known)
+    warm = min(wanted, len(spare_agents(facts)))
+    there = f"{warm} of {wanted} spares are warm"
+    if warm == wanted:
+        return "True", "Warm", there
+    why = spare_hindrance(facts)
+    return ("False", "Waiting", there) if why is None else ("False", why.reason, f"{there}; {why.text}")
+
+
+def _as_told(known: Condition) -> tuple[Truth, str, str]:
+    return known.status, known.reason, known.message
+
+
 def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
     """Whether losses are numbers: told once one was not, and as it was where no step tells anything newer."""
     world = facts.status.world
@@ -214,11 +239,11 @@ def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str
     if bad is not None and known is not None and known.status == "False":
         return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
     if bad is not None:
-        text = f"the loss on worker {bad.index} is no number at step {bad.progress.step}; to begin before it, run the job anew"
+        text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, create the job anew"
         return [(names.LOSS_FINITE, "False", "NotFinite", f"{text} with checkpoint.restoreFrom and an earlier step")]
     if known is None or not told:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]
-    return [(names.LOSS_FINITE, "True", "Finite", "losses are numbers again")]
+    return [(names.LOSS_FINITE, "True", "Finite", "losses are finite again")]
 
 
 def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:

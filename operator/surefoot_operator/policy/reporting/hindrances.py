@@ -1,7 +1,7 @@
 """Explains what keeps workers from running.
 
-Pure; called by `plan` and `conditions`. A person looks at the job: that its pods are refused, unplaced or cannot be
-started is otherwise to be found on pods alone, or in the operator's log.
+Pure; called by `plan` and `conditions`. People look at the job; that its pods are refused, unscheduled or cannot start
+would otherwise appear only on the pods or in the operator's log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from surefoot_operator import names
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.spares import wanted_indexes, world_indexes
 from surefoot_operator.policy.workers import could_not_start, ended_by_itself, never_trained
 
 REFUSED = "Refused"
@@ -29,23 +30,32 @@ _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """`reason`: one word for the cause. `text`: a sentence, in the system's own words."""
+    """A cause: `reason` in one word, `text` as a sentence."""
 
     reason: str
     text: str
 
     @property
     def placed(self) -> bool:
-        """Whether it is about workers that have a node."""
+        """Whether it concerns workers that have a node."""
         return self.reason not in (REFUSED, UNSCHEDULABLE)
 
 
 def hindrance(facts: Facts) -> Hindrance | None:
-    """Finds the first cause that keeps workers from running; None: none known."""
-    refused = next((c for c in facts.seen.creates if c.refusal), None)
+    """Finds the first cause that keeps the world's workers from running."""
+    return _among(facts, world_indexes(facts))
+
+
+def spare_hindrance(facts: Facts) -> Hindrance | None:
+    """Finds the first cause that keeps spares from running."""
+    return _among(facts, wanted_indexes(facts) - world_indexes(facts))
+
+
+def _among(facts: Facts, indexes: frozenset[int]) -> Hindrance | None:
+    refused = next((c for c in facts.seen.creates if c.refusal and c.index in indexes), None)
     if refused is not None:
         return Hindrance(REFUSED, f"worker {refused.index} was refused: {refused.refusal}")
-    workers = _newest(facts)
+    workers = [w for w in _newest(facts) if w.index in indexes]
     for worker in workers:
         if worker.unstarted and not worker.deleting:
             return Hindrance(_cause(worker.unstarted), could_not_start(worker))
@@ -65,7 +75,7 @@ def hindrance(facts: Facts) -> Hindrance | None:
 
 
 def event_of(reason: str) -> str:
-    """The event that tells of a hindrance of that reason."""
+    """The event's reason for a hindrance's."""
     if reason == REFUSED:
         return names.WORKER_REFUSED
     return names.WORKER_UNSCHEDULABLE if reason == UNSCHEDULABLE else names.WORKER_NOT_STARTED

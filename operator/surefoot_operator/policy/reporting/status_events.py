@@ -19,8 +19,7 @@ _LONGEST_STACKS = 800
 
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """A claim, a checkpoint that came into safety or left it, saving that stalls, a size that must be kept, a spec that
-    is refused, what keeps workers from running, a total loss."""
+    """Derives the events that a changed status calls for."""
     parts = (_claimed, _protected, _tied, _refused, _hindered, _stood, _lost)
     return tuple(event for part in parts for event in part(old, new))
 
@@ -83,7 +82,7 @@ def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         return ()
     if was is not None and was.reason == now.reason and (now.reason != REFUSED or _words(was) == _words(now)):
         return ()
-    again = "; it is asked for again" if now.reason == REFUSED else ""
+    again = "; the operator tries again" if now.reason == REFUSED else ""
     return (Event(event_of(now.reason), f"{now.message}{again}", True),)
 
 

@@ -1,7 +1,7 @@
 """Remembers which checkpoints of a job are bad.
 
-Pure; used where one is found to be, and by `check`. One below the floor is chosen by nobody any more, as the floor
-is: without forgetting it the status of a job on bad disks grows for as long as it lives.
+Pure; read by `check`. A bad checkpoint below the floor can never be chosen and is forgotten; otherwise the status of a
+job on bad disks would grow for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_REMEMBERED = 64
 
 
 def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:
-    """`status.bad` with this one more, without what need not be remembered."""
+    """Adds a bad checkpoint and forgets those no longer needed."""
     bad = status.bad if found is None or found in status.bad else (*status.bad, found)
     if found is None:
         return bad
@@ -24,7 +24,7 @@ def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, .
 
 
 def may_be_forgotten(checkpoint: Checkpoint, status: JobStatus) -> bool:
-    """Whether a status may lack what `status` remembered."""
+    """Whether a later status may lack this bad checkpoint."""
     own = [c for c in status.bad if not c.imported]
     return not checkpoint.imported and (_passed(checkpoint, status) or len(own) >= MOST_REMEMBERED)
 

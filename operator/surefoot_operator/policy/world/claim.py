@@ -1,7 +1,7 @@
 """Claims and commits worlds, and selects their members.
 
-Pure status changes. Each is one new status; the reconciler writes it by compare-and-swap on the old world, so of two
-leaders one loses.
+Pure. Each change is one new status; the reconciler writes it by compare-and-swap on the old world, so of two leaders
+one loses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from surefoot_operator.policy.facts import (
     sealed_holders,
     usable,
     vacate_reason,
-    worker_id,
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.detect import RECONNECT_GRACE_SECONDS
+from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.restore_choices import Chosen
 from surefoot_operator.policy.world.size_tie import Tie
 from surefoot_operator.policy.world.sizing import largest_size, target_size
@@ -51,7 +52,7 @@ LONGEST_LINEAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Holds the members selected, or what is waited for until when."""
+    """The members selected, or what is waited for until when."""
 
     members: tuple[Member, ...] = ()
     waiting: str | None = None
@@ -73,16 +74,18 @@ def newest_epoch_seen(facts: Facts) -> int:
 def claimed(facts: Facts, reason: str) -> JobStatus:
     """Claims the next epoch: no member may run until it is committed.
 
-    Members and parent stay those that the claim stands on.
+    Members and parent stay those that the claim is based on.
     """
     old = facts.status.world or World(0, "Claimed")
     world = replace(old, epoch=newest_epoch_seen(facts) + 1, state="Claimed", reason=reason, changed_seconds=facts.now)
     start = facts.status.start_seconds if facts.status.start_seconds is not None else facts.now
-    return replace(facts.status, world=world, start_seconds=start)
+    # what failed beside a world that ran, a spare or one more worker, says nothing of the next one's start
+    failed = 0 if old.state == "Committed" else facts.status.failed_starts
+    return replace(facts.status, world=world, start_seconds=start, failed_starts=failed)
 
 
 def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobStatus:
-    """The claimed epoch with its parent and its members."""
+    """Commits the claimed epoch with its parent and members."""
     status, claim = facts.status, facts.world
     size = len(members) * facts.spec.nproc_per_node
     world = World(
@@ -116,11 +119,11 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
 def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
     """Selects the members once no worker worth waiting for is missing.
 
-    With a `tie` as many as it says, or nobody.
+    With a `tie`, exactly as many as it needs, or nobody.
     """
     epoch, spec = facts.world.epoch, facts.spec
     tied = None if tie is None else tie.workers(spec)
-    there = [s for s in _newest_attempts(facts) if usable(facts, s)]
+    there = [s for s in newest_attempts(facts) if usable(facts, s)]
     wanted = [s for s in there if not vacate_reason(facts, s.node)]
     if largest_size(spec, sum(s.warm and s.stopped >= epoch for s in wanted), tied):
         there = wanted  # nodes that others want left train only where there is no world without them
@@ -132,45 +135,65 @@ def select_members(facts: Facts, tie: Tie | None = None) -> Selection:
                 (), f"{len(ready)} of {target_size(spec)} workers are ready, others are on their way", until
             )
     size = largest_size(spec, len(ready), tied)
-    if size == 0 and tie is not None:
+    if size:
+        return _selected(facts, there, ready, size)
+    if tie is not None:
         return Selection((), _short(spec, len(ready), tie))
-    if size == 0:
-        return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
-    ready.sort(key=lambda s: (worker_id(s) not in facts.members, s.index))
-    chosen = sorted(ready[:size], key=lambda s: s.index)
-    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in chosen))
+    return Selection((), f"{len(ready)} workers are ready, too few for any allowed world of {spec.replicas}")
+
+
+def _selected(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen], size: int) -> Selection:
+    """Former members first: a spare is no better than one that is about to be ready again."""
+    ready = sorted(ready, key=lambda s: (worker_id(s) not in facts.members, s.index))[:size]
+    if worker_id(ready[-1]) not in facts.members:
+        until = _former_ready(facts, there, {worker_id(s) for s in ready})
+        if facts.now < until:
+            return Selection((), "members of the last world may be ready in a moment, and go before spares", until)
+    return Selection(tuple(Member(s.index, s.attempt, s.incarnation, s.node) for s in _ranked(facts, ready)))
+
+
+def _former_ready(facts: Facts, there: list[SessionSeen], ready: set[WorkerId]) -> float:
+    """Until when members of the old world that are not chosen are expected to be ready."""
+    found = {worker_id(s): s for s in there}
+    moments = [0.0]
+    for identity, member in facts.members.items():
+        if identity in ready:
+            continue
+        session = found.get(identity)
+        if session is not None and session.incarnation == member.incarnation:
+            moments.append(facts.world.changed_seconds + STOPPING_SECONDS)
+        elif session is None and member.index in wanted_indexes(facts):
+            moments.append(_returning(facts, identity, member.incarnation))
+    return max(moments)
+
+
+def _ranked(facts: Facts, chosen: list[SessionSeen]) -> list[SessionSeen]:
+    """Members in the order of their ranks.
+
+    Where the world keeps its size, who stays keeps its rank, and finds on its own node what it saved.
+    """
+    former = facts.world.members
+    left = {worker_id(s): s for s in sorted(chosen, key=lambda s: s.index)}
+    if len(former) != len(chosen):
+        return list(left.values())
+    places = [left.pop(worker_id(member), None) for member in former]
+    same = {s.index: s for s in left.values()}
+    for place, member in enumerate(former):
+        if places[place] is None and member.index in same:
+            places[place] = left.pop(worker_id(same[member.index]))
+    others = iter(left.values())
+    return [next(others) if s is None else s for s in places]
 
 
 def _short(spec: TrainingJobSpec, ready: int, tie: Tie) -> str:
     """Why the workers that are ready do not make up a world that is tied to a size."""
     workers = tie.workers(spec)
     if largest_size(spec, workers, workers):
-        return f"{ready} of {workers} workers are ready, and no other number will do: {tie.text}"
+        return f"{ready} of {workers} workers are ready, and no other number is possible: {tie.text}"
     return (
         f"no world is possible: the job asks for {spec.replicas} workers of {spec.nproc_per_node} ranks. Ask for"
         f" {tie.ranks} ranks again. {tie.text}"
     )
-
-
-def spares(facts: Facts) -> list[SessionSeen]:
-    """Warm agents that are no members of the committed world."""
-    found = (s for s in _newest_attempts(facts) if s.warm and worker_id(s) not in facts.members and usable(facts, s))
-    return [s for s in found if not vacate_reason(facts, s.node)]
-
-
-def _newest_attempts(facts: Facts) -> list[SessionSeen]:
-    """One agent per index that should exist: the newest attempt that is connected.
-
-    One that is made beside another, to take its place, counts once it is warm.
-    """
-    newest_of: dict[int, SessionSeen] = {}
-    wanted = target_size(facts.spec)
-    for session in sorted(facts.sessions.values(), key=lambda s: s.attempt):
-        if session.connected and session.index < wanted:
-            known = newest_of.get(session.index)
-            if known is None or session.warm or not (known.warm and vacate_reason(facts, known.node)):
-                newest_of[session.index] = session
-    return list(newest_of.values())
 
 
 def _worth_waiting(facts: Facts, there: list[SessionSeen], ready: list[SessionSeen]) -> float | None:
@@ -211,7 +234,7 @@ def _arriving(facts: Facts, ready: set[WorkerId]) -> float:
     for worker in facts.seen.workers:
         if worker.phase not in ("Succeeded", "Failed"):
             live[worker.index].append(worker)
-    for index in range(target_size(facts.spec)):
+    for index in wanted_indexes(facts):
         if index in places:
             continue
         workers = live.get(index, ())

@@ -1,8 +1,7 @@
 """Chooses the initial restore point: step 0 or an older job's checkpoint.
 
-Pure. Called by `restore_point` for the first epoch, and for any later one whose lineage has nothing left or never had
-anything. What an older job gives is chosen once, kept in status, and chosen anew only if it turns out to be
-unreadable.
+Pure; called by `restore_point` for the first epoch, and for a later one without any checkpoint on its lineage. An older
+job's checkpoint is chosen once and kept in status; again only if it is unreadable.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MOST_NAMED = 8
 
 
 def older_job(policy: CheckpointPolicy) -> OlderJob | None:
-    """What `checkpoint.restoreFrom` names."""
+    """The job that `checkpoint.restoreFrom` names."""
     given = policy.restore_from
     if given is None:
         return None
@@ -31,12 +30,12 @@ def older_job(policy: CheckpointPolicy) -> OlderJob | None:
 
 
 def origin_of(status: JobStatus) -> Checkpoint | None:
-    """The older job's checkpoint that this job began from: None where it began at step 0, or while that is not known."""
+    """The older job's checkpoint that this job began from, if any."""
     return None if status.origin in status.bad else status.origin
 
 
 def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> Waiting | Chosen | NothingToTakeUp:
-    """The parent of an epoch that has none of its own."""
+    """Chooses the parent of an epoch without a checkpoint of its own."""
     status = facts.status
     origin = origin_of(status)
     if origin is not None:
@@ -59,10 +58,10 @@ def initial_restore_point(facts: Facts, silent: tuple[HolderEndpoint, ...]) -> W
 
 
 def older_job_checkpoints(facts: Facts) -> list[Checkpoint]:
-    """The older job's checkpoints that its listing shows to be complete, those that could not be read left out.
+    """The older job's checkpoints that its listing shows to be complete.
 
-    Its lineage is not known here, and not needed: what was completed once is whole, and of two epochs that completed
-    one step the newer is the one that the job went on from.
+    Unreadable ones are left out. Its lineage is neither known nor needed: of two epochs that completed one step, the
+    job went on from the newer.
     """
     reading = TierReading({}, facts.seen.older.entries)
     found = reading.manifests().items()

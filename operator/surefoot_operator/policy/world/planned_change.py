@@ -1,9 +1,8 @@
 """Plans voluntary changes of the world: grow, shrink, suspend, vacate.
 
-Pure. They lose nothing: a step ahead is named, every rank saves exactly there and waits, and only then is the next
-epoch claimed. The coordinator binds a step once every member accepted it; one refusal, and a later step is proposed.
-A worker that leaves is left so also where no world is possible without it: what waits for a place then waits with
-every step.
+Pure. They lose no step: a step ahead is proposed, every rank saves there and waits, and only then is the next epoch
+claimed. The coordinator binds the step once every member accepted it; after a refusal a later one is proposed. A
+departing worker is waited for in this way even where no world is possible without it: every step is then saved.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from surefoot_operator.policy.facts import (
     vacate_reason,
 )
 from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world import surviving_copies
-from surefoot_operator.policy.world.claim import spares
 from surefoot_operator.policy.world.size_tie import present_tie
 from surefoot_operator.policy.world.sizing import largest_size
 
@@ -44,6 +43,9 @@ AGAIN_SECONDS = 0.5
 MOVE_SECONDS = 120.0
 """How long a replacement may take to come and be warm, before a node that others want left is left with fewer workers."""
 
+FIRST_STEP_SECONDS = 10.0
+"""A world so young that refuses a halt is still being started: it is asked again, as its first step may be under way."""
+
 MOST_NAMED = 4
 
 HELD_SECONDS = 30.0
@@ -52,7 +54,7 @@ HELD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DesiredChange:
-    """`urgent`: not worth a first step if none was made."""
+    """A wanted change; an `urgent` one waits for no late step."""
 
     reason: str
     urgent: bool
@@ -60,7 +62,7 @@ class DesiredChange:
 
 @dataclass(frozen=True, slots=True)
 class ChangeStep:
-    """Holds a planned change's next step: actions, waiting, or the claim."""
+    """The next step of a planned change: actions, waiting, or claim."""
 
     reason: str
     actions: tuple[Action, ...] = ()
@@ -69,7 +71,7 @@ class ChangeStep:
 
 
 def desired_change(facts: Facts) -> DesiredChange | None:
-    """Whether the committed world should be another one."""
+    """Decides whether the committed world should change; None: no."""
     members = len(facts.world.members)
     if facts.spec.suspend:
         return DesiredChange("the job is suspended", urgent=True) if members else None
@@ -79,7 +81,7 @@ def desired_change(facts: Facts) -> DesiredChange | None:
     if ending:
         return DesiredChange(_told(ending), urgent=True)
     staying = {m.index for m in facts.world.members}
-    warm = {s.index for s in spares(facts)}
+    warm = {s.index for s in spare_agents(facts)}
     tie = present_tie(facts)
     tied = None if tie is None else tie.workers(facts.spec)
     possible = largest_size(facts.spec, len(staying | warm), tied)
@@ -125,12 +127,12 @@ def advance(facts: Facts) -> ChangeStep | None:
     if hold is not None and hold.state == "Bound":
         return _bound(facts, hold, wanted)
     if hold is None and _all_wait(facts):
-        return ChangeStep("every rank waits at a step that an earlier operator named", claim=True)
+        return ChangeStep("every rank waits at a step that an earlier operator proposed", claim=True)
     if wanted is None:
         if hold is not None and hold.state == "Proposed":
             return ChangeStep("a planned halt is not needed any more", (ProposeHold(hold.epoch, hold.step, "cancel"),))
         return None
-    if not facts.world.members or (wanted.urgent and not has_stepped(facts, facts.world.epoch)):
+    if not facts.world.members or (wanted.urgent and _stepless(facts, hold)):
         return ChangeStep(wanted.reason, claim=True)
     if not wanted.urgent:
         due = _snoozing(facts)
@@ -139,6 +141,16 @@ def advance(facts: Facts) -> ChangeStep | None:
         if not has_stepped(facts, facts.world.epoch):
             return ChangeStep(f"{wanted.reason} once epoch {facts.world.epoch} made its first step")
     return _propose(facts, hold, wanted)
+
+
+def _stepless(facts: Facts, hold: HoldSeen | None) -> bool:
+    """Whether a world makes no step before it has ended: it refused a halt, and has long had the time for one.
+
+    A younger one may be in its first step, which a claim that does not halt it would lose.
+    """
+    if has_stepped(facts, facts.world.epoch) or hold is None or hold.state != "Refused":
+        return False
+    return facts.now >= facts.world.changed_seconds + FIRST_STEP_SECONDS
 
 
 def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> ChangeStep:
@@ -161,7 +173,8 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> Chan
         )
     epoch = facts.world.epoch
     ahead = _ahead(facts)
-    at, named = step_of(facts, epoch), hold.step if hold is not None else 0
+    begun = facts.world.parent.step if facts.world.parent is not None else 0
+    at, named = max(begun, step_of(facts, epoch)), hold.step if hold is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)
@@ -219,14 +232,16 @@ def _bound(facts: Facts, hold: HoldSeen, wanted: DesiredChange | None) -> Change
         return ChangeStep(f"{reason}; {lacking}", claim=True)
     if len(held) == len(sessions) and facts.now >= due:
         return ChangeStep(f"{reason}; some saves of step {hold.step} lack copies", claim=True)
-    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have their saves in safety"
+    what = f"{len(held)} of {len(sessions)} workers hold at step {hold.step}, {len(saved)} have replicated their saves"
     return ChangeStep(f"{reason}: {what}", until_seconds=due if facts.now < due else None)
 
 
 def _goes_on(facts: Facts) -> bool:
     """Whether a world is possible without those that leave."""
     tie = present_tie(facts)
-    there = {m.index for m in facts.world.members if not departure_reason(facts, m)} | {s.index for s in spares(facts)}
+    there = {m.index for m in facts.world.members if not departure_reason(facts, m)} | {
+        s.index for s in spare_agents(facts)
+    }
     return largest_size(facts.spec, len(there), None if tie is None else tie.workers(facts.spec)) > 0
 
 

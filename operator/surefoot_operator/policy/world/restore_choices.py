@@ -20,7 +20,7 @@ LIST_AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Not yet. `until_seconds`: when to look again even if nothing is heard."""
+    """No decision yet; look again at `until_seconds` at the latest."""
 
     reason: str
     actions: tuple[Action, ...] = ()
@@ -32,7 +32,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The parent, and which holders were waited for in vain."""
+    """The parent, and the holders that were given up."""
 
     parent: Checkpoint | None
     given_up: tuple[HolderEndpoint, ...] = ()
@@ -44,20 +44,20 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class TotalLoss:
-    """Says that every recorded checkpoint is lost and the job fails."""
+    """Every recorded checkpoint is lost, and the job fails."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToTakeUp:
-    """Says that the older job lacks the checkpoint to begin from."""
+    """The older job lacks the checkpoint to start from."""
 
     reason: str
 
 
 def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
-    """Asks for a listing through one agent, waits for its answer, and asks again where none came or it failed."""
+    """Asks an agent for a listing, and another where none comes."""
     what = "the persistent tier" if older is None else str(older)
     asked, failed = seen.asked_seconds, seen.error is not None
     again = asked + (LIST_AGAIN_SECONDS if failed else LISTING_SECONDS) if asked is not None else facts.now

@@ -1,7 +1,7 @@
 """Chooses the restore point of a claimed epoch.
 
-Pure. Called by `plan` while an epoch is claimed, again and again, until it answers with a parent. A silent tier is
-unknown, never empty: it is waited for, but no longer than what it may hold is worth.
+Pure; called by `plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
+longer than it takes to run again the steps that it may hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FIRST_ANSWER_SECONDS = 1.5
 
 
 def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
-    """The next thing that the claimed epoch needs before it can have a parent."""
+    """Returns what the claimed epoch needs next, or its parent."""
     draining = _draining(facts)
     if draining is not None:
         return draining
@@ -59,7 +59,7 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
     if unread:
         holders = sorted(h.endpoint.holder for h in unread)
         actions = tuple(SealHolder(holder, facts.world.epoch) for holder in holders)
-        return Waiting(f"sealing and reading {listed([str(h) for h in holders])}", actions)
+        return Waiting(f"sealing and reading {listed(holders)}", actions)
     best = _best(facts)
     worth = _worth_waiting(facts, best)
     patience = min(worth, facts.spec.checkpoint.holder_return_seconds)
@@ -78,7 +78,10 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
 
 
 def floor_of(facts: Facts) -> Checkpoint | None:
-    """The floor that binds: one that is damaged binds nobody; one whose record was not given may be good, and does."""
+    """The floor below which nothing is restored; None: a damaged one.
+
+    A floor whose record was withheld may be good, so it still counts.
+    """
     floor, persistent = facts.status.floor, facts.seen.persistent
     if floor in facts.status.bad:
         return None
@@ -105,7 +108,7 @@ def _draining(facts: Facts) -> Waiting | None:
     if not (running or busy) or facts.now >= until:
         return None
     if running:
-        names = listed([str(s.index) for s in sorted(running, key=lambda s: s.index)])
+        names = listed(sorted(s.index for s in running))
         return Waiting(f"workers {names} are stopping their trainers", until_seconds=until, stopped=False)
     return Waiting("saves of the old epoch are still on their way to the holders", until_seconds=until)
 
@@ -214,12 +217,12 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
         return None
     limit = max(until[holder] for holder in waiting)
     again = limit if math.isfinite(limit) else None
-    names = listed([str(holder) for holder in waiting])
+    names = listed(waiting)
     seen = next((holder for holder in waiting if holder in alive), None)
     if seen is None:
-        return Waiting(f"waiting up to {patience:.1f} s for {names}: newer steps may lie there", (), again)
+        return Waiting(f"waiting up to {patience:.1f} s for {names}: they may have newer steps", (), again)
     return Waiting(
-        f"waiting for {names}, which the operator does not see: {alive[seen]}. To go on without it, {total_loss.acceptance(facts)}",
+        f"waiting for {names}, which the operator cannot reach: {alive[seen]}. To continue without it, {total_loss.acceptance(facts)}",
         (),
         again,
     )
@@ -233,9 +236,7 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
     if best is not None:
         return Chosen(best, silent, unlisted)
     if unlisted:
-        return Waiting(
-            "nothing is left in memory and the persistent tier does not answer: it decides, so it is awaited"
-        )
+        return Waiting("no checkpoint is left in memory and the persistent tier does not answer: waiting for it")
     left_out = facts.seen.persistent.left_out if persistent else ()
     if any(one.silent for one in left_out):
         return _once_more(facts, left_out)
@@ -268,8 +269,8 @@ def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     again = (persistent.asked_seconds or facts.now) + UNANSWERED_AGAIN_SECONDS
     there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
-    reason = f"nothing else is left, and the persistent tier does not give a record that decides: {named}"
-    return Waiting(f"{reason}. It is asked again; make the tier answer, or remove that record", actions, again)
+    reason = f"no other checkpoint is left, and the persistent tier does not return a record that decides: {named}"
+    return Waiting(f"{reason}. It is listed again; make the tier answer, or remove that record", actions, again)
 
 
 def describe(world: World, parent: Checkpoint | None) -> str:

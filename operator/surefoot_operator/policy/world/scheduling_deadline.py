@@ -1,8 +1,7 @@
 """Releases nodes held too long without enough workers for a world.
 
-Pure. Two jobs that each got half of a small cluster would wait for each other for ever, and nobody could use what
-they hold. So whoever is short for too long gives all of it back and comes again later, each at a time of its own.
-Called by `plan`.
+Pure; called by `plan`. Two jobs that each got half of a small cluster would wait for each other for ever. So a job that
+is short of workers for too long releases all of them, and asks again after a pause of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus, Scheduling
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, node_lost
+from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world.sizing import largest_size, target_size
 
 RELEASED = "Released"
@@ -27,7 +27,10 @@ _FIRST_PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What a claimed epoch's workers do with their nodes; `reason`: why none are asked for, empty: they are."""
+    """Scheduling state after a decision.
+
+    `reason`: why no workers are asked for; empty: they are.
+    """
 
     scheduling: Scheduling
     reason: str = ""
@@ -56,34 +59,37 @@ def held(facts: Facts, tied: int | None = None) -> Released:
 
 
 def due_seconds(facts: Facts, scheduling: Scheduling) -> float | None:
-    """When the next thing happens of itself: nodes are given back, or asked for again."""
+    """When nodes are released, or asked for again; None: neither."""
     if scheduling.since_seconds is None:
         return scheduling.until_seconds
     return scheduling.since_seconds + facts.spec.run_policy.scheduling_deadline_seconds
 
 
 def is_released(facts: Facts, status: JobStatus) -> bool:
-    """Whether no workers are asked for now."""
+    """Whether the job asks for no workers now."""
     until = status.scheduling.until_seconds
     # a pause beyond the longest is none of ours: a clock went back
     return until is not None and facts.now < until <= facts.now + facts.spec.run_policy.scheduling_deadline_seconds
 
 
 def release_message(known: Scheduling) -> str:
-    """Of a job whose workers were given back."""
+    """Describes a job whose workers were released."""
     at = datetime.fromtimestamp(known.until_seconds or 0.0, UTC).strftime("%H:%M:%S")
     times = f" ({known.releases} times now)" if known.releases > 1 else ""
     return f"too few workers got nodes, so theirs were released{times}; the job asks for them again at {at} UTC"
 
 
 def pause_seconds(uid: str, releases: int, deadline: float) -> float:
-    """How long after a release: of two jobs that release together one comes back first, and finds the nodes free."""
+    """The pause after a release, different for each job.
+
+    Of two jobs that release together, one returns first and finds the nodes free.
+    """
     drawn = int.from_bytes(hashlib.sha256(f"{uid}:{releases}".encode()).digest()[:8], "big") / 2**64
     return Backoff(deadline * _FIRST_PAUSE, deadline).seconds(releases, drawn)
 
 
 def _placed(facts: Facts) -> int:
     """Workers that keep a node from others."""
-    over, wanted = ("Succeeded", "Failed"), target_size(facts.spec)
+    over, wanted = ("Succeeded", "Failed"), wanted_indexes(facts)
     live = (w for w in facts.seen.workers if w.phase not in over and not w.deleting and not node_lost(facts, w.node))
-    return len({w.index for w in live if w.node is not None and w.index < wanted})
+    return len({w.index for w in live if w.node is not None and w.index in wanted})

@@ -1,7 +1,7 @@
 """Ties a world to the size that its checkpoint was saved at.
 
-Pure. Such a job (a loader that is each rank's own) waits for a replacement like one of fixed size. Shrunk or grown,
-every rank of the new world would refuse the checkpoint, again and again, until the budget for restarts is used up.
+Pure. A job with state that is each rank's own waits for a replacement, as one of fixed size does. Shrunk or grown,
+every rank of the new world would refuse the checkpoint until the budget for restarts is used up.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from surefoot_operator.policy.facts import Facts, derived_once, reading_at
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """`text` names the objects and the ways out."""
+    """The size that the state requires; `text` names objects and remedies."""
 
     text: str
     ranks: int
 
     def workers(self, spec: TrainingJobSpec) -> int:
-        """The one size that a world may have; 0 where no number of workers makes up those ranks."""
+        """The required number of workers; 0: none gives those ranks."""
         workers, rest = divmod(self.ranks, spec.nproc_per_node)
         return 0 if rest else workers
 
@@ -56,10 +56,7 @@ def present_tie(facts: Facts) -> Tie | None:
 
 
 def tie_to_tell(facts: Facts, status: JobStatus) -> str | None:
-    """Returns the condition's message; None: no other size was asked for.
-
-    What the condition says of `status`; None where there is nothing to say, as no other size was asked for.
-    """
+    """Returns the condition's message; None: no other size was asked for."""
     world, known = status.world, _known(facts.status)
     if world is None or status.phase in ("Complete", "Failed"):
         return None
@@ -78,7 +75,7 @@ def _tie(manifests: Iterable[RankManifest]) -> Tie | None:
         return None
     ranks = next(iter(of_rank.values())).world
     text = (
-        f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can take up again, so the world keeps that"
+        f"{', '.join(tied)}: each rank's own state, which only {ranks} ranks can restore, so the world keeps that"
         f" size and waits for a replacement where it lost a worker. For other sizes use surefoot.ElasticLoader, give the"
         f" object load_state_dicts, or name it in Checkpointer(anew=…)"
     )

@@ -14,16 +14,16 @@ from surefoot_operator.api.spec_limits import allowed_sizes
 def target_size(spec: TrainingJobSpec) -> int:
     """Returns the number of workers that should exist.
 
-    Workers that should exist: `replicas`, or the largest allowed number below it if it is none.
+    `replicas`, or the largest allowed number below it.
     """
     sizes = allowed_sizes(spec)
     return sizes[max(0, bisect_right(sizes, spec.replicas) - 1)]
 
 
 def largest_size(spec: TrainingJobSpec, available: int, tied: int | None = None) -> int:
-    """The largest allowed world out of `available` workers, never beyond the target; 0 if there is none.
+    """The largest allowed world of `available` workers; 0: none.
 
-    `tied`: the one size that what was saved can be restored by (`ties`); None: any.
+    Never beyond the target. `tied`: the only size that the checkpoint can be restored at; None: any.
     """
     sizes, most = allowed_sizes(spec), min(available, target_size(spec))
     if tied is not None:

@@ -1,8 +1,8 @@
 """Selects copies that survive when a paused world's nodes are left.
 
-Pure; read by `planned` and `upkeep`. A world that halts because a worker leaves is left for good only once its step
-survives the node: the copy in that node's own holder goes with it, and where two nodes of a placement group are
-drained at once, both copies do.
+Pure; read by `planned_change` and `maintain`. A world that holds because a worker leaves continues elsewhere only once
+its step survives the node: the copy in that node's holder is lost with it, and where two nodes of a placement group are
+drained at once, both copies are.
 """
 
 from __future__ import annotations
@@ -19,25 +19,31 @@ from surefoot_operator.policy.facts import (
     member_sessions,
     reading_at,
     sealed_holders,
-    worker_id,
 )
+from surefoot_operator.policy.indexes import worker_id
 
 
 def halted(facts: Facts) -> Checkpoint | None:
-    """The step at which every rank waits because a worker leaves; None: no world waits so."""
+    """The step at which every rank holds because a worker leaves.
+
+    None: no world does.
+    """
     held = held_checkpoint(facts)
     return held if held is not None and any(departure_reason(facts, member) for member in facts.world.members) else None
 
 
 def staying(facts: Facts) -> TierReading:
-    """Memory as it was read, without the failure domains of nodes that are being left."""
+    """The memory reading without the failure domains that are being left."""
     domains, gone = domains_of(facts), going(facts)
     reading = reading_at(facts, facts.world.epoch)
     return TierReading({h: entries for h, entries in reading.holders.items() if domains[h] not in gone}, None)
 
 
 def copies_wanted(facts: Facts, goes_on: bool) -> int:
-    """Copies that must stay. `goes_on`: a smaller world trains at once and makes the others beside its training."""
+    """The copies needed on nodes that stay.
+
+    `goes_on`: a smaller world trains at once and makes the others meanwhile.
+    """
     domains = domains_of(facts)
     live = {domains[h] for h in staying(facts).holders}
     return min(facts.spec.checkpoint.memory.replicas, len(live), 1 if goes_on else len(live))
@@ -62,12 +68,12 @@ def lacking(facts: Facts, goal: Checkpoint, goes_on: bool) -> str:
 
 
 def needs_promotion(facts: Facts) -> bool:
-    """Whether a halted world's step survives in the persistent tier alone, as no holder stays."""
+    """Whether no holder stays: only the persistent tier can keep the step."""
     return halted(facts) is not None and not copies_wanted(facts, goes_on=False)
 
 
 def can_be_brought(facts: Facts) -> bool:
-    """Whether what is lacking can come: to a holder that stays, or to the persistent tier."""
+    """Whether missing copies can be made, in memory or persistent tier."""
     return bool(copies_wanted(facts, goes_on=False)) or facts.spec.checkpoint.persistent is not None
 
 

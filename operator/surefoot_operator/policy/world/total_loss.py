@@ -1,8 +1,8 @@
 """Reports that no checkpoint can be read, and how to continue.
 
-Pure. Called by `restore_point`. What looks lost may be a tier whose nodes are being rebooted, or a bucket whose key
-expired: a job that failed of it for good could never take up what came back an hour later. So a total loss waits,
-with everything left as it is, until something comes back or a person says that it will not.
+Pure; called by `restore_point`. What looks lost may be a tier whose nodes are being rebooted, or a bucket whose key
+expired: a job that failed for that could not use what came back an hour later. So a total loss waits, with everything
+kept, until something comes back or a person gives it up.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ _LONGEST_SHOWN = 40
 
 
 def accepted(facts: Facts) -> bool:
-    """Whether a person accepts what is lost to this very epoch: a word for an older loss accepts no later one."""
+    """Whether a person accepted the loss of this very epoch.
+
+    An annotation for an older loss accepts no later one.
+    """
     said = facts.seen.job.accepted_loss
     return said == str(facts.world.epoch)
 
 
 def acceptance(facts: Facts) -> str:
-    """How a person may say so."""
+    """The annotation by which a person accepts the loss."""
     return f'annotate the job with {ACCEPT_LOSS}: "{facts.world.epoch}"'
 
 
 def lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
-    """What is lost, and where it was."""
+    """Says what is lost, and where it was."""
     if left_out:
         return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
     status = facts.status
@@ -43,12 +46,12 @@ def lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
 
 
 def waiting(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
-    """The condition's message: what is lost, since when, and the ways out."""
+    """The condition's message: what is lost, since when, the ways out."""
     since = datetime.fromtimestamp(facts.world.changed_seconds, UTC).isoformat(timespec="seconds")
     begin = origin_of(facts.status) or "step 0"
     sentences = [
         lost(facts, left_out),
-        f"The job waits since {since}, keeps what is in memory, and goes on by itself when any of it comes back",
+        f"The job has waited since {since}, keeps what is in memory, and continues by itself when any of it comes back",
         f"To begin again at {begin} instead, {acceptance(facts)}",
         "To end the job, set spec.checkpoint.onTotalLoss to Fail, or delete it",
     ]
@@ -63,7 +66,7 @@ def _where(facts: Facts) -> str:
     named = sorted({e.holder.node for e in facts.status.named_holders})
     if not named:  # the fabric knows of each that it is gone
         nodes = sorted({m.node for m in facts.world.members})
-        return f"; its workers saved from {listed(nodes)}, and the holders of then are gone" if nodes else ""
+        return f"; its workers saved from {listed(nodes)}, and those holders are gone" if nodes else ""
     silent = sorted({e.holder.node for e in silent_holders(facts)})
     text = f"; it was on the holders of {listed(named)}"
     return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"

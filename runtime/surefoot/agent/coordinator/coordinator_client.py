@@ -1,7 +1,7 @@
 """Keeps one WebSocket to the coordinator open while the training goes on.
 
-Every connection begins with a Hello; nothing else is said before the Welcome. What the line cannot carry is dropped:
-facts are said again on every Welcome, and whoever asked for something asks again. Runs on the agent's loop.
+Every connection begins with a Hello; nothing else is sent before the Welcome. What the connection cannot carry is
+dropped: facts are sent again after every Welcome, and whoever asked for something asks again. Runs on the agent's loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AgentRefused(SurefootError):
 
 
 class CoordinatorClient:
-    """`hello` and `heartbeat` are asked for the words of the moment; `hear` gets every message, Welcome included."""
+    """Builds hello and heartbeats by callback; `hear` gets every message."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class CoordinatorClient:
         self._notices: collections.deque[Notice] = collections.deque(maxlen=_NOTICES)
 
     def away_seconds(self) -> float:
-        """For how long no coordinator has been on the line."""
+        """Seconds without a connection to the coordinator; 0 while connected."""
         return 0.0 if self._outbox is not None else time.monotonic() - self._heard_at
 
     def send(self, message: FromAgent) -> None:
@@ -98,7 +98,7 @@ class CoordinatorClient:
                 await asyncio.wait_for(self._outbox.join(), seconds)
 
     async def run(self) -> None:
-        """Until cancelled. Raises TurnedAway if the coordinator wants this agent no more."""
+        """Keeps connected until cancelled; TurnedAway on a final refusal."""
         failures = 0
         timeout = aiohttp.ClientTimeout(total=None, connect=_OPEN_SECONDS, sock_connect=_CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
@@ -126,7 +126,7 @@ class CoordinatorClient:
                 await asyncio.sleep(max(wait, asked))
 
     def _say_away(self, why: str) -> None:
-        """Each reason once an outage, a few of them: it may last for hours, at some tries a second."""
+        """Logs each reason once per outage, a few of them: it may last for hours, at some tries a second."""
         if why not in self._said and len(self._said) < _REASONS:
             self._said.add(why)
             _log.info("no line to the coordinator at %s: %s; training goes on, trying again", self._url, why)

@@ -1,7 +1,7 @@
 """Reads the agent's token and the certificate authority that verifies the coordinator.
 
 A kubelet renews the token's file while the pod lives, so it is read at each connection and never kept. Built by the
-shell from its settings; the line asks for both.
+agent process from its settings; `coordinator_client` asks for both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _TOKEN_BYTES = 1 << 16
 
 
 class NoToken(SurefootError):
-    """The token's file is not there or cannot be read now; a later try may find it."""
+    """The token's file cannot be read now; a later try may succeed."""
 
 
 def token(settings: AgentSettings) -> str:
-    """The token as it is now: from its file if there is one, else the fixed one."""
+    """Reads the token: from its file if there is one, else fixed."""
     if not settings.token_file:
         return settings.token
     try:
@@ -37,7 +37,7 @@ def token(settings: AgentSettings) -> str:
 
 
 def trust(settings: AgentSettings) -> ssl.SSLContext | None:
-    """How a coordinator proves who it is: by the given authority alone, its name included. None: as any web server."""
+    """Trusts the given authority alone, names checked; None: the system's authorities."""
     if not settings.coordinator_ca:
         return None
     if not settings.coordinator_url.startswith("wss://"):

@@ -1,7 +1,7 @@
 """Collects garbage in the memory tier while no coordinator is connected.
 
 The rules are those of `drain.leaderless_gc`. One agent of the epoch is enough, and every agent knows which: the one
-with the lowest place. Called by the shell.
+with the lowest place. Called by `agent.process`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
 
 
 def collect(assign: Assign, job: JobSettings) -> GcResult:
-    """One round over the holders of this epoch (blocks: in a thread)."""
+    """Collects garbage once on this epoch's holders (blocks: in a thread)."""
     account = account_of(job)
     clients = {
         endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)

@@ -1,7 +1,7 @@
 """Carries out the coordinator's requests: list, repair, promote, delete, probe holders.
 
 In threads, one at a time. Whoever asked asks again if no answer comes: a full queue drops the oldest request. Used by
-the shell, on its loop.
+`agent.process`, on its loop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SaveLocations:
-    """Where rank saves may be: `memory(holder)` opens one, `holders` names those of the moment, the local one first."""
+    """Lists present `holders`, the local one first; `memory(holder)` opens one."""
 
     memory: Callable[[HolderId], Tier]
     holders: Callable[[], Sequence[HolderId]]
@@ -80,7 +80,10 @@ class CoordinatorRequests:
         self._asked.put_nowait(request)
 
     def look(self, request: LookAtHolders) -> None:
-        """Beside the other requests: a recovery waits for what is seen, and a listing may take long."""
+        """Queues a probe beside other requests: a recovery waits for it.
+
+        A listing may take long.
+        """
         if self._looks.full():
             self._looks.get_nowait()  # asked again by then
         self._looks.put_nowait(request)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StagingWatcher:
-    """Called on the loop."""
+    """Receives the staging memory's events, on the loop."""
 
     on_freed: Callable[[int, int, int, bool], None]
     """(local, slot, step, ok)."""
@@ -48,7 +48,7 @@ class StagingWatcher:
 
 @dataclass(frozen=True, slots=True)
 class ArenaGrant:
-    """Staging memory for one trainer; `busy` slots still drain an earlier epoch's save."""
+    """Staging memory for one trainer; `busy` slots still drain older saves."""
 
     file: MemoryFile
     busy: tuple[int, ...]
@@ -57,7 +57,7 @@ class ArenaGrant:
 
 @dataclass(slots=True)
 class _RankArena:
-    """One local rank's memory."""
+    """Staging memory of one local rank."""
 
     file: MemoryFile
     drain: Drain
@@ -82,14 +82,17 @@ class StagingMemory:
         self.tracker = SaveTracker()
 
     def holders(self) -> tuple[HolderId, ...]:
-        """Every holder of this epoch, where this worker's own saves go first."""
+        """Holders of this epoch, the targets of this worker's saves first."""
         if self._holders is None:
             return ()
         every = [endpoint.holder for endpoint in self._holders.holders]
         return tuple(dict.fromkeys([*(t for t in self._holders.targets if t in every), *every]))
 
     def open_tier(self, holder: HolderId) -> Tier:
-        """A connection of its own to a holder, for one thread; TierUnavailable if nobody told us where it answers."""
+        """Opens a connection to a holder, for one thread.
+
+        Raises TierUnavailable for one that is not among this epoch's holders.
+        """
         endpoints = self._holders.holders if self._holders is not None else ()
         for endpoint in endpoints:
             if endpoint.holder == holder:
@@ -98,9 +101,10 @@ class StagingMemory:
         raise TierUnavailable(f"{holder} is not among the holders of this epoch: nobody says where it answers")
 
     async def give(self, local: int, slot_bytes: int, ranks: int = 1) -> ArenaGrant:
-        """The memory of local rank `local`: what it has if that is large enough, else new, touched memory.
+        """Gives a local rank its memory if large enough, else new memory.
 
-        OSError, and a notice, if it and what the other ones of `ranks` local ranks still need do not fit together.
+        New memory is touched. OSError, and a notice, if it does not fit beside what the other ones of `ranks` local
+        ranks need.
         """
         async with self._allocating:
             self._needs = occupancy.asked(self._needs, local, slot_bytes, ranks)
@@ -115,12 +119,14 @@ class StagingMemory:
 
     @property
     def needs(self) -> StagingNeeds:
-        """What the ranks here need, and why one of them has no memory."""
+        """What the ranks here need, and why one has no memory."""
         return self._needs
 
     def reusable_saves(self, local: int, checkpoint: Checkpoint) -> list[tuple[StagedSaves, int | None]]:
-        """Saves of `checkpoint` in this local rank's memory, and in that of each other that has any; its descriptor
-        where there are any."""
+        """Finds `checkpoint`'s saves: the rank's own first, then other ranks' if any.
+
+        Each with the memory's descriptor where there are any.
+        """
         others = [_reusable(arena, checkpoint) for number, arena in sorted(self._arenas.items()) if number != local]
         further = [(here, fd) for here, fd in others if fd is not None]
         own, fd = _reusable(self._arenas[local], checkpoint) if local in self._arenas else (StagedSaves(0), None)
@@ -144,7 +150,7 @@ class StagingMemory:
         return ArenaGrant(file, (), time.monotonic() - began)
 
     def _refuse(self, local: int, why: str) -> None:
-        """People are told when it begins; the heartbeat says it for as long as it lasts."""
+        """Notifies people once; the heartbeat reports it for as long as it lasts."""
         news = not self._needs.refused
         self._needs = occupancy.refused(self._needs, local, why)
         if news:
@@ -152,7 +158,7 @@ class StagingMemory:
         self._watcher.on_progress()
 
     def stage(self, local: int, save: RankSave, world: int, message: Staged) -> None:
-        """A trainer sealed a slot: its bytes are the drain's until it is freed."""
+        """Hands a sealed slot to the drain, which owns it until freed."""
         arena = self._arenas.get(local)
         if arena is None:
             _log.error("local rank %d staged %s into memory it was never given: ignored", local, save)
@@ -166,7 +172,7 @@ class StagingMemory:
         self._watcher.on_progress()
 
     def retarget(self, holders: Holders) -> None:
-        """Where saves go from now on."""
+        """Replaces the holders that saves go to."""
         if self._holders is None or holders.epoch != self._holders.epoch:
             self._needs = StagingNeeds()  # another world, other shares
         self._holders = holders

@@ -23,14 +23,14 @@ class StagingNeeds:
 
     @property
     def save_bytes(self) -> int:
-        """One save of all local ranks; 0 while one of them has not said what it needs."""
+        """One save of all local ranks; 0 until all have asked."""
         if not self.ranks or len(self.wanted) < self.ranks:
             return 0
         return sum(self.sizes.get(local, wanted) for local, wanted in self.wanted.items())
 
     @property
     def unstaged(self) -> str:
-        """Why there is no checkpoint of this worker; empty: there is memory for each rank that asked."""
+        """Why a local rank has no staging memory; empty: each has."""
         return next((self.refused[local] for local in sorted(self.refused)), "")
 
 
@@ -51,9 +51,9 @@ def refused(needs: StagingNeeds, local: int, why: str) -> StagingNeeds:
 
 
 def missing(needs: StagingNeeds, has: Mapping[int, int]) -> dict[int, int]:
-    """Local ranks without slots as large as they need: those bytes. One that did not ask yet will want what others do.
+    """Bytes that local ranks need and do not have.
 
-    `has`: slot bytes that local ranks have.
+    One that did not ask yet will want what others do. `has`: slot bytes by local rank.
     """
     usual = max(needs.wanted.values(), default=0)
     wanted = {local: needs.wanted.get(local, usual) for local in range(needs.ranks)}

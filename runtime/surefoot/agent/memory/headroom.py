@@ -33,7 +33,10 @@ class MemoryHeadroom:
 def read_headroom(
     groups: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")
 ) -> MemoryHeadroom | None:
-    """What is left below the container's limit and on the machine; None if neither can be read."""
+    """Reads what is left below the container's limit and on the machine.
+
+    None if neither can be read.
+    """
     free = _available(machine)
     for limit_file, used_file, reclaimable in _ROOTS:
         limit, used = _number(groups / limit_file), _number(groups / used_file)
@@ -47,7 +50,7 @@ def read_headroom(
 
 @dataclass(frozen=True, slots=True)
 class StagingDemand:
-    """Staging memory that is still to be taken: `slots` for each local rank that has none of the size it needs."""
+    """Memory still to be allocated: `slots` for each rank without enough."""
 
     slots: int
     slot_bytes: tuple[int, ...]

@@ -20,7 +20,7 @@ _HANDED_STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class SaveTracker:
-    """What was staged here and how far it got. `ranks` is the number of local ranks of the running epoch."""
+    """Records which staged saves are pending, committed, or handed over."""
 
     staged: tuple[RankSave, ...] = ()
     """Staged, not yet done."""
@@ -36,7 +36,10 @@ class SaveTracker:
         return tuple(sorted({save.checkpoint for save in self.staged}))
 
     def saved(self, epoch: int, local_ranks: int) -> tuple[Checkpoint | None, int]:
-        """The newest checkpoint of `epoch` whose local rank saves are all committed, and its fewest copies."""
+        """The newest checkpoint of `epoch` that all local ranks committed.
+
+        With its fewest copies of a rank save; (None, 0) without one.
+        """
         copies: dict[int, list[int]] = {}
         for save, count in self.committed.items():
             if save.epoch == epoch and count > 0:
@@ -47,7 +50,7 @@ class SaveTracker:
         return Checkpoint(epoch, max(whole)), min(copies[max(whole)])
 
     def settled(self, epoch: int, local_ranks: int, upto: int) -> Settled:
-        """What this worker has to say of its saves of `epoch`, none of which can come any more up to step `upto`."""
+        """This worker's closed steps of `epoch`, up to step `upto`."""
         ranks: dict[int, int] = {}
         for save in self.handed:
             if save.epoch == epoch:
@@ -70,17 +73,17 @@ def staged(tracker: SaveTracker, save: RankSave) -> SaveTracker:
 
 
 def written(tracker: SaveTracker, save: RankSave, copies: int) -> SaveTracker:
-    """One more holder has all of this rank save."""
+    """Counts one more holder with the complete rank save."""
     committed = {**tracker.committed, save: copies}
     newest = sorted({s.checkpoint for s in committed})[-_REMEMBERED:]
     return replace(tracker, committed={s: n for s, n in committed.items() if s.checkpoint in newest})
 
 
 def freed(tracker: SaveTracker, save: RankSave) -> SaveTracker:
-    """The drain of this rank save ended: as many copies as were written are all there will be."""
+    """Ends the tracking of a drained save: its copies are final."""
     return replace(tracker, staged=tuple(s for s in tracker.staged if s != save))
 
 
 def lost(tracker: SaveTracker, save: RankSave) -> SaveTracker:
-    """It was given up before any holder was asked to commit it: it is as if it had never been staged."""
+    """Forgets a save that no holder was asked to commit."""
     return replace(tracker, handed=tuple(s for s in tracker.handed if s != save))

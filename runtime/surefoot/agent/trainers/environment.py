@@ -22,7 +22,7 @@ _OWN_TO_AGENT = (
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlace:
-    """Where a trainer stands in its epoch, and whom it reaches."""
+    """Describes a trainer's rank, store, socket and files."""
 
     assign: Assign
     local: int
@@ -35,7 +35,10 @@ class TrainerPlace:
 
 
 def trainer_environment(base: Mapping[str, str], place: TrainerPlace) -> dict[str, str]:
-    """`base` is the agent's own environment, which carries the job's settings and the template's env."""
+    """Builds a trainer's environment over the agent's own.
+
+    That carries the job's settings and the template's env.
+    """
     assign = place.assign
     host, _, port = place.store.rpartition(":")
     kept = {name: value for name, value in base.items() if name not in _OWN_TO_AGENT}

@@ -36,18 +36,20 @@ _ERRORS_OF_COLLECTIVES = {"RuntimeError", "ConnectionError", "ConnectionResetErr
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """What a trainer wrote about its own end."""
+    """Holds what a trainer wrote about its own error."""
 
     kind: str
     message: str
     at: float
     """Unix seconds on this machine: orders the ranks of one worker, nothing else."""
-    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """One local rank's end as far as it is known: it may have written its error and not have exited yet."""
+    """What is known of one local rank's end.
+
+    It may have written its error and not have exited yet.
+    """
 
     local: int
     code: int | None
@@ -64,7 +66,10 @@ class Cause:
 
 
 def first_cause(endings: Sequence[RankExit]) -> Cause:
-    """The worker's first cause: the earliest error that is no echo, else a death without a word, else the earliest."""
+    """Chooses the worker's first cause.
+
+    The earliest error that is no echo, else a death without a report, else the earliest.
+    """
     told = sorted((e for e in endings if e.report is not None), key=lambda e: e.report.at if e.report else 0.0)
     own = next((e for e in told if e.report is not None and not is_secondary(e.report)), None)
     if own is not None:
@@ -78,7 +83,7 @@ def first_cause(endings: Sequence[RankExit]) -> Cause:
 
 
 def is_secondary(report: ErrorReport) -> bool:
-    """Whether this error is what a rank raises because another one went away."""
+    """Whether an error is what another rank's death makes ranks raise."""
     kind = report.kind.rpartition(".")[2]
     if kind not in _COLLECTIVE_TYPES | _ERRORS_OF_COLLECTIVES:
         return False
@@ -86,7 +91,7 @@ def is_secondary(report: ErrorReport) -> bool:
 
 
 def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str:
-    """One line for people: the exception, the signal or the exit code; `oom` where that ended it or one of its children."""
+    """Describes an end in one line: exception, signal, exit code, or OOM."""
     if oom:
         return f"killed by {oom}" if report is None and code == -signal.SIGKILL else f"{describe(code, report)}; {oom}"
     if report is not None:
@@ -101,15 +106,15 @@ def describe(code: int | None, report: ErrorReport | None, oom: str = "") -> str
 
 
 def read_report(text: str) -> ErrorReport | None:
-    """The report in an error file: ours, or the one that torch's `@record` writes; None if it is neither."""
+    """Parses an error file: ours or torch's `@record`; None: neither."""
     try:
         body = json.loads(text)
         message = body["message"]
         if isinstance(message, str):
-            return ErrorReport(str(body["kind"]), message, float(body["at"]), str(body.get("trace", "")))
+            return ErrorReport(str(body["kind"]), message, float(body["at"]))
         extra = message["extraInfo"]
         kind, _, rest = str(message["message"]).partition(": ")
-        return ErrorReport(kind, rest, float(extra["timestamp"]), str(extra.get("py_callstack", "")))
+        return ErrorReport(kind, rest, float(extra["timestamp"]))
     except (ValueError, KeyError, TypeError):
         return None
 

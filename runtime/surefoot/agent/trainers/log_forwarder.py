@@ -55,12 +55,12 @@ class _Unfollow:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """No more orders."""
+    """Ends the forwarding."""
 
 
 @dataclass(slots=True)
 class LogForwarder:
-    """`follow`, `unfollow` and `tail` return at once; `close` waits for what was ordered, a moment."""
+    """Queues orders for its thread; `close` waits for them, but not long."""
 
     out: IO[str] = field(default_factory=lambda: sys.stdout)
     flow: LogRateLimit = field(default_factory=LogRateLimit)
@@ -80,7 +80,7 @@ class LogForwarder:
         self._orders.put(_Unfollow(path))
 
     def tail(self, path: Path, rank: int) -> None:
-        """Shows the last lines of a file of which something was left out before."""
+        """Shows a file's last lines where some were left out before."""
         self._orders.put(_ShowTail(path, f"[rank {rank}] "))
 
     def close(self, seconds: float = 1.0) -> None:
@@ -120,7 +120,7 @@ class LogForwarder:
             return None
 
     def _forward(self, entry: _Followed) -> int:
-        """One piece of what is new; how many bytes that was."""
+        """Forwards one piece of what is new; returns its bytes."""
         with contextlib.suppress(OSError), entry.path.open("rb") as file:  # not there yet, or cleaned away
             size = file.seek(0, 2)
             if size - entry.offset > _BEHIND_BYTES:

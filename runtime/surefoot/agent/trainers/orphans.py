@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Orphans:
-    """`own` names the children that the agent itself started; every other one is an orphan."""
+    """Treats every child process that is not in `own` as an orphan."""
 
     def __init__(self, own: Callable[[], set[int]]) -> None:
         self._own = own

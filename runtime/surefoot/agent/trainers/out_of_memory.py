@@ -20,7 +20,10 @@ _COUNTERS = (
 
 
 def kills(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> int:
-    """How many processes it ended so far in this container; on the whole machine where there is no container."""
+    """Counts OOM kills in this container so far, or on the machine.
+
+    The machine's count is read where there is no container.
+    """
     for path in (*(system / name for name in _COUNTERS), processes / "vmstat"):
         found = _count(path)
         if found is not None:
@@ -29,7 +32,7 @@ def kills(system: Path = Path("/sys"), processes: Path = Path("/proc")) -> int:
 
 
 def describe_oom_kill(before: int, after: int, left: MemoryHeadroom | None = None) -> str:
-    """What is to be said of a death between two readings; empty if the OOM killer had no part in it."""
+    """Describes an OOM kill between two readings; empty if none happened."""
     if after <= before:
         return ""
     left = read_headroom() if left is None else left

@@ -14,7 +14,7 @@ BURST_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class LogRateLimit:
-    """For all local ranks together. `admit` decides a line; `overflow` says now and then what was left out."""
+    """Limits all local ranks' output together by a token bucket."""
 
     rate: float = BYTES_PER_SECOND
     burst: float = BURST_BYTES
@@ -26,7 +26,7 @@ class LogRateLimit:
     _said_at: float = float("-inf")
 
     def admit(self, size: int, now: float) -> bool:
-        """Whether a line of `size` bytes is shown; one that is not is counted."""
+        """Whether a line of `size` bytes is shown; others are counted."""
         level = self.burst if self._level is None else min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if size > level:
@@ -42,7 +42,10 @@ class LogRateLimit:
         self._bytes += size
 
     def overflow(self, now: float, last: bool = False) -> str | None:
-        """What to say of lines left out since the last time; None if nothing, or if it was said just now."""
+        """Reports lines left out since the last report; None: nothing to report.
+
+        At most every `say_seconds`, unless it is the `last`.
+        """
         if not self._bytes or (now - self._said_at < self.say_seconds and not last):
             return None
         text = (

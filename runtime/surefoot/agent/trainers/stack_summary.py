@@ -34,7 +34,7 @@ class Frame:
 
 
 def summary(taken: Sequence[Taken]) -> str:
-    """A line for each group of ranks that stand at the same place, the smallest group first; at most LONGEST characters."""
+    """Lists groups of ranks with one stack, smallest first, in LONGEST characters."""
     groups: dict[str, list[int]] = {}
     for one in taken:
         groups.setdefault(one.why or _place(main_thread(one.text)), []).append(one.rank)

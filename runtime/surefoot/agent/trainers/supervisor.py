@@ -1,6 +1,6 @@
 """Starts, watches and kills an epoch's trainers, and reports each exit.
 
-Used by the shell alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
+Used by `process` alone, on its loop. An end is reported once per rank, also for one that never came to life; that of
 the last rank only when nothing that the ranks started is left.
 """
 
@@ -43,7 +43,7 @@ class _LocalTrainer:
 
 @dataclass(slots=True)
 class TrainerSupervisor:
-    """`on_exit` hears of each end; `folder` is where this worker's logs go."""
+    """Supervises trainers; `on_exit` receives each exit, `folder` their logs."""
 
     starter: Starter
     forwarder: LogForwarder
@@ -61,7 +61,7 @@ class TrainerSupervisor:
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, assign: Assign, store: str) -> None:
-        """Every local rank of this epoch. A rank that cannot be started has exited, with the reason as its cause."""
+        """Starts every local rank; one that cannot start has exited, with cause."""
         self._epoch, self._blamed = assign.epoch, False
         self._oom_kills = out_of_memory.kills()
         folder = self.folder / f"epoch-{assign.epoch}"
@@ -95,14 +95,17 @@ class TrainerSupervisor:
             self._watch(assign.epoch, local, running)
 
     def kill(self, epoch: int) -> None:
-        """SIGKILL to every trainer of this epoch, those that are just being forked included."""
+        """Kills every trainer of this epoch, also those being forked."""
         self._killed = max(self._killed, epoch)
         for entry in self._running.values():
             if entry.child is not None:
                 entry.child.kill()
 
     async def stacks(self) -> str:
-        """Where each living trainer stands, in a few lines. The whole stays beside its log; each main thread is logged."""
+        """Summarizes where living trainers are; each main thread is logged.
+
+        The complete stacks stay beside their logs.
+        """
         living = [e for e in self._running.values() if e.child is not None and e.code is None]
         taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
         for one, entry in zip(taken, living, strict=True):

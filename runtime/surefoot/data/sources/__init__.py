@@ -1,7 +1,5 @@
-"""Sources for `ElasticStream`: what is in files of a kind, wherever they lie, and data sets of other libraries."""
+"""Sources read files, or other libraries' data sets, for `ElasticStream`."""
 
-from surefoot.data.sources.files import FileAt as FileAt
-from surefoot.data.sources.files import find_files as find_files
 from surefoot.data.sources.hugging_face import HuggingFaceStream as HuggingFaceStream
 from surefoot.data.sources.items import Items as Items
 from surefoot.data.sources.lines import JsonLines as JsonLines

@@ -1,7 +1,8 @@
-"""Files of a source, wherever they lie: found, measured, read by ranges; never other bytes than were found.
+"""`find_files` and `read_range` find a source's files and read them by ranges.
 
-Local paths, `s3://` through boto3 (each read carries the ETag, so another object is refused by the server), and whatever
-fsspec has a file system for (`http://`, `gs://`, `hf://`, …). A store that fails or is slow is asked again within limits.
+Local paths; `s3://` through boto3; and whatever fsspec has a file system for (`http://`, `gs://`, `hf://`, …). A file
+that changes in the middle of a run would mix two data sets unseen: local and S3 reads each compare modification time or
+ETag, fsspec's only when a file is opened. A store that fails or is slow is asked again, `TRIES` times.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ CHUNK_BYTES = 1 << 20
 
 
 class FileAt(NamedTuple):
-    """One file as it was found. `tag` changes when it is written again; `identity` only with its content."""
+    """`FileAt` is one file as it was found.
+
+    `tag` changes when it is written again (modification time or ETag; empty where the store tells neither). `identity`
+    follows from size and content (an ETag, or a digest of begin, middle and end), so a copy elsewhere has the same;
+    where the store gives no ETag, from size alone.
+    """
 
     url: str
     size: int
@@ -43,9 +49,13 @@ class FileAt(NamedTuple):
 
 
 def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[FileAt]:
-    """The files that paths, URLs and patterns name, sorted by name within each pattern.
+    """Returns the files that paths, URLs and patterns name.
 
-    Raises ConfigurationError where one names nothing, DataError where its store does not answer.
+    Sorted by name within each pattern.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing.
+        DataError: a file is not there, or its store does not answer.
     """
     wanted = [given] if isinstance(given, str | os.PathLike) else list(given)
     found: list[FileAt] = []
@@ -59,12 +69,16 @@ def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 
 def measured(url: str) -> FileAt:
-    """The file as it is now. Raises DataError where it is not there."""
+    """Returns the file as it is now; one not there raises DataError."""
     return _patiently(url, lambda: _measured(url))
 
 
 def read_range(file: FileAt, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of it. Raises DataError where it is gone, another, or its store does not answer."""
+    """Returns bytes `[start, stop)` of the file, cut at its end.
+
+    Raises:
+        DataError: it is gone, was changed, or its store does not answer.
+    """
     stop = min(stop, file.size)
     if stop <= start:
         return b""
@@ -75,14 +89,21 @@ def read_range(file: FileAt, start: int, stop: int) -> bytes:
 
 
 def check(file: FileAt) -> None:
-    """Raises DataError where the file is no more what was found. Asked whenever it is opened."""
+    """Raises DataError where the file was changed since it was found.
+
+    File sources do so whenever they open a shard.
+    """
     now = measured(file.url)
     if now.size != file.size or now.tag != file.tag:
         raise _changed(file, f"has {now.size} bytes and tag {now.tag or 'none'}")
 
 
 def opened(file: FileAt) -> io.BufferedReader:
-    """The file for whoever wants one that can be read and sought."""
+    """Returns the file as a buffered stream that can seek.
+
+    Raises:
+        DataError: it was changed since it was found.
+    """
     check(file)
     return io.BufferedReader(_Ranges(file), CHUNK_BYTES)
 
@@ -115,7 +136,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _patiently(url: str, call: Callable[[], T]) -> T:
-    """The call's answer, asked for `TRIES` times with waits that double; what is certain is not asked again."""
+    """Returns the call's answer after up to `TRIES` tries with waits that double; a certain failure is final."""
     for number in range(TRIES):
         try:
             return call()
@@ -197,7 +218,7 @@ def _measured(url: str) -> FileAt:
 
 
 def _sampled(path: str, size: int) -> str:
-    """Its size and a digest of its begin, middle and end: a copy elsewhere, with another time, is the same file."""
+    """Returns size and a digest of begin, middle and end: a copy elsewhere, with another time, is the same file."""
     seen = xxhash.xxh3_64()
     with open(path, "rb") as file:
         for start in {0, max(0, size // 2 - SAMPLED_BYTES), max(0, size - SAMPLED_BYTES)}:
@@ -221,7 +242,7 @@ def _read(file: FileAt, start: int, stop: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def _system(scheme: str, process: int) -> Any:
-    """fsspec's; one for each process, as connections do not survive a fork."""
+    """Returns fsspec's file system; one for each process, as connections do not survive a fork."""
     import fsspec
 
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -237,7 +258,7 @@ def _system(scheme: str, process: int) -> Any:
 
 @lru_cache(maxsize=2)
 def _s3(process: int) -> Any:
-    """A client for each process; where and as whom, by the environment, as for checkpoints."""
+    """Returns a client for each process; endpoint and account are the environment's, as for checkpoints."""
     import boto3
     from botocore.config import Config
 

@@ -1,4 +1,4 @@
-"""Hugging Face's streaming data sets as a source: each of their shards is one of ours."""
+"""`HuggingFaceStream` reads Hugging Face's streaming data sets, shard by shard."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from surefoot.errors import ConfigurationError
 
 
 class HuggingFaceStream:
-    """The rows of a `datasets.IterableDataset`, from `load_dataset(..., streaming=True)` or `to_iterable_dataset`.
+    """`HuggingFaceStream` reads the rows of a `datasets.IterableDataset`.
 
-    How many rows a shard has is not known before it is read. Give it unshuffled and undivided among ranks: order and
-    shares are the stream's. A map-style data set goes into `Items`, or to `ElasticLoader`.
+    From `load_dataset(..., streaming=True)` or `to_iterable_dataset`. A shard's length is not known before it is read.
+    Order and shares are the stream's: a data set that shuffles in a buffer would lose that buffer's rows at each
+    restart. A map-style data set goes into `Items`, or to `ElasticLoader`.
+
+    Args:
+        dataset: unshuffled, and not split by node.
+
+    Raises:
+        ConfigurationError: it is no streaming data set, shuffles by itself, or is split by node.
     """
 
     def __init__(self, dataset: Any) -> None:

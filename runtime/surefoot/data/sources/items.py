@@ -1,4 +1,4 @@
-"""Map-style datasets as a source: anything with a length and samples by number, among them Hugging Face's."""
+"""`Items` reads map-style datasets, Hugging Face's among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from surefoot.data.source import DataShard
 
 
 class Items:
-    """`shard_samples` neighbours are one shard. For one such dataset alone `ElasticLoader` shuffles better."""
+    """`Items` serves a dataset with a length and samples by index.
+
+    For one such dataset alone `ElasticLoader` shuffles better: it permutes samples, not shards.
+
+    Args:
+        dataset: map-style.
+        shard_samples: how many neighbours are one shard.
+
+    Raises:
+        ConfigurationError: the dataset has no length or index.
+    """
 
     def __init__(self, dataset: Any, shard_samples: int = 256) -> None:
         check_dataset(dataset)

@@ -1,4 +1,4 @@
-"""Shards of MosaicML's streaming (MDS), read without its package: index.json and the files that it names."""
+"""`MosaicShards` reads MosaicML streaming's shards (MDS) without its package."""
 
 from __future__ import annotations
 
@@ -27,9 +27,17 @@ _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "in
 
 
 class MosaicShards:
-    """The samples of MDS folders, each a dict of its columns; images as the bytes they were stored as.
+    """`MosaicShards` reads MDS folders; a sample is a dict of columns.
 
-    Compressed shards and pickled columns are refused: unpack the first, write the second anew.
+    Images come as the bytes they were stored as. Compressed shards and pickled columns are refused: unpack the first,
+    write the second anew. A compressed shard cannot be opened in its middle, and a pickle may run any code.
+
+    Args:
+        folders: paths or URLs of folders with an `index.json`.
+
+    Raises:
+        ConfigurationError: a shard or column of a kind that is not read.
+        DataError: a file is missing, or its size is not the index's.
     """
 
     def __init__(self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -67,7 +75,7 @@ class MosaicShards:
 
 
 def _decoded(body: bytes, names: list[str], sizes: list[int | None], decoders: list[Callable[[bytes], Any]]) -> Any:
-    """First the sizes of columns that vary, then the columns."""
+    """Returns the columns of a sample: sizes of varying columns come first, then the columns."""
     varying = sum(size is None for size in sizes)
     told = iter(np.frombuffer(body, np.uint32, varying).tolist())
     at, found = 4 * varying, {}

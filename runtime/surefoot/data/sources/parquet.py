@@ -1,4 +1,4 @@
-"""Parquet by row groups: a shard is one of them, a sample is a row as a dict, or the value of one column."""
+"""`ParquetRows` reads Parquet files; a shard is a row group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from surefoot.errors import ConfigurationError
 
 
 class ParquetRows:
-    """Needs pyarrow. `columns` are what is read; with `column` alone its value is the sample."""
+    """`ParquetRows` reads Parquet; a sample is a row as a dict.
+
+    Needs pyarrow.
+
+    Args:
+        paths: paths, URLs or patterns.
+        columns: the columns to read; by default all.
+        column: one column whose value alone is the sample, in place of a dict.
+
+    Raises:
+        ConfigurationError: pyarrow is missing, a pattern matches no file, or a file lacks a column.
+        DataError: a file cannot be read.
+    """
 
     def __init__(
         self,

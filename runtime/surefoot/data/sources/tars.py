@@ -1,4 +1,4 @@
-"""Tar files as webdataset writes them: members of one name but for its last endings are one sample."""
+"""`TarSamples` reads webdataset's tars: members of one stem are one sample."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from surefoot.data.sources.files import FileAt, find_files, opened
 
 
 class TarSamples:
-    """A shard is a tar, a sample {"__key__": …, ending: bytes}; `decode` makes of it what the program wants.
+    """`TarSamples` reads tars; a sample is `{"__key__": …, ending: bytes}`.
 
-    Headers are read first to count samples, unless `count` is false: then a shard's length is known when it was read.
+    The layout is webdataset's, a shard is a tar; the stream's `transform` decodes the bytes.
+
+    Args:
+        paths: paths, URLs or patterns of uncompressed tars.
+        count: whether samples are counted first, by reading headers; else a shard's length is known when it was read.
+
+    Raises:
+        ConfigurationError: a pattern matches no file.
+        DataError: a file cannot be read, or is no plain tar.
     """
 
     def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, count: bool = True) -> None:

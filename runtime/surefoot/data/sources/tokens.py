@@ -1,4 +1,4 @@
-"""Token files that are mapped into memory: nanoGPT's .bin, and Megatron's .bin with its .idx."""
+"""`TokenFile` reads nanoGPT's .bin, `MegatronDocuments` Megatron's .bin with .idx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,21 @@ _DTYPES: dict[int, type[Any]] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int
 
 
 class TokenFile:
-    """Windows of `length` + 1 tokens, each beginning `length` behind the one before: inputs and targets of one row."""
+    """`TokenFile` reads flat token files; a sample is `length` + 1 tokens.
+
+    Each window begins `length` tokens behind the one before, so that inputs and targets of one row are `row[:-1]` and
+    `row[1:]`; tokens behind a file's last whole window are left out. Samples are int64 arrays.
+
+    Args:
+        paths: paths, URLs or patterns.
+        length: tokens of a row's inputs.
+        dtype: how tokens are stored.
+        shard_samples: windows a shard.
+
+    Raises:
+        ConfigurationError: a pattern matches no file, a size is no multiple of `dtype`'s, or a number is below 1.
+        DataError: a file cannot be read.
+    """
 
     def __init__(
         self,
@@ -60,7 +74,18 @@ class TokenFile:
 
 
 class MegatronDocuments:
-    """The documents of Megatron's indexed datasets, named by their .bin; each a row of tokens, for `pack`."""
+    """`MegatronDocuments` reads Megatron's indexed datasets; a sample is a document.
+
+    Documents are int64 arrays of any length, for the stream's `pack`.
+
+    Args:
+        paths: paths, URLs or patterns of .bin files; each has its .idx beside it.
+        shard_samples: documents a shard.
+
+    Raises:
+        ConfigurationError: a pattern matches no file, or an index is of another version or token type.
+        DataError: a file cannot be read, or its size is not the index's.
+    """
 
     def __init__(
         self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, shard_samples: int = 1024
@@ -89,7 +114,7 @@ class MegatronDocuments:
 
 
 class _Indexed:
-    """One .bin with its .idx: where each document begins, in bytes."""
+    """One .bin with its .idx: the byte at which each document begins."""
 
     def __init__(self, file: FileAt) -> None:
         self.file = file

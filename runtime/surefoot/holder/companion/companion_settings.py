@@ -11,7 +11,10 @@ from surefoot.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class CompanionSettings:
-    """One companion. The password stays in its file and is read at each connection."""
+    """Configures one companion.
+
+    The password stays in its file and is read at each connection.
+    """
 
     port: int = 9465
     """SUREFOOT_COMPANION_PORT: /metrics, /readyz and /healthz over plain HTTP, on every address. 0: any free one."""

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of the server. `info` is what it said last; `ready` only while it answers."""
+    """Holds the server's last known state; `ready` only while it answers."""
 
     up: bool = False
     ready: bool = False
@@ -34,7 +34,10 @@ class Seen:
 
 
 class Watch:
-    """`run` until `ended` is set. `seen` may be read by any thread: it is replaced, never changed."""
+    """Polls the server in `run` until `ended` is set.
+
+    Any thread may read `seen`: it is replaced, never changed.
+    """
 
     def __init__(self, settings: CompanionSettings) -> None:
         self._settings = settings
@@ -56,7 +59,10 @@ class Watch:
         self._close()
 
     def look(self) -> None:
-        """One look; fills a server that was not seen before. Raises TierError or ConfigurationError."""
+        """Polls once, and fills the memory of a server that is new.
+
+        Raises TierError or ConfigurationError.
+        """
         wire = self._opened()
         with explained(self._where, "asking for its figures"):
             self._note(wire)
@@ -70,7 +76,7 @@ class Watch:
         self.seen = replace(self.seen, ready=True, reason="")
 
     def _hand_in(self, wire: Wire) -> None:
-        """A certificate that was renewed in its files: the server reads them only when it is told to."""
+        """Makes the server read a renewed certificate: it reads its files only on command."""
         folder = Path(self._settings.tls_folder)
         certificate, key = folder / "tls.crt", folder / "tls.key"
         now = _text(certificate)
@@ -83,7 +89,7 @@ class Watch:
         self._certificate = now
 
     def _fill(self, wire: Wire) -> None:
-        """Nothing where anybody has keys; until somebody gets some, elsewhere."""
+        """Fills the memory of a server without keys, until a job gets some."""
         with explained(self._where, "touching its memory"):
             began = time.monotonic()
             # first the sign, then the look at who is there: whoever provisions does it in the other order

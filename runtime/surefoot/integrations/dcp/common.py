@@ -1,4 +1,4 @@
-"""What writer and reader share: the step in an id, and this process' connection to its tiers."""
+"""Shares this process' connections and ids between writer and reader."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ _connected: dict[LibraryOptions, ConnectedBackend] = {}
 
 
 def options_of(folder: str | None, job: str | None) -> LibraryOptions:
-    """What writers and readers of one folder and job share a connection by."""
+    """The options by which writers and readers share a connection."""
     return LibraryOptions(folder=folder, interval_steps=1, keep=EVERYTHING, job=job)
 
 
 def new_id() -> str:
-    """Of one save or load."""
+    """Makes the random id of one save or load."""
     return uuid.uuid4().hex
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int | None:
-    """The number at the end of a checkpoint id; None: it has none, and is saved as the step after all others."""
+    """The number at the end of a checkpoint id, or None.
+
+    A checkpoint without one is saved as the step after all others.
+    """
     found = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
     return int(found[1]) if found is not None else None
 
 
 def connected(options: LibraryOptions) -> ConnectedBackend:
-    """This process' one connection with these options; the first call is made on all ranks alike."""
+    """This process' one connection with these options.
+
+    All ranks make the first call: it may claim an epoch.
+    """
     if options not in _connected:
         _connected[options] = connect_backend(options, None)
     return _connected[options]

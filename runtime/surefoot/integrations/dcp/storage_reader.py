@@ -1,4 +1,4 @@
-"""DCP's StorageReader: any box of any tensor, verified, from whatever a Writer or a Checkpointer saved."""
+"""Implements DCP's StorageReader on verified reads of any box."""
 
 from __future__ import annotations
 
@@ -23,22 +23,26 @@ from torch.futures import Future
 
 from surefoot.checkpointer.backends import library_settings
 from surefoot.checkpointer.restoring import fill
-from surefoot.errors import Unreadable
 from surefoot.geometry import Box
-from surefoot.integrations.dcp.common import KEY, connected, is_connected, new_id, options_of, step_of
+from surefoot.integrations.dcp.common import KEY, connected, is_connected, new_id, options_of
+from surefoot.integrations.dcp.named_checkpoint import named_checkpoint
 from surefoot.integrations.dcp.storage_writer import Writer
-from surefoot.restore.catalogue import Catalogue, SaveSource, persistent_source, read_catalogue
-from surefoot.restore.reader import CheckpointReader, ReadOptions
-from surefoot.state import Entry, Saved, dtype_name, dtype_named, read_values
+from surefoot.restore.catalogue import SaveSource, persistent_source, read_catalogue
+from surefoot.restore.reader import CheckpointReader
+from surefoot.state import Entry, Saved, dtype_name, dtype_named
 from surefoot.state.entries import Place
 from surefoot.state.statedicts import state_dict_of
 
-PATIENCE_SECONDS = 60.0
-"""How long a load waits for tiers that do not answer."""
-
 
 class Reader(StorageReader):
-    """Reads what a Writer or a Checkpointer saved, at any world size; each rank reads only what it needs, verified."""
+    """Reads what a Writer or a Checkpointer saved, at any world size.
+
+    Each rank reads only what it needs, verified.
+
+    Args:
+        folder: where checkpoints lie, a path or URI; under an agent its tiers are used.
+        job: the job's name below the folder.
+    """
 
     def __init__(self, folder: str | None = None, job: str | None = None) -> None:
         super().__init__()
@@ -56,15 +60,13 @@ class Reader(StorageReader):
         self.load_id = new_id()
 
     def read_metadata(self, *_: Any, **ignored: Any) -> Metadata:
-        """Opens the checkpoint on this rank; the same one on all, by its id.
+        """Opens the checkpoint of this id; the same one on every rank.
 
         DCP asks a reader whose signature says `kwargs` again when this fails, for what it calls metadata of the rank.
         Did that succeed, the rank would go on without the collectives in which the others then wait for it for ever.
         """
         self.close()
-        sources = self._sources()
-        catalogue = read_catalogue(sources)
-        self._reader, values = self._opened(catalogue)
+        self._reader, values = named_checkpoint(self._id, read_catalogue(self._sources()))
         layouts = self._reader.layouts.tensors(self._reader.world)
         self._saved = {name: Saved(t.dtype, t.shape) for name, t in layouts.items()}
         about = values.get(KEY)
@@ -126,30 +128,6 @@ class Reader(StorageReader):
         assert settings.persistent is not None, "library settings name a tier or raise"
         return (persistent_source(settings.persistent, settings.job),)
 
-    def _opened(self, catalogue: Catalogue) -> tuple[CheckpointReader, Mapping[str, Any]]:
-        """The newest complete checkpoint that the id names, and the values of its rank 0.
-
-        An id without a number is looked for by name: its step was given when it was saved, and is another each time.
-        """
-        step = step_of(self._id)
-        candidates = [f.checkpoint for f in catalogue.checkpoints() if f.complete and step in (None, f.checkpoint.step)]
-        for checkpoint in reversed(candidates):
-            reader = CheckpointReader(checkpoint, catalogue, ReadOptions(patience_seconds=PATIENCE_SECONDS))
-            try:
-                values = read_values(reader.values(0))
-            except BaseException:
-                reader.close()
-                raise
-            if _is_named(self._id, values.get(KEY)):
-                return reader, values
-            reader.close()
-        if catalogue.silent:
-            raise Unreadable(
-                f"{', '.join(catalogue.silent)} gave no answer: whether the checkpoint is there is unknown"
-            )
-        which = f"no complete checkpoint {self._id!r}" if self._id else "no complete checkpoint"
-        raise Unreadable(f"there is {which} in {', '.join(s.name for s in catalogue.sources)}", absent=True)
-
     def _of_dcp(self, about: Mapping[str, Any]) -> Metadata:
         self._names, self._plain = {name: name for name in self._saved}, {}
         kinds: dict[str, Any] = {n: _tensor_metadata(what) for n, what in self._saved.items()}
@@ -179,22 +157,12 @@ class Reader(StorageReader):
         return Entry(name, into, what.dtype, Place(what.shape, box, None), "split")
 
 
-def _is_named(wanted: str, about: Mapping[str, Any] | None) -> bool:
-    """Whether a checkpoint that has the step of `wanted`, if that names one, was saved under such an id."""
-    if not wanted:
-        return True
-    step = step_of(wanted)
-    if about is None:  # a Checkpointer's, which has a step and no id
-        return step is not None
-    return about["id"] == wanted if step is None else step_of(about["id"]) == step
-
-
 def _whole(name: str, tensor: torch.Tensor, what: Saved) -> Entry:
     return Entry(name, tensor, what.dtype, Place(what.shape, Box.whole(what.shape), None), "split")
 
 
 def _tensor_metadata(what: Saved) -> TensorStorageMetadata:
-    """One chunk, whatever was saved in how many parts: any box of it can be read."""
+    """Describes a tensor as one chunk, in however many parts it was saved: any box of it can be read."""
     size = torch.Size(what.shape)
     chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
     return TensorStorageMetadata(TensorProperties(dtype=dtype_named(what.dtype)), size, [chunk])

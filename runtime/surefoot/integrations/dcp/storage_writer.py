@@ -21,6 +21,7 @@ from surefoot.format.values import encode_values
 from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.integrations.dcp.common import KEY, connected, disconnect, new_id, options_of, step_of
+from surefoot.integrations.dcp.named_checkpoint import named_checkpoint
 from surefoot.restore.catalogue import SaveSource, read_catalogue
 from surefoot.state import Entry, dtype_name
 from surefoot.state.entries import Place
@@ -30,13 +31,21 @@ COMMIT_SECONDS = 600.0
 
 
 class Writer(StorageWriter):
-    """Saves what DCP's plan gives this rank. Made on all ranks alike; `close` one at the end.
+    """Saves what DCP's plan gives this rank.
 
-    Writers of one folder and job share one staging memory and the threads that drain it.
+    Made on all ranks alike; `close` one at the end. Writers of one folder and job share one staging memory and the
+    threads that drain it.
+
+    Args:
+        folder: where checkpoints lie; under an agent its tiers are used.
+        job: parts the folder among jobs.
+        overwrite: whether a save may take the place of a complete checkpoint of its id, or of the newest where it has
+            none. Nothing is written over: an id with a number is refused either way, another is a step of its own.
     """
 
-    def __init__(self, folder: str | None = None, job: str | None = None) -> None:
+    def __init__(self, folder: str | None = None, job: str | None = None, *, overwrite: bool = True) -> None:
         super().__init__()
+        self._overwrite = overwrite
         self._options = options_of(folder, job)
         self._id = ""
         self._step = 0
@@ -51,10 +60,10 @@ class Writer(StorageWriter):
         self._paths, self._bytes = {}, []
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Connects, and gives a checkpoint whose id has no number the step after all that are there.
+        """Connects and chooses the step: the id's number, or the next.
 
-        Every rank finds the same one without asking another: all read the tiers before any of them writes, once, and
-        count what they saved since alike. `finish` holds them to it.
+        Every rank chooses the same one without asking another: all read the tiers before any of them writes, once, and
+        count what they saved since alike. `finish` checks it.
         """
         if self._options not in _staging:
             link = connected(self._options).link
@@ -64,6 +73,14 @@ class Writer(StorageWriter):
         self._step = named if named is not None else _staging[self._options].next_step(connected(self._options).sources)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuses a checkpoint that is there already, before any rank writes.
+
+        Raises:
+            TierError: it is, and `overwrite` is False.
+            Unreadable: a tier that may have it gives no answer.
+        """
+        if not self._overwrite:
+            self._refuse_present()
         self._note([plan])
         return plan
 
@@ -93,7 +110,7 @@ class Writer(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """A checkpoint is complete when every rank's part is committed, each for the same step."""
+        """Raises TierError if ranks committed their parts for different steps."""
         steps = sorted({r.storage_data for of_rank in results for r in of_rank})
         if len(steps) > 1:
             raise TierError(
@@ -109,11 +126,23 @@ class Writer(StorageWriter):
         return bool(os.fspath(checkpoint_id))
 
     def close(self) -> None:
-        """Ends the copying and draining threads of this process, for every Writer of this folder and job."""
+        """Ends this folder's and job's copying and draining threads."""
         staging = _staging.pop(self._options, None)
         if staging is not None:
             staging.saver.close()
         disconnect(self._options)
+
+    def _refuse_present(self) -> None:
+        try:
+            reader, _ = named_checkpoint(self._id, read_catalogue(connected(self._options).sources))
+        except Unreadable as unreadable:
+            if unreadable.absent:
+                return
+            raise
+        step = reader.manifest(0).save.step
+        reader.close()
+        which = repr(self._id) if self._id else "the newest"
+        raise TierError(f"Checkpoint already exists: {which} is step {step}, and overwrite is False: give another id")
 
     def _about(self) -> dict[str, Any]:
         named = sorted(set(self._bytes))
@@ -126,7 +155,7 @@ class Writer(StorageWriter):
 
 
 class _Planned:
-    """What a save needs of a program, out of a plan."""
+    """Gives a save the entries and values of a DCP plan."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -145,7 +174,7 @@ class _Planned:
 
 @dataclass(slots=True)
 class _DcpStaging:
-    """What writes the saves of one connection; a second beside it would stage into memory that is drained no more."""
+    """Stages the saves of one connection; a second would stage into memory that is drained no more."""
 
     state: _Planned
     saver: Saver

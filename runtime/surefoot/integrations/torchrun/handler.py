@@ -34,7 +34,7 @@ _AGENTS = "/v1/agents"
 
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torchrun's registry calls once: the function that makes a handler of torchrun's parameters."""
+    """Returns the factory of handlers; torchrun's registry calls it once."""
     return _handler
 
 
@@ -45,7 +45,7 @@ def _handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class AgentRound(RendezvousHandler):
-    """One round, taken from the environment that an agent gave."""
+    """Serves one round from the environment that an agent gave."""
 
     def __init__(self, run_id: str, environment: Mapping[str, str]) -> None:
         self._run_id = run_id
@@ -92,7 +92,7 @@ class AgentRound(RendezvousHandler):
 
 
 class CoordinatorRounds(RendezvousHandler):
-    """Rounds from a coordinator: torchrun stands warm, and starts its workers when an epoch names it."""
+    """Takes rounds from a coordinator: torchrun waits, warm, for an epoch."""
 
     def __init__(self, params: RendezvousParameters, environment: Mapping[str, str]) -> None:
         self._run_id = params.run_id
@@ -109,7 +109,10 @@ class CoordinatorRounds(RendezvousHandler):
         return _BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Blocks until the coordinator commits an epoch with this worker; torchrun's workers are dead by now."""
+        """Blocks until the coordinator commits an epoch with this worker.
+
+        torchrun's workers are dead by then.
+        """
         if self._epoch and not self._round.overtaken(self._epoch):
             self._round.failed(self._epoch, "torchrun's workers failed; its log has their errors")
         self._round.stopped()
@@ -135,17 +138,20 @@ class CoordinatorRounds(RendezvousHandler):
         return self._round.retired
 
     def set_closed(self) -> None:
-        """The coordinator closes a job, nobody else."""
+        """Does nothing: only the coordinator closes a job."""
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 makes torchrun stop its workers and come back for the next round."""
+        """More than 0 makes torchrun stop its workers for the next round."""
         return 1 if self._epoch and (self._round.overtaken(self._epoch) or self._round.retired) else 0
 
     def get_run_id(self) -> str:
         return self._run_id
 
     def shutdown(self) -> bool:
-        """torchrun calls this last: with an exception in flight if its workers failed for good."""
+        """Reports the end to the coordinator; with an exception in flight: failure.
+
+        torchrun calls this last.
+        """
         if self._epoch and not self._round.overtaken(self._epoch):
             if sys.exc_info()[0] is None:
                 self._round.finished(self._epoch)

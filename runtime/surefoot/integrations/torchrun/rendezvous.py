@@ -35,7 +35,7 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class RendezvousMember:
-    """Who says hello."""
+    """Identifies this worker in its Hello."""
 
     job: str
     index: int
@@ -46,7 +46,7 @@ class RendezvousMember:
 
 
 class Round:
-    """Thread-safe. `next` waits for an epoch; the thread keeps saying heartbeats meanwhile and afterwards."""
+    """Speaks to the coordinator in a thread, heartbeats included; thread-safe."""
 
     def __init__(self, url: str, member: RendezvousMember) -> None:
         self._url = url
@@ -79,7 +79,10 @@ class Round:
             return self._claimed > epoch
 
     def next(self) -> Assign | None:
-        """The next committed epoch that names this worker; None if the worker is to go. Waits as long as it takes."""
+        """Waits for the next epoch with this worker; None: it is dismissed.
+
+        There is no time limit. Raises SurefootError once the connection ended for good.
+        """
         with self._changed:
             while True:
                 if self._refused is not None:
@@ -94,7 +97,7 @@ class Round:
                 self._changed.wait()
 
     def store(self, epoch: int) -> str:
-        """Where the epoch's store answers; SurefootError if the epoch is overtaken before anybody knows."""
+        """Waits for the epoch's store address; SurefootError if overtaken first."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stored(epoch) or self._claimed > epoch or self._retired, _STORE_SECONDS
@@ -105,7 +108,7 @@ class Round:
         return address
 
     def stopped(self) -> None:
-        """torchrun's workers are dead: every epoch heard of so far may go on without them."""
+        """Reports torchrun's workers dead: the next epoch may begin."""
         with self._changed:
             self._stopped = max(self._claimed, self._stopped)
             self._store = None
@@ -124,11 +127,11 @@ class Round:
         self._fact(Exited(epoch, rank, 1, cause, secondary=False, step=0), epoch)
 
     def finished(self, epoch: int) -> None:
-        """How many steps there were is not known here: trainers under a plain torchrun do not report them."""
+        """Reports success, without steps: trainers under plain torchrun report none."""
         self._fact(Finished(epoch, 0, steps=_UNKNOWN), epoch)
 
     def close(self) -> None:
-        """Says what is still to be said and ends the thread."""
+        """Sends what is still queued and ends the thread."""
         with self._changed:
             loop, ending = self._loop, self._ending
         if loop is not None and ending is not None:

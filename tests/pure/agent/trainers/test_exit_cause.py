@@ -82,11 +82,11 @@ def test_a_cause_is_one_line() -> None:
 
 def test_both_kinds_of_error_files_are_read() -> None:
     own = json.dumps({"kind": "ValueError", "message": "x", "at": 5.0, "trace": "t"})
-    assert read_report(own) == ErrorReport("ValueError", "x", 5.0, "t")
+    assert read_report(own) == ErrorReport("ValueError", "x", 5.0)
     torch_s = json.dumps(
         {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "t", "timestamp": "5"}}}
     )
-    assert read_report(torch_s) == ErrorReport("ValueError", "x", 5.0, "t")
+    assert read_report(torch_s) == ErrorReport("ValueError", "x", 5.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"message": 3}', '{"message": {"message": 1}}'])

@@ -46,9 +46,9 @@ def test_a_first_one_names_all_and_is_signed_by_its_own_authority() -> None:
     [
         (0, ""),
         (CERTIFICATE_DAYS * 0.6, ""),
-        (CERTIFICATE_DAYS * 0.7, "less than a third of its life is left"),
-        (CERTIFICATE_DAYS + 1, "less than a third of its life is left"),
-        (AUTHORITY_DAYS + 1, "less than a third of its life is left"),
+        (CERTIFICATE_DAYS * 0.7, "less than a third of its validity is left"),
+        (CERTIFICATE_DAYS + 1, "less than a third of its validity is left"),
+        (AUTHORITY_DAYS + 1, "less than a third of its validity is left"),
     ],
 )
 def test_it_is_made_anew_in_time(days: float, why: str) -> None:

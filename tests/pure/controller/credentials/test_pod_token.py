@@ -30,8 +30,8 @@ def test_a_token_is_its_pods() -> None:
 @pytest.mark.parametrize(
     ("status", "sentence"),
     [
-        ({}, "does not know the token: not authenticated"),
-        ({"authenticated": False, "error": "token expired"}, "does not know the token: token expired"),
+        ({}, "does not accept the token: not authenticated"),
+        ({"authenticated": False, "error": "token expired"}, "does not accept the token: token expired"),
         (review(audiences=["vault"]), "not meant for the audience 'surefoot'"),
         (review(audiences=[]), "not meant for the audience 'surefoot'"),
         (review(user={"extra": {}}), "bound to no pod"),
@@ -70,8 +70,8 @@ def test_a_pod_that_only_bears_the_workers_labels_is_refused() -> None:
 @pytest.mark.parametrize(
     ("pod", "retry", "sentence"),
     [
-        (None, True, "not known here yet"),
-        (stored(uid="another"), True, "not known here yet"),
+        (None, True, "not in the operator's cache yet"),
+        (stored(uid="another"), True, "not in the operator's cache yet"),
         (stored(job="job-2"), False, "job-uid is 'job-2', not 'job-1'"),
         (stored(index=1), False, "worker-index is '1', not '0'"),
         (stored(attempt=2), False, "attempt is '2', not '1'"),

@@ -26,10 +26,10 @@ def watched(since: float, found: LeaseSeen | None) -> Candidate:
 @pytest.mark.parametrize(
     ("candidate", "now", "verb", "reason"),
     [
-        (ME, 0.0, "look", "the lease was not looked at yet"),
+        (ME, 0.0, "look", "the lease was not read yet"),
         (watched(100.0, None), 100.0, "acquire", "nobody leads"),
-        (watched(100.0, lease("")), 100.0, "acquire", "gave the lease back"),
-        (watched(100.0, lease("me")), 100.0, "acquire", "a former life of this operator"),
+        (watched(100.0, lease("")), 100.0, "acquire", "released the lease"),
+        (watched(100.0, lease("me")), 100.0, "acquire", "a former process of this replica"),
         (watched(100.0, lease()), 100.0, "wait", "other leads"),
         (watched(100.0, lease()), 114.9, "wait", "other leads"),
         (watched(100.0, lease()), 115.0, "acquire", "other has not renewed its lease for 15.0 s"),
@@ -55,8 +55,8 @@ LEADER = election.written(ME, lease("me", "7"), 100.0, TIMINGS)
         (LEADER, 110.0, "lost", "could not be renewed for 10.0 s"),
         # frozen for an hour, or a machine that slept
         (LEADER, 3700.0, "lost", "could not be renewed for 3600.0 s"),
-        (election.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease is other's"),
-        (election.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease is nobody's"),
+        (election.seen(LEADER, lease("other", "8"), 101.0), 101.0, "lost", "the lease is held by other"),
+        (election.seen(LEADER, lease("", "8"), 101.0), 101.0, "lost", "the lease is held by nobody"),
         (election.seen(LEADER, None, 101.0), 101.0, "lost", "the lease was deleted"),
         # our own write, whose answer was lost: it is not counted, and the lease is renewed again
         (election.seen(LEADER, lease("me", "8"), 103.0), 103.0, "renew", "renewed"),

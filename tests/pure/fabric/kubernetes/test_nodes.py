@@ -40,10 +40,10 @@ def among(found: dict[str, Any], heard: Heard, gone: int = 0, of: int = 5) -> No
         (node(ready="Unknown"), RENEWED, ""),
         (node(ready="Unknown", taints=[UNREACHABLE]), RENEWED, ""),
         (node(ready="False"), RENEWED, "not ready: said so"),
-        (node(taints=[UNREACHABLE]), UNHEARD, "it bears the taint node.kubernetes.io/unreachable"),
-        (node(taints=[OUT_OF_SERVICE]), RENEWED, "it bears the taint node.kubernetes.io/out-of-service"),
+        (node(taints=[UNREACHABLE]), UNHEARD, "it has the taint node.kubernetes.io/unreachable"),
+        (node(taints=[OUT_OF_SERVICE]), RENEWED, "it has the taint node.kubernetes.io/out-of-service"),
         (node(taints=[{"key": "gpu", "effect": "NoSchedule"}]), UNHEARD, ""),
-        ({**node(), "status": {}}, RENEWED, "it has not said yet that it is ready"),
+        ({**node(), "status": {}}, RENEWED, "its condition Ready is not set yet"),
     ],
 )
 def test_a_node_is_lost_by_what_its_kubelet_does_not_contradict(
@@ -113,9 +113,9 @@ def test_a_renewal_is_news_only_where_it_contradicts(found: dict[str, Any], news
         ({"labels": {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}}, ""),
         (
             {"labels": {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}},
-            "it bears the label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
+            "it has the label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
         ),
-        ({"taints": [{"key": "karpenter.sh/disrupted"}]}, "it bears the taint karpenter.sh/disrupted"),
+        ({"taints": [{"key": "karpenter.sh/disrupted"}]}, "it has the taint karpenter.sh/disrupted"),
         ({"conditions": [{"type": "GpuUnhealthy", "status": "True"}]}, ""),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_job_may_name_signals_of_its_own_instead() -> None:
     own = NodeSignals(conditions=("GpuUnhealthy=True",))
     sick = a_node(conditions=[{"type": "GpuUnhealthy", "status": "True"}], taints=[{"key": "karpenter.sh/disrupted"}])
     shown = nodes.node(sick, Heard(), "zone", own)
-    assert (shown.ready, shown.signal) == (True, "it bears the condition GpuUnhealthy=True")
+    assert (shown.ready, shown.signal) == (True, "it has the condition GpuUnhealthy=True")
 
 
 def test_a_heartbeat_of_a_node_is_no_news_and_a_label_is() -> None:

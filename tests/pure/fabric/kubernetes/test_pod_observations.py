@@ -166,7 +166,7 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
     new = JobStatus(last_complete=Checkpoint(1, 5), conditions=(Condition("Running", "True", "a", "b", 60.0),))
     first = status_patch.shown(new, (), JOB, 0.0)
     assert first["checkpointTime"] == "1970-01-01T00:00:00Z"
-    assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00Z"
+    assert first["conditions"][0]["lastTransitionTime"] == "1970-01-01T00:01:00.000000Z"
     assert (first["ready"], first["replicas"]) == ("0/2", 0)
     again = status_patch.shown(new, (), {**JOB, "status": first}, 100.0)
     assert again["checkpointTime"] == first["checkpointTime"]

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from support.builders import BEGAN, endpoint, manifest, running, told, with_holder, with_session
-from surefoot.protocol.identities import Checkpoint, WorkerId
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Incident, World
 from surefoot_operator.observed import Observed, PersistentSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround, Plan
 from surefoot_operator.policy.check import check
+from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.failure.holder_liveness import LOOK_SECONDS, OTHERS_SECONDS, answers_awaited
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
@@ -77,7 +79,7 @@ def test_nothing_is_given_up_while_agents_see_what_the_operator_does_not(ago: fl
     assert going(made)
     assert made.status.given_up == ()
     assert "n0" in made.reason
-    assert "an agent sees" in made.reason
+    assert "an agent reaches it" in made.reason
     assert TIMEOUT in made.reason
 
 
@@ -91,15 +93,16 @@ def test_a_holder_that_refuses_the_operator_lives(policy: str) -> None:
     assert "password" in made.reason
 
 
-def test_agents_are_asked_at_once_and_the_one_beside_each_holder_first() -> None:
+def test_two_agents_are_asked_at_once_of_whom_one_is_beside_the_holder() -> None:
+    """An agent that the operator hears and that does not hear it would else be the only witness."""
     asked = [a for a in decided(blind(0.1)).actions if isinstance(a, LookAround)]
-    assert {(a.worker, tuple(e.holder.node for e in a.holders)) for a in asked} == {
-        (WorkerId(n, 1), (f"n{n}",)) for n in range(3)
-    }
+    assert {(a.worker.index, e.holder.node) for a in asked for e in a.holders} == {
+        (0, "n0"), (1, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (0, "n2"),
+    }  # fmt: skip
     away = with_session(blind(0.1), 0, connected=False, since_seconds=NOW - 20)
     asked = [a for a in decided(away).actions if isinstance(a, LookAround)]
     assert {(a.worker.index, e.holder.node) for a in asked for e in a.holders} == {
-        (1, "n0"), (2, "n0"), (1, "n1"), (2, "n2"),
+        (1, "n0"), (2, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (1, "n2"),
     }  # fmt: skip
 
 
@@ -109,6 +112,26 @@ def test_they_are_not_asked_again_before_they_could_answer_and_are_then() -> Non
     assert not any(isinstance(a, LookAround) for a in decided(seen).actions)
     older = {holder: replace(sight, since_seconds=NOW - 6, asked_seconds=NOW - 6) for holder, sight in fresh.items()}
     assert any(isinstance(a, LookAround) for a in decided(replace(seen, sights=older)).actions)
+
+
+def test_the_first_that_does_not_see_a_holder_does_not_speak_for_the_second() -> None:
+    seen = blind(11.0)
+    one = seen.holders[0].endpoint
+    first = SightSeen(2, NOW - 1.0, NOW - 1.0, NOW - 0.9, False, "refused")
+    assert answers_awaited(gather(replace(seen, sights={one.holder: first})), one) == NOW - 1.0 + OTHERS_SECONDS
+    silent = SightSeen(2, NOW - 1.0, NOW - 1.0)
+    due = answers_awaited(gather(replace(seen, sights={one.holder: silent})), one)
+    assert due == NOW - 1.0 + LOOK_SECONDS + OTHERS_SECONDS
+
+
+def test_where_no_agent_answers_others_are_asked() -> None:
+    """Those that were asked may hear nothing of the operator that hears them."""
+    seen = blind(6.0)
+    silent = {h.endpoint.holder: SightSeen(2, NOW - 5.5, NOW - 5.5) for h in seen.holders}
+    asked = [a for a in decided(replace(seen, sights=silent)).actions if isinstance(a, LookAround)]
+    before = {(0, "n0"), (1, "n0"), (1, "n1"), (2, "n1"), (2, "n2"), (0, "n2")}
+    now = {(a.worker.index, e.holder.node) for a in asked for e in a.holders}
+    assert {holder for _, holder in now - before} == {"n0", "n1", "n2"}
 
 
 def test_holders_that_nobody_sees_are_given_up_after_their_time() -> None:

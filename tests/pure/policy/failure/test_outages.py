@@ -86,3 +86,12 @@ def test_a_worker_that_was_just_placed_is_not_replaced_for_its_nodes_sake() -> N
     assert created(old) == [2]
     ahead = with_worker(lost, 2, phase="Pending", created_seconds=NOW + 3600)
     assert created(ahead) == [2], "a clock that is ahead keeps no place empty"
+
+
+def test_a_line_that_breaks_under_a_doubted_node_loses_it_only_once_its_agent_is_silent() -> None:
+    """The API server was away and doubts every node; one agent's line breaks for a moment while all ranks train."""
+    seen = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 0.01, heard_seconds=NOW - 0.2)
+    assert not node_lost(gather(seen), "n0")
+    assert plan(seen).status.world == seen.status.world
+    silent = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 4, heard_seconds=NOW - 4)
+    assert node_lost(gather(silent), "n0")

@@ -225,6 +225,14 @@ def test_a_node_that_proves_to_be_lost_takes_the_restart_back() -> None:
     assert again.no_progress_restarts == 1, "once"
 
 
+def test_a_worker_that_falls_silent_during_a_claim_is_named_as_its_cause() -> None:
+    claimed = decided(echoing(1))
+    later = with_session(echoing(1), 2, heard_seconds=NOW - 4)
+    incident = decided(replace(later, status=claimed)).incidents[-1]
+    assert (incident.kind, incident.unexplained) == ("worker-silent", False)
+    assert incident.reason.startswith("worker 2 sends no heartbeats any more: ")
+
+
 def test_a_job_that_fails_names_who_ended_it_among_its_incidents() -> None:
     seen = exited(running(run_policy=RunPolicy(backoff_limit=0)))
     incident = decided(seen).incidents[-1]

@@ -100,7 +100,7 @@ def test_a_leader_that_has_just_begun_takes_what_it_has_not_heard_for_unknown_an
         seen = replace(seen, holders=(replace(first, state="Silent", read_epoch=None), *others))
     made = plan(seen)
     assert made.status.phase == "Running"
-    assert "still to say whether that was saved" in made.reason
+    assert "to report whether it was saved" in made.reason
     assert plan(after(seen, SAVING_SECONDS)).status.phase == "Complete"
 
 

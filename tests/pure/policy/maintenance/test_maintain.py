@@ -198,6 +198,14 @@ def test_too_few_copies_are_repaired_unless_a_newer_save_is_due_soon() -> None:
     assert all(isinstance(c, CopySave) and c.source != c.target and c.save.step == 40 for c in copies)
 
 
+def test_a_world_that_hangs_is_repaired_though_a_save_was_due_soon() -> None:
+    """Found by the simulator: two copies of three for as long as the hang was not found."""
+    seen = thinned(running(), 40)
+    for index in range(3):
+        seen = with_session(seen, index, step_at_seconds=NOW - 20)
+    assert len(of(CopySave, maintain(seen))) == 3
+
+
 def test_repairs_do_not_wait_for_ever_for_newer_saves() -> None:
     seen = thinned(thinned(running(step=62), 40), 30)
     assert of(CopySave, maintain(seen))

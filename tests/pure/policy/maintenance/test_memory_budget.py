@@ -153,7 +153,7 @@ def test_a_worker_without_staging_memory_is_told_although_the_tier_has_room() ->
     found = condition(kept)
     assert found is not None
     assert (found.status, found.reason) == ("False", "StagingTooSmall")
-    assert found.message == f"worker 1 on n1 saves nothing, training goes on: {why}"
+    assert found.message == f"worker 1 on n1 saves nothing, training continues: {why}"
     assert len(kept.shares) == 3
     back = maintain(replace(with_session(seen, 1, unstaged=""), status=kept.status))
     assert [e.reason for e in back.events] == ["CheckpointsFit"]

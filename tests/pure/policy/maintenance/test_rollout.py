@@ -60,12 +60,12 @@ def test_nothing_goes_once_all_are_new() -> None:
 @pytest.mark.parametrize(
     ("pods", "wanted", "jobs", "why"),
     [
-        ((pod("a"), pod("b")), 3, (job(),), "1 holders are still to be made"),
+        ((pod("a"), pod("b")), 3, (job(),), "1 holders are still missing"),
         ((pod("a"), pod("b", deleting=True)), 2, (job(),), "b is ending"),
         ((pod("a"), pod("b", "new", ready=False)), 2, (job(),), "b on node-b is not ready"),
         ((pod("a"), pod("b")), 2, (job(safe=False),), "job ns/gpt cannot spare a holder: of a reason"),
         ((pod("a"), pod("b")), 2, (job(nodes="a"),), "job ns/gpt has not read the holder on node-b yet"),
-        ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not looked at for 16 s"),
+        ((pod("a"), pod("b")), 2, (job(at_seconds=NOW - STALE_SECONDS - 1),), "job ns/gpt was not reconciled for 16 s"),
         (
             (pod("a", node_ready=False), pod("b", "new")),
             2,
@@ -211,7 +211,7 @@ def test_a_holder_that_was_not_read_is_not_among_its_nodes() -> None:
     ("change", "why"),
     [
         ({"phase": "Complete"}, "it is over"),
-        ({"world": None, "recorded": False, "last_complete": None}, "memory holds nothing"),
+        ({"world": None, "recorded": False, "last_complete": None}, "memory has nothing"),
         (
             {"world": World(1, "Committed"), "floor": Checkpoint(1, 40), "last_complete": Checkpoint(1, 40)},
             "nowhere else",
@@ -229,7 +229,7 @@ def test_who_needs_no_memory_is_safe(change: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"world": World(1, "Committed"), "recorded": True, "last_complete": Checkpoint(1, 40)}, "in memory alone"),
+        ({"world": World(1, "Committed"), "recorded": True, "last_complete": Checkpoint(1, 40)}, "in memory only"),
         ({"world": World(2, "Claimed"), "recorded": True}, "its world is changing"),
     ],
 )

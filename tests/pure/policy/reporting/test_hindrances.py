@@ -119,7 +119,7 @@ def test_a_refused_pod_is_said_in_the_servers_words(words: str) -> None:
     made = plan(beginning(creates=(CreateSeen(0, 1, False, words, until_seconds=NOW + 9),)))
     assert scheduled(made) == ("False", "Refused", f"0 of 2 workers have a node; worker 0 was refused: {words}")
     assert words in made.status.message
-    assert told(made) == [("WorkerRefused", f"{scheduled(made)[2]}; it is asked for again")]
+    assert told(made) == [("WorkerRefused", f"{scheduled(made)[2]}; the operator tries again")]
 
 
 def test_one_cause_is_told_once_whatever_its_numbers_and_its_kubelets_turns() -> None:

@@ -28,6 +28,7 @@ from surefoot_operator.observed import ExitSeen, HoldSeen, NodeSeen, Observed
 from surefoot_operator.policy.actions import CopySave, CreateWorker, DeleteWorker, PromoteSaves, ProposeHold
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.world.planned_change import FIRST_STEP_SECONDS
 
 NOW = BEGAN + 100
 GOAL = Checkpoint(1, 48)
@@ -97,14 +98,33 @@ def test_of_a_thousand_that_leave_a_few_are_named() -> None:
     )
 
 
-def test_before_the_first_step_there_is_nothing_to_halt_for() -> None:
+def _before_its_first_step() -> Observed:
     seen = running(least=None)
     fresh = tuple(told(s, step=0, step_at_seconds=None, saved=None) for s in seen.sessions)
-    seen = NOTICES["deleted"](replace(seen, sessions=fresh), 1)
-    made = plan(seen)
+    return NOTICES["deleted"](replace(seen, sessions=fresh), 1)
+
+
+def test_a_world_is_halted_also_in_its_first_step() -> None:
+    """Word of that step may be on its way: a claim that halts nobody loses it."""
+    seen = _before_its_first_step()
+    (asked,) = actions(seen, ProposeHold)
+    assert asked.step == 6
+    parent = Checkpoint(1, 40)
+    again = replace(seen.status, world=replace(seen.status.world, parent=parent))  # type: ignore[type-var]
+    (asked,) = actions(replace(seen, status=again), ProposeHold)
+    assert asked.step == parent.step + 6
+
+
+@pytest.mark.parametrize(("age", "claimed"), [(FIRST_STEP_SECONDS - 1.0, False), (FIRST_STEP_SECONDS, True)])
+def test_a_world_that_is_long_in_starting_and_refuses_is_left_without_a_halt(age: float, claimed: bool) -> None:
+    seen = _before_its_first_step()
+    world = seen.status.world
+    assert world is not None
+    hold = HoldSeen(world.epoch, 3, "Refused", NOW - 0.2)
+    young = replace(seen.status, world=replace(world, changed_seconds=NOW - age))
+    made = plan(replace(seen, status=young, hold=hold))
     assert made.status.world is not None
-    assert made.status.world.state == "Claimed"
-    assert actions(seen, ProposeHold) == []
+    assert (made.status.world.state == "Claimed") is claimed
 
 
 @pytest.mark.parametrize(
@@ -180,7 +200,7 @@ def test_a_job_without_a_world_says_what_it_waits_for_and_costs_nothing_meanwhil
     made = plan(there)
     assert made.status.world == there.status.world
     assert made.reason == (
-        "worker 1 is being deleted; training goes on from step 40 once it has a place: 2 workers are ready, too few for"
+        "worker 1 is being deleted; training continues from step 40 once enough workers run: 2 workers are ready, too few for"
         " any allowed world of 3; worker 1 has no node: 0/3 nodes"
     )
     scheduled = next(c for c in made.status.conditions if c.type == "PodsScheduled")

@@ -17,7 +17,7 @@ NOW = BEGAN + 100
 
 def sick(least: int | None = None, **other: Any) -> Observed:
     """Three workers run well; node n1 bears a signal, and n3 is free."""
-    seen = with_node(running(least=least), "n1", signal="it bears the label x=y")
+    seen = with_node(running(least=least), "n1", signal="it has the label x=y")
     return replace(seen, nodes=(*seen.nodes, NodeSeen("n3", "n3", True)), **other)
 
 
@@ -47,7 +47,7 @@ def test_a_worker_is_made_beside_it_on_another_node() -> None:
 def test_the_world_moves_once_that_one_is_warm_and_loses_nothing() -> None:
     made = plan(beside(sick(), warm=True))
     assert [a.verb for a in made.actions if isinstance(a, ProposeHold)] == ["propose"]
-    assert "worker 1 leaves node n1 (it bears the label x=y)" in made.reason
+    assert "worker 1 leaves node n1 (it has the label x=y)" in made.reason
 
 
 def claimed(seen: Observed) -> Observed:

@@ -67,7 +67,7 @@ def test_a_tied_world_that_lost_a_worker_waits_where_another_shrinks() -> None:
     made = decided(saving(claimed(running(), gone=2), OWN))
     assert members(made) is None
     assert made.reason.startswith(
-        "2 of 3 workers are ready, and no other number will do: loader: each rank's own state"
+        "2 of 3 workers are ready, and no other number is possible: loader: each rank's own state"
     )
     assert "ElasticLoader" in made.reason
     assert "scheduler" not in made.reason
@@ -88,7 +88,7 @@ def test_it_goes_on_when_the_replacement_stands_ready() -> None:
 
 def test_values_that_differ_tie_as_well() -> None:
     made = decided(saving(claimed(running(), gone=2), (("meter", "a"),), (("meter", "b"),)))
-    assert "no other number will do: meter" in made.reason
+    assert "no other number is possible: meter" in made.reason
 
 
 def test_without_a_checkpoint_nothing_is_tied() -> None:
@@ -118,7 +118,7 @@ def test_a_tied_world_does_not_grow_and_says_so_once() -> None:
     assert any(isinstance(a, ProposeHold) for a in decided(two_of_three()).actions)
     made = decided(saving(two_of_three(), OWN))
     assert not any(isinstance(a, ProposeHold) for a in made.actions)
-    assert "only 2 ranks can take up again" in (condition(made) or "")
+    assert "only 2 ranks can restore" in (condition(made) or "")
     assert [e.reason for e in made.events if e.warning] == ["WorldSizeTied"]
     again = decided(replace(saving(two_of_three(), OWN), status=made.status))
     assert [e.reason for e in again.events] == []

@@ -1,0 +1,1 @@
+"""Says how jobs stand: pure judgements and renderings, one file a command."""

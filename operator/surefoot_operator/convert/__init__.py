@@ -1,0 +1,1 @@
+"""Turns other systems' training jobs into TrainingJobs."""

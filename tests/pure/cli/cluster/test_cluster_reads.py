@@ -1,0 +1,107 @@
+"""Jobs and their surroundings read from an API server that refuses parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.builders import running
+from support.fakes.fake_api import FakeApi, silent
+from support.stored import node_object, stored_document, worker_pod, written
+from surefoot_operator.cli.cluster.cluster_access import OpenCluster
+from surefoot_operator.cli.cluster.cluster_reads import read_job, read_jobs, read_view
+from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
+from surefoot_operator.fabric.kubernetes.api import ApiRefused
+
+JOBS = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs"
+
+
+def refusing(code: int, part: str) -> Callable[[str, str], None]:
+    def before(verb: str, path: str) -> None:
+        if part in path:
+            raise ApiRefused(f"{verb} {path}", code, "Forbidden", "no")
+
+    return before
+
+
+@pytest.fixture
+def server() -> FakeApi:
+    found, seen = FakeApi(), running()
+    found.keep(f"{JOBS}/gpt", written(seen.status, seen))
+    for index in (1, 0):
+        found.keep(f"/api/v1/namespaces/team/pods/gpt-worker-{index}-1", worker_pod(index))
+    found.keep("/api/v1/namespaces/team/pods/stranger", worker_pod(5, uid="uid-9"))
+    found.keep("/api/v1/nodes/n0", node_object("n0"))
+    found.keep("/api/v1/nodes/n1", node_object("n1", unschedulable=True))
+    event: dict[str, Any] = {"reason": "WorkerLost", "message": "m", "type": "Warning", "metadata": {"name": "e"}}
+    found.keep("/api/v1/namespaces/team/events/e", {**event, "lastTimestamp": "1970-01-01T00:16:40Z"})
+    return found
+
+
+def cluster(server: FakeApi, namespace: str = "team") -> OpenCluster:
+    return OpenCluster(server.api, namespace, "https://cluster:6443")
+
+
+async def test_a_view_has_the_job_and_all_around_it(server: FakeApi) -> None:
+    found = await read_view(cluster(server), "gpt")
+    assert found.stored.phase == "Running"
+    assert [one.index for one in found.workers] == [0, 1]  # the stranger with a label of another job counts for nothing
+    assert found.nodes is not None
+    assert [(one.name, one.schedulable) for one in found.nodes] == [("n0", True), ("n1", False)]
+    assert [(one.reason, one.warning, one.at_seconds) for one in found.events] == [("WorkerLost", True, 1000.0)]
+    assert found.unread == ()
+
+
+async def test_what_may_not_be_read_is_a_sentence_beside_what_may(server: FakeApi) -> None:
+    server.before = refusing(403, "/nodes")
+    found = await read_view(cluster(server), "gpt")
+    assert (found.nodes, len(found.workers)) == (None, 2)
+    assert found.unread == (
+        "you may not list nodes in the whole cluster (403): ask an administrator for a ClusterRole with the verb list on nodes",
+    )
+
+
+async def test_a_pod_with_labels_of_nobody_is_named_and_the_others_are_shown(server: FakeApi) -> None:
+    strange = worker_pod(3)
+    strange["metadata"]["labels"]["surefoot.dev/worker-index"] = "x"
+    server.keep("/api/v1/namespaces/team/pods/strange", strange)
+    found = await read_view(cluster(server), "gpt")
+    assert len(found.workers) == 2
+    assert "never sets" in found.unread[0]
+
+
+async def test_a_job_that_is_not_there_is_named_with_its_namespace(server: FakeApi) -> None:
+    with pytest.raises(ClusterRefused, match="there is no TrainingJob nope in namespace team"):
+        await read_job(cluster(server), "nope")
+
+
+async def test_a_cluster_without_the_crd_is_told_from_one_without_jobs(server: FakeApi) -> None:
+    assert [one.name for one in await read_jobs(cluster(server))] == ["gpt"]
+    server.before = refusing(404, "trainingjobs")
+    with pytest.raises(ClusterRefused, match=r"the CRD .* is not installed"):
+        await read_jobs(cluster(server))
+
+
+async def test_a_server_that_does_not_answer_is_named(server: FakeApi) -> None:
+    server.before = silent
+    with pytest.raises(ClusterRefused, match="Is https://cluster:6443 running"):
+        await read_jobs(cluster(server))
+
+
+async def test_a_long_list_is_read_page_by_page_and_not_for_ever() -> None:
+    class Paging(FakeApi):
+        async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+            number = int(query.get("continue", "0"))
+            assert query["limit"] == 500
+            further = str(number + 1) if number != 2 or self.endless else ""
+            body = stored_document(name=f"j{number}")
+            return {"items": [body], "metadata": {"continue": further}}
+
+        endless = False
+
+    server = Paging()
+    assert [one.name for one in await read_jobs(cluster(server))] == ["j0", "j1", "j2"]
+    server.endless = True
+    assert len(await read_jobs(cluster(server))) == 200

@@ -1,0 +1,78 @@
+"""The description of a job names what is known, what happened, and what could not be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.builders import BEGAN, running, with_worker, worker
+from support.stored import stored_document, view_of_snapshot
+from surefoot_operator.api.status import Condition, ExcludedNode, Incident
+from surefoot_operator.cli.jobs.describe_job import described, description_lines, incident_line, worker_state
+from surefoot_operator.cli.jobs.job_view import JobView
+from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.run_progress import Happened
+
+LOST = Incident("node-lost", "node n2 is gone", 2, "n2", 1, BEGAN + 40, first_step_seconds=BEGAN + 46, steps_lost=3)
+
+
+def text(view: JobView, wide: bool = False) -> str:
+    return "\n".join(description_lines(described(view), wide))
+
+
+def test_a_running_job_is_described_in_the_order_people_ask() -> None:
+    seen = running()
+    status = replace(
+        seen.status,
+        message="epoch 1 runs with 3 ranks on 3 workers",
+        conditions=(
+            Condition("Running", "True", "Running", "", BEGAN),
+            Condition("Resizing", "False", "Running", "", BEGAN),
+            Condition("CheckpointProtected", "False", "Stalled", "no checkpoint became complete", BEGAN),
+        ),
+        incidents=(LOST,),
+        excluded_nodes=(ExcludedNode("n7", "it failed twice", BEGAN + 900),),
+    )
+    told = text(view_of_snapshot(replace(seen, status=status), Happened(BEGAN + 40, "WorkerLost", "worker 2", True)))
+    places = [told.index(word) for word in ("State:", "Message:", "At risk:", "Workers:", "Conditions:", "Incidents:")]
+    assert places == sorted(places)
+    assert "2 steps (4s) would be run again after a failure now" in told
+    assert "60s ago, node-lost: node n2 is gone (6.0 s to the first new step, 3 steps lost)" in told
+    assert "60s ago   Warning WorkerLost: worker 2" in told
+    assert "n7: it failed twice" in told
+    assert "Resizing" not in told  # what is false and has nothing to say
+    assert "Could not be read" not in told
+
+
+def test_what_could_not_be_read_is_named() -> None:
+    view = replace(view_of_snapshot(running()), nodes=None, unread=("you may not list nodes",))
+    assert "Could not be read:\n  you may not list nodes" in text(view)
+
+
+def test_a_job_that_no_operator_has_seen_is_described_too() -> None:
+    told = text(JobView(now=BEGAN, stored=stored_job(stored_document())))
+    assert "Unseen" in told
+    assert "every step: no checkpoint is known to be complete yet" in told
+
+
+def test_of_many_workers_those_are_shown_that_are_not_well() -> None:
+    seen = with_worker(running(workers=100), 7, phase="Failed", exit_code=1)
+    told = text(view_of_snapshot(seen))
+    assert told.count("Running\n") == 0
+    assert "Failed (1)" in told
+    assert "and 99 that run; -o wide shows them" in told
+    assert "and 99" not in text(view_of_snapshot(seen), wide=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({}, "Running"), ({"deleting": True}, "Running, leaving"), ({"phase": "Failed", "exit_code": -9}, "Failed (-9)")],
+)
+def test_a_workers_state_in_words(changes: dict[str, object], said: str) -> None:
+    assert worker_state(worker(0, **changes)) == said
+
+
+def test_an_incident_that_is_not_over_says_so() -> None:
+    open_one = replace(LOST, first_step_seconds=None, steps_lost=None)
+    assert incident_line(open_one, BEGAN + 50) == "10s ago, node-lost: node n2 is gone (still recovering)"

@@ -1,0 +1,83 @@
+"""Progress, rate, what is left and what a failure now would cost: known, or said to be unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.builders import BEGAN, running
+from support.stored import stored_document, written
+from surefoot_operator.api.status import Interval, JobStatus
+from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
+from surefoot_operator.cli.jobs.job_summary import exposed, progressed, saved, summary, summary_table
+from surefoot_operator.cli.jobs.list_jobs import job_lines
+from surefoot_operator.cli.jobs.stored_job import stored_job
+
+TOTAL = {"annotations": {"surefoot.dev/total-steps": "142"}}
+
+
+def pace(status: JobStatus | None = None, now: float = BEGAN + 100, **metadata: Any) -> Pace:
+    seen = running()
+    return pace_of(stored_job(written(status or seen.status, seen, **metadata)), now)
+
+
+def test_rate_and_rest_are_of_the_present_world() -> None:
+    found = pace(**TOTAL)
+    assert found.steps_per_second == pytest.approx(42 / 99.95)
+    assert found.left_seconds == pytest.approx(100 * 99.95 / 42)
+    assert (found.checkpoint_step, found.exposed_steps) == (40, 2)
+    assert found.exposed_seconds == pytest.approx(2 * 99.95 / 42)
+
+
+def test_what_the_operator_measured_goes_before() -> None:
+    chosen = Interval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5)
+    assert pace(replace(running().status, memory_interval=chosen)).steps_per_second == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step": 2}, {"progress_seconds": None}, {"world": None}, {"step": 0, "last_complete": None}]
+)
+def test_a_rate_of_too_little_is_unknown(changes: dict[str, Any]) -> None:
+    found = pace(replace(running().status, **changes), **TOTAL)
+    assert (found.steps_per_second, found.left_seconds, found.exposed_seconds) == (None, None, None)
+
+
+def test_a_job_that_is_over_risks_nothing() -> None:
+    found = pace(replace(running().status, phase="Complete"), **TOTAL)
+    assert (found.exposed_steps, found.left_seconds) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Pace(), ("-", "-", "-")),
+        (Pace(7), ("7", "-", "-")),
+        (Pace(7, 10, 1.0, 3.0, 5, 12.0, 1, 1.0), ("7/10 (70%)", "5 (12s)", "1 step (1s)")),
+        (Pace(12, 10, None, None, 5, None, 2, None), ("12/10 (100%)", "5", "2 steps")),
+    ],
+)
+def test_words_of_a_pace(found: Pace, words: tuple[str, str, str]) -> None:
+    assert (progressed(found), saved(found), exposed(found)) == words
+
+
+def test_the_list_has_a_row_for_each_job_whatever_is_wrong_with_it() -> None:
+    seen = running()
+    well = stored_job(written(seen.status, seen, creationTimestamp="1970-01-01T00:16:40Z", **TOTAL))
+    unseen = stored_job(stored_document(name="new"))
+    newer = stored_job(stored_document({"schemaVersion": 9, "phase": "Running", "step": 3}, name="newer"))
+    found = [summary(one, BEGAN + 100) for one in (well, unseen, newer)]
+    table = summary_table(found, wide=True, everywhere=True)
+    rows = {row[1]: row for row in table.rows}
+    assert rows["gpt"][:8] == ("team", "gpt", "Running", "3/3", "3", "42/142 (29%)", "3m57s", "40 (0s)")
+    assert rows["new"][2:7] == ("Unseen", "-", "-", "-", "-")
+    assert "is surefoot-operator running" in rows["new"][-1]
+    assert rows["newer"][5] == "3"
+    assert "another version" in rows["newer"][-1]
+    assert len(summary_table(found, wide=False, everywhere=False).columns) == 9
+
+
+def test_no_jobs_are_said_to_be_none() -> None:
+    assert "-A looks in all" in job_lines([], wide=False, everywhere=False)[0]
+    assert job_lines([], wide=False, everywhere=True) == ["no TrainingJobs"]

@@ -1,0 +1,319 @@
+"""Other systems' jobs as TrainingJobs: what is taken over, and that nothing goes without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.spec import TrainingJob
+from surefoot_operator.convert.conversion import KINDS, converted, of_command
+from surefoot_operator.convert.conversion_errors import NotConvertible
+from surefoot_operator.convert.draft import THE_PROGRAM, Conversion
+from surefoot_operator.convert.rendering import rendered
+
+POD: dict[str, Any] = {
+    "spec": {
+        "restartPolicy": "OnFailure",
+        "containers": [
+            {"name": "sidecar", "image": "s", "command": ["s"]},
+            {
+                "name": "pytorch",
+                "image": "registry.example/train:1",
+                "command": ["torchrun", "--nproc_per_node=auto", "--rdzv_backend=c10d", "train.py"],
+                "args": ["--lr", "1e-4"],
+                "env": [
+                    {"name": "MASTER_PORT", "value": "1"},
+                    {"name": "PET_X", "value": "1"},
+                    {"name": "A", "value": "b"},
+                ],
+                "resources": {"limits": {"nvidia.com/gpu": 4}},
+            },
+        ],
+    }
+}
+
+
+def pytorch_job() -> dict[str, Any]:
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "mine", "namespace": "team", "labels": {"a": "b"}, "uid": "u"},
+        "spec": {
+            "runPolicy": {
+                "cleanPodPolicy": "None",
+                "backoffLimit": 3,
+                "ttlSecondsAfterFinished": 60,
+                "activeDeadlineSeconds": 3600,
+                "suspend": False,
+                "schedulingPolicy": {"queue": "q", "priorityClass": "high", "scheduleTimeoutSeconds": 30},
+            },
+            "elasticPolicy": {
+                "minReplicas": 2,
+                "maxReplicas": 8,
+                "maxRestarts": 5,
+                "rdzvBackend": "c10d",
+                "metrics": [{}],
+            },
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": POD},
+                "Worker": {"replicas": 3, "restartPolicy": "ExitCode", "template": POD},
+            },
+        },
+        "status": {"conditions": []},
+    }
+
+
+def hyperpod_job() -> dict[str, Any]:
+    return {
+        "apiVersion": "sagemaker.amazonaws.com/v1",
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {"name": "mine"},
+        "spec": {
+            "nprocPerNode": "8",
+            "runPolicy": {
+                "jobMaxRetryCount": 10,
+                "cleanPodPolicy": "All",
+                "restartPolicy": {
+                    "evalPeriodSeconds": 600,
+                    "maxFullJobRestarts": 2,
+                    "numRestartBeforeFullJobRestart": 1,
+                },
+                "logMonitoringConfiguration": [
+                    {"name": "start", "logPattern": "x", "expectedStartCutOffInSeconds": 240},
+                    {"name": "hang", "logPattern": "x", "expectedRecurringFrequencyInSeconds": 90},
+                ],
+            },
+            "elasticPolicy": {
+                "minReplicas": 2,
+                "maxReplicas": 6,
+                "replicaIncrementStep": 2,
+                "faultyScaleDownTimeoutInSeconds": 30,
+                "scaleUpSnoozeTimeInSeconds": 60,
+                "gracefulShutdownTimeoutInSeconds": 5,
+            },
+            "replicaSpecs": [{"name": "pods", "replicas": 4, "spares": 1, "template": POD}],
+        },
+    }
+
+
+def job_set() -> dict[str, Any]:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "mine"},
+        "spec": {
+            "failurePolicy": {"maxRestarts": 4, "rules": [{"name": "r", "action": "FailJobSet"}]},
+            "network": {"enableDNSHostnames": True},
+            "ttlSecondsAfterFinished": 5,
+            "replicatedJobs": [
+                {"name": "reader", "replicas": 9, "template": {"spec": {"template": POD}}},
+                {
+                    "name": "workers",
+                    "replicas": 2,
+                    "template": {"spec": {"parallelism": 3, "completions": 3, "backoffLimit": 0, "template": POD}},
+                },
+            ],
+        },
+    }
+
+
+def train_job() -> dict[str, Any]:
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "mine"},
+        "spec": {
+            "runtimeRef": {"name": "torch"},
+            "suspend": True,
+            "initializer": {"dataset": {"storageUri": "hf://x"}},
+            "trainer": {
+                "numNodes": 3,
+                "command": ["torchrun", "train.py"],
+                "env": [{"name": "A", "value": "c"}],
+                "resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}},
+            },
+        },
+    }
+
+
+def runtime() -> dict[str, Any]:
+    node = {"name": "node", "image": "torch:2", "env": [{"name": "A", "value": "b"}, {"name": "B", "value": "b"}]}
+    group = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "s"}, node]}}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "torch"},
+        "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [group]}}},
+    }
+
+
+ALL = (pytorch_job, hyperpod_job, job_set, train_job)
+
+
+def one(*documents: dict[str, Any]) -> tuple[Conversion, TrainingJob]:
+    """The only conversion, read back from its YAML as a user would apply it."""
+    (found,), _ = converted(documents)
+    text = rendered(found)
+    assert text.endswith("\n")
+    return found, parse_job(yaml.safe_load(text))
+
+
+def test_a_pytorch_job_keeps_its_sizes_limits_and_program() -> None:
+    found, job = one(pytorch_job())
+    spec = job.spec
+    assert (job.name, job.namespace, spec.replicas, spec.nproc_per_node, spec.suspend) == ("mine", "team", 4, 4, False)
+    assert spec.elastic_policy is not None
+    assert (spec.elastic_policy.min_replicas, spec.elastic_policy.max_replicas) == (2, 8)
+    policy = spec.run_policy
+    assert (policy.backoff_limit, policy.ttl_seconds_after_finished, policy.active_deadline_seconds) == (3, 60, 3600)
+    assert policy.scheduling_deadline_seconds == 30
+    assert spec.failure_policy.max_restarts == 5
+    final = {code for rule in spec.failure_policy.rules for code in rule.exit_codes}
+    assert final == set(range(1, 128))
+    assert (spec.template.command, spec.template.args) == (("python", "train.py"), ("--lr", "1e-4"))
+    assert spec.template.env == (("A", "b"),)
+    pod = spec.template.raw["spec"]
+    assert [container["name"] for container in pod["containers"]] == ["trainer", "sidecar"]
+    assert pod["priorityClassName"] == "high"
+    assert "restartPolicy" not in pod
+    left = {note.path for note in found.left}
+    assert {"spec.elasticPolicy.rdzvBackend", "spec.elasticPolicy.metrics", "spec.runPolicy.cleanPodPolicy"} <= left
+    assert found.to_do == (THE_PROGRAM,)
+
+
+def test_masters_and_workers_that_differ_are_said() -> None:
+    job = pytorch_job()
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = {"spec": {"containers": [{"name": "pytorch"}]}}
+    assert "the Worker's is another" in one(job)[0].to_do[0]
+
+
+def test_a_job_that_never_restarts_does_not_here() -> None:
+    job = pytorch_job()
+    job["spec"]["pytorchReplicaSpecs"] = {"Worker": {"restartPolicy": "Never", "template": POD}}
+    assert one(job)[1].spec.failure_policy.max_restarts == 0
+
+
+def test_a_hyperpod_job_keeps_its_sizes_and_times() -> None:
+    _, job = one(hyperpod_job())
+    spec, elastic = job.spec, job.spec.elastic_policy
+    assert elastic is not None
+    assert (spec.replicas, spec.nproc_per_node) == (4, 4), "the launcher's `auto` is the number of GPUs"
+    assert (elastic.min_replicas, elastic.max_replicas, elastic.replica_increment_step) == (2, 6, 2)
+    assert (elastic.faulty_scale_down_timeout_seconds, elastic.scale_up_snooze_seconds) == (30, 60)
+    assert (spec.run_policy.backoff_limit, spec.run_policy.startup_deadline_seconds) == (10, 240)
+    assert spec.health_policy.step_timeout_seconds == 90
+    assert (spec.failure_policy.max_restarts, spec.failure_policy.eval_period_seconds) == (2, 600)
+    assert spec.spares == 1
+
+
+def test_a_job_set_is_its_group_that_trains() -> None:
+    found, job = one(job_set())
+    assert (job.spec.replicas, job.spec.failure_policy.max_restarts) == (6, 4)
+    assert "spec.template is that of workers, one of 2 groups" in found.to_do[0]
+    assert "spec.replicatedJobs[0]" in {note.path for note in found.left}
+
+
+def test_a_train_job_lies_over_its_runtime() -> None:
+    found, job = one(runtime(), train_job())
+    container = job.spec.template.raw["spec"]["containers"][0]
+    assert (container["image"], job.spec.replicas, job.spec.nproc_per_node, job.spec.suspend) == ("torch:2", 3, 2, True)
+    assert dict(job.spec.template.env) == {"A": "c", "B": "b"}
+    assert found.to_do == (THE_PROGRAM,)
+    alone, _ = one(train_job())
+    assert "the runtime torch is not in the file" in alone.to_do[0]
+
+
+def test_a_command_line_is_a_job() -> None:
+    found = of_command(
+        ["torchrun", "--nnodes=2:4", "--nproc-per-node=8", "--max-restarts=3", "src/pre_train.py", "--lr", "1"]
+    )
+    spec = parse_job(found.job).spec
+    assert spec.elastic_policy is not None
+    assert (found.job["metadata"]["name"], spec.replicas, spec.nproc_per_node) == ("pre-train", 4, 8)
+    assert (spec.elastic_policy.min_replicas, spec.failure_policy.max_restarts) == (2, 3)
+    with pytest.raises(NotConvertible, match="no torchrun"):
+        of_command(["python", "train.py"])
+
+
+def test_placeholders_are_named_and_their_place_is_to_be_filled() -> None:
+    job = hyperpod_job()
+    job["spec"]["replicaSpecs"][0]["replicas"] = "$NODES"
+    job["spec"]["replicaSpecs"][0]["template"] = {"spec": {"containers": [{"name": "p", "image": "${IMAGE}"}]}}
+    found, _ = one(job)
+    told = "\n".join(found.to_do)
+    assert "spec.replicas: how many workers, where $NODES stood" in told
+    assert "placeholders are left: ${IMAGE}" in told
+    assert "write what each rank runs in place of CHANGE-ME" in told
+
+
+def test_a_launcher_within_another_program_is_said() -> None:
+    job = hyperpod_job()
+    container = {"name": "p", "command": ["profile", "torchrun", "train.py"]}
+    job["spec"]["replicaSpecs"][0]["template"] = {"spec": {"containers": [container]}}
+    assert any("`torchrun` is started by another program" in text for text in one(job)[0].to_do)
+
+
+def test_texts_that_other_readers_take_for_numbers_are_quoted() -> None:
+    found = of_command(["torchrun", "a.py", "1e-4", "0o7", "y", "0x1F", ".5"])
+    for text in ("1e-4", "0o7", "y", "0x1F", ".5"):
+        assert f"- '{text}'\n" in rendered(found)
+
+
+def test_a_file_without_a_job_is_refused_by_what_it_has() -> None:
+    with pytest.raises(NotConvertible, match="there is Service etcd"):
+        converted([{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "etcd"}}])
+    with pytest.raises(NotConvertible, match="Master or a Worker"):
+        converted([{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}])
+
+
+PATHS = st.sampled_from([(), ("runPolicy",), ("elasticPolicy",), ("failurePolicy",), ("network",), ("trainer",)])
+
+
+@given(st.sampled_from(ALL), PATHS)
+def test_a_field_that_nobody_knows_is_reported_without_its_value(make: Any, path: tuple[str, ...]) -> None:
+    job = make()
+    at = job["spec"]
+    for key in path:
+        at = at.setdefault(key, {})
+    at["novelty"] = {"inside": "s3cr3t-value"}
+    (found,), _ = converted([job])
+    dotted = ".".join(("spec", *path))
+    assert any(note.path.startswith(dotted) for note in found.left)
+    assert "s3cr3t-value" not in rendered(found)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["", "x", "$N", "torchrun"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["spec", "name", "env"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(ALL), st.data())
+def test_whatever_stands_in_a_field_is_converted_or_refused(make: Any, data: st.DataObject) -> None:
+    job = make()
+    at: Any = job
+    for _ in range(data.draw(st.integers(1, 6))):
+        keys = list(at) if isinstance(at, dict) else list(range(len(at))) if isinstance(at, list) else []
+        if not keys:
+            break
+        parent, key = at, data.draw(st.sampled_from(keys))
+        at = at[key]
+    parent[key] = data.draw(VALUES)
+    try:
+        found, _ = converted([job])
+    except NotConvertible as refused:
+        assert str(refused)  # noqa: PT017  # either is right
+    else:
+        assert all(rendered(conversion) for conversion in found)
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {(make()["apiVersion"].split("/")[0], make()["kind"]) for make in ALL} == set(KINDS)

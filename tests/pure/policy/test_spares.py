@@ -1,0 +1,210 @@
+"""Spares: warm workers beside the world, one of which takes a lost worker's rank at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from support.builders import (
+    BEGAN,
+    running,
+    session,
+    with_node,
+    with_session,
+    with_worker,
+    worker,
+)
+from surefoot_operator import names
+from surefoot_operator.api.status import Condition, Member, World
+from surefoot_operator.observed import CreateSeen, NodeSeen, Observed
+from surefoot_operator.policy.actions import CreateWorker, DeleteWorker, ProposeHold
+from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
+from surefoot_operator.policy.spares import spare_agents, wanted_indexes, world_indexes
+from surefoot_operator.policy.world.claim import STOPPING_SECONDS
+
+NOW = BEGAN + 100
+SPARE = 3
+
+
+def with_spare(least: int | None = None, warm: bool = True, spares: int = 1, **other: Any) -> Observed:
+    """Workers 0 to 2 train, 3 is there beside them."""
+    seen = running(least=least, spares=spares)
+    heard = session(SPARE, now=NOW, warm=warm, stopped=1)
+    return replace(
+        seen,
+        workers=(*seen.workers, worker(SPARE)),
+        sessions=(*seen.sessions, heard),
+        nodes=(*seen.nodes, NodeSeen("n3", "n3", True)),
+        **other,
+    )
+
+
+def claimed(seen: Observed, ago: float = 1.0) -> Observed:
+    """Everybody who is connected has stopped; the next epoch is claimed and every holder read."""
+    world = replace(seen.status.world or World(1, "Committed"), epoch=2, state="Claimed", changed_seconds=NOW - ago)
+    sessions = tuple(replace(s, stopped=2) for s in seen.sessions)
+    holders = tuple(replace(h, fence=2, read_epoch=2) for h in seen.holders)
+    return replace(seen, status=replace(seen.status, world=world), sessions=sessions, holders=holders)
+
+
+def lost(seen: Observed, index: int) -> Observed:
+    """This worker has ended with its line."""
+    seen = with_worker(seen, index, phase="Failed", exit_code=-9)
+    return with_session(seen, index, connected=False, since_seconds=NOW - 0.5)
+
+
+def members(seen: Observed) -> tuple[Member, ...]:
+    world = plan(seen).status.world
+    assert world is not None
+    assert world.state == "Committed", plan(seen).reason
+    return world.members
+
+
+def actions(seen: Observed, kind: type[Any]) -> list[Any]:
+    return [a for a in plan(seen).actions if isinstance(a, kind)]
+
+
+def condition(seen: Observed, kind: str = names.SPARES_READY) -> Condition | None:
+    return next((c for c in plan(seen).status.conditions if c.type == kind), None)
+
+
+def test_spares_are_made_beside_the_world() -> None:
+    seen = running(spares=2)
+    assert actions(seen, CreateWorker) == [CreateWorker(3, 2), CreateWorker(4, 2)]
+
+
+def test_a_spare_makes_no_world_larger() -> None:
+    for least in (None, 1):
+        seen = with_spare(least)
+        assert actions(seen, ProposeHold) == []
+        assert actions(seen, DeleteWorker) == []
+        assert [m.index for m in members(claimed(seen))] == [0, 1, 2]
+
+
+def test_a_spare_takes_the_lost_workers_rank_and_the_others_keep_theirs() -> None:
+    """By their numbers two of three ranks would move, and read from other nodes what their own have."""
+    for least in (None, 2):
+        found = members(claimed(lost(with_spare(least), 1)))
+        assert [m.index for m in found] == [0, SPARE, 2]
+        assert found[1].node == "n3"
+
+
+def test_the_lost_worker_is_made_again_and_is_the_next_spare() -> None:
+    seen = lost(with_spare(), 1)
+    after = replace(seen, status=plan(claimed(seen)).status)
+    assert actions(after, CreateWorker) == [CreateWorker(1, 2)]
+    assert sorted(wanted_indexes(gather(after))) == [0, 1, 2, 3]
+
+
+def test_two_lost_workers_get_two_spares_in_order() -> None:
+    seen = with_spare(spares=2)
+    seen = replace(
+        seen, workers=(*seen.workers, worker(4)), sessions=(*seen.sessions, session(4, now=NOW, warm=True, stopped=1))
+    )
+    assert [m.index for m in members(claimed(lost(lost(seen, 0), 2)))] == [3, 1, 4]
+
+
+def test_who_is_about_to_be_ready_again_is_preferred_for_a_moment() -> None:
+    """A crash of every trainer would otherwise move ranks to spares by chance."""
+    seen = with_session(claimed(with_spare()), 2, stopped=1)
+    made = plan(seen)
+    assert made.status.world == seen.status.world
+    assert "go before spares" in made.reason
+    late = with_session(claimed(with_spare(), ago=STOPPING_SECONDS + 0.1), 2, stopped=1)
+    assert [m.index for m in members(late)] == [0, 1, SPARE]
+
+
+def test_one_whose_line_broke_a_moment_ago_goes_before_a_spare() -> None:
+    away = with_session(claimed(with_spare()), 2, connected=False, since_seconds=NOW - 0.1)
+    assert "go before spares" in plan(away).reason
+    gone = with_session(claimed(with_spare()), 2, connected=False, since_seconds=NOW - 0.3)
+    assert [m.index for m in members(gone)] == [0, 1, SPARE]
+
+
+def test_a_member_that_began_as_a_spare_is_not_ended_with_the_spares() -> None:
+    seen = with_spare()
+    status = plan(claimed(lost(seen, 1))).status
+    job = replace(seen.job, spec=replace(seen.job.spec, spares=0))
+    fewer = replace(lost(seen, 1), status=status, job=job)
+    assert sorted(wanted_indexes(gather(fewer))) == [0, 2, SPARE]
+    assert [a.name for a in actions(fewer, DeleteWorker)] == ["gpt-1-1"]
+    assert actions(fewer, CreateWorker) == []
+
+
+def test_a_fixed_size_job_moves_to_a_spare_at_once() -> None:
+    """Nothing is waited for where others want a node left, or its worker ends."""
+    for seen in (
+        with_node(with_spare(), "n1", signal="it has the label x=y"),
+        with_worker(with_spare(), 1, deleting=True),
+    ):
+        assert [a.verb for a in actions(seen, ProposeHold)] == ["propose"]
+    departed = with_worker(claimed(with_spare()), 1, deleting=True)
+    assert [m.index for m in members(departed)] == [0, SPARE, 2]
+
+
+def test_spares_that_have_no_node_hinder_nothing_and_are_told_once() -> None:
+    seen = running(spares=1)
+    pending = worker(SPARE, phase="Pending", node=None, message="0/3 nodes are available", created_seconds=NOW - 90)
+    seen = replace(seen, workers=(*seen.workers, pending))
+    facts = gather(seen)
+    assert world_indexes(facts) == {0, 1, 2}
+    assert hindrance(facts) is None
+    assert spare_hindrance(facts) is not None
+    told = condition(seen)
+    assert told is not None
+    assert (told.status, told.reason) == ("False", "Unschedulable")
+    assert told.message == "0 of 1 spares are warm; worker 3 has no node: 0/3 nodes are available"
+    scheduled = condition(seen, names.PODS_SCHEDULED)
+    assert scheduled is not None
+    assert (scheduled.status, scheduled.reason) == ("True", "Scheduled")
+
+
+def test_a_refused_spare_is_told_and_hinders_nothing() -> None:
+    seen = running(spares=1, least=None)
+    seen = replace(seen, creates=(CreateSeen(SPARE, 2, False, "403: exceeded quota", until_seconds=NOW + 9),))
+    told = condition(seen)
+    assert told is not None
+    assert told.message == "0 of 1 spares are warm; worker 3 was refused: 403: exceeded quota"
+    assert "refused" not in plan(seen).reason
+
+
+def test_a_spare_that_cannot_start_ends_no_job_whose_world_is_there() -> None:
+    seen = claimed(with_spare(), ago=0.0)
+    seen = with_worker(seen, SPARE, phase="Failed", exit_code=1)
+    seen = with_session(seen, SPARE, connected=False)
+    seen = with_session(seen, 0, warm=False)
+    worn = replace(seen, status=replace(seen.status, failed_starts=99))
+    assert plan(worn).status.phase != "Failed"
+
+
+def test_spares_are_told_to_be_ready_once_as_many_are_warm() -> None:
+    assert condition(running()) is None
+    told = condition(with_spare())
+    assert told is not None
+    assert (told.status, told.reason, told.message) == ("True", "Warm", "1 of 1 spares are warm")
+    cold = condition(with_spare(warm=False))
+    assert cold is not None
+    assert (cold.status, cold.reason) == ("False", "Waiting")
+    away = condition(replace(claimed(with_spare()), status=plan(claimed(with_spare())).status))
+    assert away is not None
+
+
+def test_a_lost_spare_changes_no_world_and_is_replaced() -> None:
+    seen = lost(with_spare(), SPARE)
+    made = plan(seen)
+    assert made.status.world == seen.status.world
+    assert [a.index for a in actions(seen, CreateWorker)] == [SPARE]
+    assert made.status.incidents == ()
+    assert spare_agents(gather(seen)) == []
+
+
+def test_starts_that_failed_beside_a_world_are_not_held_against_the_next_one() -> None:
+    """A spare on a bad host fails for hours; then one worker is lost, and its replacement may fail once."""
+    seen = lost(with_spare(), 1)
+    worn = replace(seen, status=replace(seen.status, failed_starts=99))
+    made = plan(worn).status
+    assert made.world is not None
+    assert made.world.state == "Claimed"
+    assert made.failed_starts == 0

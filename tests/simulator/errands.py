@@ -1,0 +1,196 @@
+"""What an agent does for the leader beside its trainers: it lists and tidies the persistent tier, copies, uploads, looks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from simulator.engine import Refusal, Unavailable
+from simulator.tiers import Holder, Persistent, Piece
+from surefoot.protocol import messages as said
+from surefoot.protocol.completeness import LeftOut
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+
+if TYPE_CHECKING:
+    from simulator.agents import Agent
+
+
+class Errands:
+    """Of one agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._promoting: set[RankSave] = set()
+
+    def upload(self, saves: tuple[RankSave, ...]) -> None:
+        """Those that are not on their way already."""
+        for save in saves:
+            if save not in self._promoting:
+                self._promoting.add(save)
+                self._agent.engine.after(0.5, self._agent.process, self._promote, save)
+
+    def tell_layouts(self, request: int, wanted: tuple[str, ...]) -> None:
+        """The layout records that were asked for, and what cannot be read of them."""
+        tier = self._agent.simulation.persistent
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._agent.say(said.Listing(request, error=str(answer)))
+                return
+            left = tuple(one for one in answer if one is not None)
+            found = {digest for digest, one in zip(wanted, answer, strict=True) if one is None}
+            self._agent.say(said.Listing(request, layouts=dict.fromkeys(sorted(found), ""), left_out=left))
+
+        if tier is not None:
+            read = partial(_layouts, tier, wanted)
+            self._agent.network.call(self._agent.process, tier.process, read, done, 2.0)
+
+    def tell_listing(self, request: int) -> None:
+        tier = self._agent.simulation.persistent
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._agent.say(said.Listing(request, error=str(answer)))
+            else:
+                found, left = answer
+                self._agent.say(said.Listing(request, tuple(m.to_json() for m in found), left_out=left))
+
+        def listed() -> Any:
+            assert tier is not None
+            self._agent.simulation.oracle.eyes.served.setdefault(request, self._agent.engine.now)
+            return tier.listing()
+
+        if tier is None:
+            self._agent.say(said.Listing(request, error="there is no persistent tier"))
+        else:
+            self._agent.engine.after(
+                tier.slow(),
+                self._agent.process,
+                self._agent.network.call,
+                self._agent.process,
+                tier.process,
+                listed,
+                done,
+                2.0,
+            )
+
+    def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
+        """A good copy of a rank save: (entry, pieces), or None."""
+        if not sources:
+            done(None)
+            return
+        source = sources[0]
+
+        def answered(answer: Any) -> None:
+            good = isinstance(answer, tuple) and answer[1] is not None and len(answer[1]) == 2
+            if good and not any(p.damaged for p in answer[1]):
+                done(answer)
+            else:
+                self._fetch(save, sources[1:], done)
+
+        self._agent.network.call(
+            self._agent.process, source.process, lambda: (source.index.get(save), source.get(save)), answered
+        )
+
+    def look_at(self, request: int, holders: list[HolderId]) -> None:
+        """Whether each gives its index; those are asked at once, and the answer is made when the last has come."""
+        seen: dict[HolderId, str] = {}
+
+        def answered(holder: HolderId, answer: Any) -> None:
+            seen[holder] = str(answer) if isinstance(answer, Unavailable | Refusal) else ""
+            if len(seen) == len(set(holders)):
+                trouble = tuple(seen[one] for one in holders)
+                self._agent.say(said.Sighting(request, tuple(not t for t in trouble), trouble))
+
+        for one in dict.fromkeys(holders):
+            known = self._agent.holder(one)
+            if known is None:
+                answered(one, Unavailable("nobody has heard of it"))
+            else:
+                call = self._agent.network.call
+                call(
+                    self._agent.process,
+                    known.process,
+                    partial(lambda there: len(there.index), known),
+                    partial(answered, one),
+                )
+
+    def repair(self, order: said.RepairSave) -> None:
+        source, target = self._agent.holder(order.source), self._agent.holder(order.target)
+
+        def reply(error: str | None) -> None:
+            self._agent.say(said.Repaired(order.request, error))
+
+        def write(part: int, entry: Any, pieces: tuple[Piece, ...]) -> None:
+            assert target is not None
+            if part == len(pieces):
+                operation: Any = lambda: target.commit(entry, order.epoch)  # noqa: E731
+            else:
+                operation = lambda: target.put(order.save, pieces[part])  # noqa: E731
+
+            def done(answer: Any) -> None:
+                if isinstance(answer, Unavailable | Refusal):
+                    reply(str(answer))
+                elif part == len(pieces):
+                    reply(None)
+                else:
+                    write(part + 1, entry, pieces)
+
+            self._agent.network.call(self._agent.process, target.process, operation, done)
+
+        if source is None or target is None:
+            reply("gone")
+            return
+        self._fetch(order.save, [source], lambda got: reply("unreadable") if got is None else write(0, *got))
+
+    def _promote(self, save: RankSave) -> None:
+        tier = self._agent.simulation.persistent
+        if tier is None:
+            return
+
+        def uploaded(answer: Any) -> None:
+            error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
+            self._promoting.discard(save)
+            self._agent.say(said.Persisted(save, error, 1000, 0.1))
+
+        def fetched(got: Any) -> None:
+            if got is None:
+                self._promoting.discard(save)
+                self._agent.say(said.Persisted(save, "no copy can be read"))
+                return
+            entry, pieces = got
+
+            def chunks_done(answer: Any) -> None:
+                if isinstance(answer, Unavailable | Refusal):
+                    uploaded(answer)
+                else:
+                    self._agent.network.call(
+                        self._agent.process, tier.process, lambda: tier.commit(entry), uploaded, 2.0
+                    )
+
+            slow = self._agent.engine.rng.uniform(0.05, 0.5) if tier.slow_put is None else tier.slow_put()
+            self._agent.engine.after(
+                slow, self._agent.process, self._agent.network.call, self._agent.process, tier.process,
+                lambda: tier.put(save, pieces), chunks_done, 2.0,
+            )  # fmt: skip
+
+        sources = [h for e in self._agent.endpoints if (h := self._agent.holder(e.holder)) is not None]
+        self._fetch(save, sources, fetched)
+
+    def drop_persistent(self, request: int, checkpoints: tuple[Checkpoint, ...]) -> None:
+        tier = self._agent.simulation.persistent
+        if tier is None or not checkpoints:
+            self._agent.say(said.PersistentDropped(request))
+            return
+
+        def done(answer: Any) -> None:
+            if isinstance(answer, Unavailable | Refusal):
+                self._agent.say(said.PersistentDropped(request, str(answer)))
+            else:
+                self.drop_persistent(request, checkpoints[1:])
+
+        self._agent.network.call(self._agent.process, tier.process, lambda: tier.delete(checkpoints[0]), done, 2.0)
+
+
+def _layouts(tier: Persistent, wanted: tuple[str, ...]) -> list[LeftOut | None]:
+    return [tier.layout(digest) for digest in wanted]

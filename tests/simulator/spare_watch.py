@@ -1,0 +1,92 @@
+"""Whether spares answer losses: who is ready trains, ranks stay where they were, and what was taken is made again.
+
+Judges each commit by the snapshot that it was decided from, in words of its own: a policy that overlooks a spare cannot
+hide it from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot_operator.api.status import World
+from surefoot_operator.observed import Observed, SessionSeen
+from surefoot_operator.policy.actions import Plan
+
+if TYPE_CHECKING:
+    from simulator.world import Simulation
+
+REPLACED_SECONDS = 8.0
+"""After so long a worker was asked for in the place of a spare that was taken."""
+
+
+class SpareWatch:
+    """Of one simulated job."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.taken = 0
+        """Commits by which a spare got a rank."""
+
+    def deciding(self, seen: Observed, made: Plan) -> None:
+        """A leader plans: does it commit a world?"""
+        old, new = seen.status.world, made.status.world
+        if old is None or new is None or new == old or new.state != "Committed" or not new.members:
+            return
+        ready = [s for s in seen.sessions if _ready(seen, s, new.epoch)]
+        inside = {m.incarnation for m in new.members}
+        waiting = [s.index for s in ready if s.incarnation not in inside]
+        settings = self._simulation.settings
+        if waiting and len(new.members) < settings.workers and not settings.tied:
+            self._simulation.oracle.fail(f"workers {waiting} are ready beside a world of {len(new.members)}")
+        self._judge_ranks(old, new)
+
+    def written(self, old: World | None, new: World | None) -> None:
+        """A commit is stored: what it took of the spares is made again."""
+        if old is None or new is None or new.state != "Committed" or old.state == "Committed" or not old.members:
+            return
+        same = len(old.members) == len(new.members)
+        if same and {m.index for m in new.members} - {m.index for m in old.members}:
+            self.taken += 1
+            engine = self._simulation.engine
+            engine.after(
+                REPLACED_SECONDS, engine.environment, self._judge_pods, new.epoch, len(self._simulation.operators)
+            )
+
+    def _judge_ranks(self, old: World, new: World) -> None:
+        if len(old.members) != len(new.members):
+            return
+        before = {m.incarnation: place for place, m in enumerate(old.members)}
+        for place, member in enumerate(new.members):
+            if before.get(member.incarnation, place) != place:
+                self._simulation.oracle.fail(f"worker {member.index} changes its rank though the world keeps its size")
+
+    def _judge_pods(self, epoch: int, operators: int) -> None:
+        simulation = self._simulation
+        world, fabric = simulation.store.status.world, simulation.fabric
+        moved = world is None or world.epoch != epoch or operators != len(simulation.operators)
+        quiet = fabric.answers == "at once" and not simulation.store.unkind and simulation.operators[-1].process.running
+        if moved or simulation.over or simulation.job.spec.suspend or not quiet:
+            return
+        wanted = simulation.settings.workers + simulation.settings.spares
+        there = {p.index for p in fabric.pods.values() if not p.over}
+        if len(there) < wanted:
+            self._simulation.oracle.fail(
+                f"{len(there)} of {wanted} workers are there, {REPLACED_SECONDS:g} s after a spare was taken"
+            )
+
+
+def _ready(seen: Observed, session: SessionSeen, epoch: int) -> bool:
+    """Whether nothing speaks against this agent as a member."""
+    return session.connected and session.warm and session.stopped >= epoch and _well(seen, session)
+
+
+def _well(seen: Observed, session: SessionSeen) -> bool:
+    silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
+    pod = next((w for w in seen.workers if (w.index, w.attempt) == (session.index, session.attempt)), None)
+    node = next((n for n in seen.nodes if n.name == session.node), None)
+    if pod is None or pod.phase in ("Succeeded", "Failed") or pod.deleting or pod.disrupted or session.leaving:
+        return False
+    if node is None or not node.ready or node.doubt or node.signal:
+        return False
+    newest = max((s.attempt for s in seen.sessions if s.index == session.index and s.connected), default=0)
+    return session.attempt == newest and seen.now - session.heard_seconds <= silence
