@@ -38,9 +38,9 @@ CLOSED_SECONDS = 2.0
 class Stand:
     """One holder of a real server, and the memory tier of two jobs on it."""
 
-    def __init__(self, server: HolderServer) -> None:
+    def __init__(self, server: HolderServer, settings: MemorySettings) -> None:
         self.server = server
-        self.tiers = {uid: JobHolders(uid, ACCOUNTS[uid], SETTINGS, time.time, lambda urgent: None) for uid in ACCOUNTS}
+        self.tiers = {uid: JobHolders(uid, ACCOUNTS[uid], settings, time.time, lambda urgent: None) for uid in ACCOUNTS}
 
     def follow(self, uid: str, size_limit_bytes: int | None = None) -> None:
         status = JobStatus(world=world(1))
@@ -62,11 +62,16 @@ class Stand:
         return found.closed
 
 
+@pytest.fixture
+def settings() -> MemorySettings:
+    return SETTINGS
+
+
 @pytest.fixture(params=PROGRAMS)
-async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
+async def stand(request: pytest.FixtureRequest, settings: MemorySettings, tmp_path: Path) -> AsyncIterator[Stand]:
     with ExitStack() as stack:
         server = stack.enter_context(running(tmp_path / "redis", program(request.param), SERVER_BYTES))
-        made = Stand(server)
+        made = Stand(server, settings)
         try:
             for uid in ACCOUNTS:
                 made.follow(uid)
@@ -133,6 +138,34 @@ async def test_a_job_is_held_to_its_own_limit_and_told_by_name(stand: Stand) -> 
     client.drop(first.save, 1, first.chunks)
     await stand.closed(GREEDY, closed=False)
     assert save(client, 30, 1) in client.index().manifests
+    client.close()
+
+
+@pytest.mark.parametrize("settings", [MemorySettings(closures=Backoff(3600.0, 3600.0))])
+async def test_a_raised_limit_counts_at_once_however_long_the_account_was_to_stay_closed(stand: Stand) -> None:
+    client = await stand.ready(GREEDY)
+    stand.follow(GREEDY, size_limit_bytes=8 * PIECE)
+    save(client, 10, 6), save(client, 20, 6)
+    await stand.closed(GREEDY)
+    stand.follow(GREEDY, size_limit_bytes=16 * PIECE)
+    await stand.closed(GREEDY, closed=False)
+    save(client, 30, 1)
+    client.close()
+
+
+@pytest.mark.parametrize("settings", [MemorySettings(closures=Backoff(3600.0, 3600.0))])
+async def test_a_larger_server_counts_at_once(stand: Stand) -> None:
+    client = await stand.ready(GREEDY)
+    wire = wire_of(stand.server, ACCOUNTS[GREEDY])
+    with pytest.raises(redis.exceptions.ResponseError):
+        fill(wire)
+    assert "jobs share there" in await stand.closed(GREEDY)
+    admin = wire_of(stand.server, Credentials("", stand.server.settings.password))
+    admin.call("CONFIG", "SET", "maxmemory", 4 * SERVER_BYTES)
+    await stand.closed(GREEDY, closed=False)
+    save(client, 20, 1)
+    admin.close()
+    wire.close()
     client.close()
 
 

@@ -68,6 +68,8 @@ class HolderProbe:
         self._told: set[str] = set()
         self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
         self._closings = 0
+        self._limits: tuple[int | None, int] = (None, 0)
+        """The job's own and the server's, as the account was judged by last."""
         self.size_limit_bytes: int | None = None
         """`checkpoint.memory.sizeLimit`."""
         self.settling = False
@@ -122,14 +124,17 @@ class HolderProbe:
 
     def _hold_to_its_part(self, memory: Memory) -> None:
         """Closes the job's account here while it holds more than its part, and opens it again."""
-        now = time.monotonic()
+        now, limits = time.monotonic(), (self.size_limit_bytes, memory.limit_bytes)
+        if limits != self._limits:
+            # somebody gave it more, or less: what it did under other limits is no reason to wait
+            self._limits, self._closings, self._closed_until, self._measured_at = limits, 0, now, 0.0
         if not self._account.user or now < max(self._closed_until, self._measured_at + MEASURED_SECONDS):
             return
-        if not self._closed and not is_worth_measuring(memory, self.size_limit_bytes):
+        if not self._closed and not is_worth_measuring(memory, limits[0]):
             return
         self._measured_at = now
         holding = self._admin.holding(self._job)
-        terms = Terms(holding.accounts(), self.size_limit_bytes)
+        terms = Terms(holding.accounts(), limits[0])
         why = overdraft(holding.held_bytes(), memory, terms, bool(self._closed))
         if why and not self._closed:
             gone = holding.close(self._account)
