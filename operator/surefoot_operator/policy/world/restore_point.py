@@ -242,10 +242,15 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
         return _once_more(facts, left_out)
     nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
     policy = facts.spec.checkpoint.on_total_loss
-    if nothing_to_lose or policy == "Restart" or total_loss.accepted(facts):
+    if nothing_to_lose or total_loss.accepted(facts):
         return initial_restore_point(facts, silent)
     if policy == "Wait":
         return _lost(facts, left_out)
+    late = _late_uploads(facts) if persistent else None
+    if late is not None:
+        return late
+    if policy == "Restart":
+        return initial_restore_point(facts, silent)
     return TotalLoss(
         f"{total_loss.lost(facts, left_out)}; "
         f"spec.checkpoint.onTotalLoss: Restart would begin again at {origin_of(status) or 'step 0'}"
@@ -261,6 +266,17 @@ def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
     actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
     return Waiting(text, actions, again, lost=text)
+
+
+def _late_uploads(facts: Facts) -> Waiting | None:
+    """What ends a job, or begins it again, is decided by a listing that no upload of the old epoch can come after."""
+    persistent, settled = facts.seen.persistent, facts.world.changed_seconds + total_loss.LATE_UPLOAD_SECONDS
+    if persistent.asked_seconds is not None and persistent.asked_seconds >= settled:
+        return None
+    if facts.now >= settled:
+        return listing(facts, replace(persistent, asked_seconds=None))
+    reason = "no checkpoint is left, unless an upload that had begun still arrives in the persistent tier"
+    return Waiting(f"{reason}: it is listed once more before the job is given up", until_seconds=settled)
 
 
 def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:

@@ -59,7 +59,7 @@ def first(entries: tuple[RankManifest, ...] | None = THERE, **spec: Any) -> Obse
     )
 
 
-def claimed_again(*own: tuple[int, int], recorded: bool = False, **spec: Any) -> Observed:
+def claimed_again(*own: tuple[int, int], recorded: bool = False, ago: float = 20.0, **spec: Any) -> Observed:
     """Epoch 2 is claimed after epoch 1, which began at step 60 of the older job; `own` lies on all holders."""
     seen = running(step=65, **{"checkpoint": policy(), **spec})
     origin, old = Checkpoint(-3, 60), seen.status.world
@@ -68,7 +68,7 @@ def claimed_again(*own: tuple[int, int], recorded: bool = False, **spec: Any) ->
     incident = Incident("node-lost", "a test", 1, "n1", 1, NOW - 20, NOW - 20, last_step=65, world_before=3)
     status = replace(
         seen.status,
-        world=World(2, "Claimed", origin, 3, old.members, "a test", NOW - 20),
+        world=World(2, "Claimed", origin, 3, old.members, "a test", NOW - ago),
         lineage=(LineageEntry(1, origin, 3),),
         origin=origin,
         older_job=OLDER,
@@ -182,10 +182,10 @@ def test_a_checkpoint_of_its_own_goes_before_the_older_jobs() -> None:
 
 
 def test_total_loss_fails_the_job_or_begins_again_where_it_began() -> None:
-    lost = decided(claimed_again(recorded=True, checkpoint=policy(on_total_loss="Fail")))
+    lost = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Fail")))
     assert lost.status.phase == "Failed"
     assert "would begin again at step 60 of epoch 3 of an older job" in lost.status.message
-    restart = decided(claimed_again(recorded=True, checkpoint=policy(on_total_loss="Restart")))
+    restart = decided(claimed_again(recorded=True, ago=90.0, checkpoint=policy(on_total_loss="Restart")))
     assert restart.status.world is not None
     assert restart.status.world.parent == Checkpoint(-3, 60)
     assert any("begins again at step 60 of epoch 3" in event.message for event in restart.events)

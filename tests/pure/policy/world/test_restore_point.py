@@ -250,7 +250,7 @@ def test_a_layout_that_nobody_can_bring_is_not_waited_for() -> None:
 @pytest.mark.parametrize(("policy", "phase"), [("Wait", "Recovering"), ("Fail", "Failed")])
 def test_where_only_what_cannot_be_read_is_left_its_name_is_said(policy: str, phase: str) -> None:
     checkpoint = replace(PERSISTENT, on_total_loss=policy)  # type: ignore[arg-type]  # one of its words
-    seen = without_memory(replace(claimed(ago=60, checkpoint=checkpoint), persistent=unreadable(DAMAGED)))
+    seen = without_memory(replace(claimed(ago=90, checkpoint=checkpoint), persistent=unreadable(DAMAGED)))
     made = decided(seen)
     assert made.status.phase == phase
     assert "50-1/rank-0.json does not match its checksum" in made.reason

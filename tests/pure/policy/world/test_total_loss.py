@@ -15,6 +15,7 @@ from surefoot_operator.observed import Observed, PersistentSeen
 from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, Plan, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.world.total_loss import LATE_UPLOAD_SECONDS
 
 NOW = BEGAN + 100
 MEMORY = MemoryTierSpec(interval_steps=10)
@@ -124,6 +125,28 @@ def test_a_job_may_fail_or_begin_again_by_itself_if_it_says_so() -> None:
     world = decided(lost("Restart")).status.world
     assert world is not None
     assert (world.state, world.parent) == ("Committed", None)
+
+
+def given_up(made: Plan) -> bool:
+    """Whether the job ended, or began again without a checkpoint."""
+    world = made.status.world
+    assert world is not None
+    return made.status.phase == "Failed" or world.state == "Committed"
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Restart"])
+def test_an_upload_that_had_begun_is_waited_for_before_a_job_is_given_up(policy: str) -> None:
+    early = decided(lost(policy, ago=LATE_UPLOAD_SECONDS - 20, persistent=True))
+    assert not given_up(early)
+    assert "still arrives" in early.reason
+    assert early.wake_after_seconds is not None
+    assert early.wake_after_seconds <= 20
+
+    due = lost(policy, ago=LATE_UPLOAD_SECONDS + 5, persistent=True)
+    before = decided(replace(due, persistent=PersistentSeen(2, (), NOW - 6)))
+    assert any(isinstance(a, ListPersistentTier) for a in before.actions), "what was listed then does not know"
+    assert not given_up(before)
+    assert given_up(decided(replace(due, persistent=PersistentSeen(2, (), NOW - 4))))
 
 
 def test_a_job_that_was_suspended_over_a_reboot_waits_when_it_is_resumed() -> None:
