@@ -34,7 +34,7 @@ from surefoot.linux_process import (
 )
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, Member
-from surefoot_operator.cli.run_progress import Happened, RunProgress
+from surefoot_operator.cli.local.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import is_trainer
 from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json

@@ -7,7 +7,7 @@ from typing import Any
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job
-from surefoot_operator.cli.run_progress import Happened
+from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.fabric.kubernetes.status_patch import shown
 from surefoot_operator.observed import Observed
 

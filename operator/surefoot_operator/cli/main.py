@@ -58,7 +58,7 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
 
 def _commands() -> dict[str, tuple[ModuleType, str]]:
     with needing("surefoot", "cli"):
-        from surefoot_operator.cli import checkpoints, convert, data, local, shell_completion, validate
+        from surefoot_operator.cli import checkpoints, convert, data, shell_completion, validate
         from surefoot_operator.cli.cluster import suspend_job
         from surefoot_operator.cli.jobs import (
             describe_job,
@@ -69,6 +69,7 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
             list_nodes,
             rollback_job,
         )
+        from surefoot_operator.cli.local import run_local
     return {
         "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),
         "describe": (describe_job, "show everything about one job, in the order people ask"),
@@ -79,7 +80,7 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
         "suspend": (suspend_job, "save a job, stop it and give its workers back"),
         "resume": (suspend_job, "let a suspended job go on"),
         "rollback": (rollback_job, "print the job that goes on from an earlier step of another"),
-        "local": (local, "run a TrainingJob on this machine, each node a group of processes"),
+        "local": (run_local, "run a TrainingJob on this machine, each node a group of processes"),
         "validate": (validate, "check a TrainingJob without running it"),
         "convert": (convert, "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …"),
         "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),

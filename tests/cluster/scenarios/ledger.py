@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster.scenarios.trainer_files import FINAL, TRACE
 from surefoot.protocol.lineage import Lineage
-from surefoot_operator.cli import ledger as counting
-from surefoot_operator.cli.ledger import LedgerLine, parse_line
+from surefoot_operator.cli.local import ledger as counting
+from surefoot_operator.cli.local.ledger import LedgerLine, parse_line
 
 
 @dataclass(slots=True)

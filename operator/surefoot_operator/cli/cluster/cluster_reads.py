@@ -16,7 +16,7 @@ from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused, Right, jobs_right, refused, without_crd
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
 from surefoot_operator.cli.jobs.stored_job import StoredJob, moment_seconds, stored_job
-from surefoot_operator.cli.run_progress import Happened
+from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
 from surefoot_operator.fabric.kubernetes.leases import Heard

@@ -15,7 +15,7 @@ from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progress
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
 from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, indented, number, text_lines
-from surefoot_operator.cli.run_progress import Happened
+from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.observed import WorkerSeen
 
 _MOST_EVENTS = 8

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli import report
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
+from surefoot_operator.cli.local import report
 
 
 @dataclass(frozen=True, slots=True)

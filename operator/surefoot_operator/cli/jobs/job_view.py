@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.run_progress import Happened
+from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot_operator.cli.faults import Fault, FaultError, due, parse_fault, parse_faults
+from surefoot_operator.cli.local.faults import Fault, FaultError, due, parse_fault, parse_faults
 
 NODES = ("node-0", "node-1", "node-2")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from surefoot.protocol.lineage import Lineage
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.faults import Fault
-from surefoot_operator.cli.ledger import Account
+from surefoot_operator.cli.local.faults import Fault
+from surefoot_operator.cli.local.ledger import Account
 
 _MOST_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05

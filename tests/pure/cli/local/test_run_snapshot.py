@@ -11,12 +11,12 @@ from rich.console import Console
 
 from surefoot_operator.api.spec import TOTAL_STEPS
 from surefoot_operator.api.status import Member, World
-from surefoot_operator.cli import run_snapshot
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.ledger import LedgerLine
-from surefoot_operator.cli.local import _total_steps
-from surefoot_operator.cli.run_snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
-from surefoot_operator.cli.view import drawn
+from surefoot_operator.cli.local import run_snapshot
+from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.cli.local.run_local import _total_steps
+from surefoot_operator.cli.local.run_snapshot import ProgressRate, Row, RunSnapshot, doing, newest_of
+from surefoot_operator.cli.local.view import drawn
 
 WORLD = World(2, "Committed", size=2, members=(Member(0, 1, "a", "node-0"),), changed_seconds=100.0)
 RUNNING = RunSnapshot("gpt", "Running", "epoch 2 runs", 2, 2, 40, 160, 4.0, 1.25, 35, 1.5, ())
@@ -104,6 +104,6 @@ def test_a_total_that_is_no_number_of_steps_is_refused(said: str) -> None:
 
 
 def test_the_examples_total_is_what_its_program_is_told() -> None:
-    body = yaml.safe_load((Path(__file__).parents[3] / "examples" / "gpt.yaml").read_text(encoding="utf-8"))
+    body = yaml.safe_load((Path(__file__).parents[4] / "examples" / "gpt.yaml").read_text(encoding="utf-8"))
     args = body["spec"]["template"]["spec"]["containers"][0]["args"]
     assert body["metadata"]["annotations"][TOTAL_STEPS] == args[args.index("--steps") + 1]

@@ -25,14 +25,14 @@ from surefoot.protocol.plain import shown
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.spec_limits import allowed_sizes
-from surefoot_operator.cli import comparison, conclusion
 from surefoot_operator.cli.cli_errors import EXIT_DIFFERS, EXIT_FAILED, EXIT_OK, UsageError
-from surefoot_operator.cli.faults import Fault, FaultError, parse_faults
+from surefoot_operator.cli.local import comparison, conclusion
+from surefoot_operator.cli.local.faults import Fault, FaultError, parse_faults
+from surefoot_operator.cli.local.run_progress import RunProgress
+from surefoot_operator.cli.local.supervise import Scene, Supervisor
+from surefoot_operator.cli.local.view import view_for
 from surefoot_operator.cli.output import say, warn
-from surefoot_operator.cli.run_progress import RunProgress
-from surefoot_operator.cli.supervise import Scene, Supervisor
 from surefoot_operator.cli.validate import read_document
-from surefoot_operator.cli.view import view_for
 from surefoot_operator.cli.writable import try_file, try_folder
 from surefoot_operator.extras import lacking
 from surefoot_operator.fabric.processes.ignored_template import ignored_parts

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, first_step
-from surefoot_operator.cli import ledger
-from surefoot_operator.cli.ledger import LedgerLine
+from surefoot_operator.cli.local import ledger
+from surefoot_operator.cli.local.ledger import LedgerLine
 
 BATCH = 6
 LINEAGE: Lineage = (

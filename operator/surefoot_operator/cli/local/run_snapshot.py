@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from surefoot_operator.api.status import World
-from surefoot_operator.cli.ledger import LedgerLine
-from surefoot_operator.cli.supervise import Scene
+from surefoot_operator.cli.local.ledger import LedgerLine
+from surefoot_operator.cli.local.supervise import Scene
 from surefoot_operator.fabric.processes.run_folder import read_json
 
 _PACE_SECONDS = 15.0

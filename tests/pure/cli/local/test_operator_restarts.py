@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot_operator.cli.supervise import OPERATOR_RESTARTS, OperatorRestarts
+from surefoot_operator.cli.local.supervise import OPERATOR_RESTARTS, OperatorRestarts
 
 
 def test_an_operator_that_ends_before_any_step_is_started_three_times() -> None:

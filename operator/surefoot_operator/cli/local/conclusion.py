@@ -1,6 +1,6 @@
 """Builds the report and closing lines of a finished run.
 
-Reads the run folder; called by `local` when all processes are gone.
+Reads the run folder; called by `run_local` when all processes are gone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from surefoot.protocol.lineage import first_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli import ledger, report
-from surefoot_operator.cli.comparison import compare_parameters
-from surefoot_operator.cli.faults import Fault
-from surefoot_operator.cli.report import Checkpoints, Comparison, RunFacts, Struck
-from surefoot_operator.cli.run_progress import RunProgress
+from surefoot_operator.cli.local import ledger, report
+from surefoot_operator.cli.local.comparison import compare_parameters
+from surefoot_operator.cli.local.faults import Fault
+from surefoot_operator.cli.local.report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.cli.local.run_progress import RunProgress
 
 _LOG_LINES = 12
 

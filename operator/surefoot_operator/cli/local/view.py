@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.protocol.plain import plain
+from surefoot_operator.cli.local.run_snapshot import NewestCheckpoint, Row, RunSnapshot, take
+from surefoot_operator.cli.local.supervise import Scene
 from surefoot_operator.cli.output import say
-from surefoot_operator.cli.run_snapshot import NewestCheckpoint, Row, RunSnapshot, take
-from surefoot_operator.cli.supervise import Scene
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from surefoot_operator.cli import local
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.faults import FaultError, parse_fault
+from surefoot_operator.cli.local import run_local
+from surefoot_operator.cli.local.faults import FaultError, parse_fault
 from surefoot_operator.cli.main import main
 from surefoot_operator.cli.writable import try_file, try_folder
 
@@ -37,9 +37,9 @@ def job(folder: Path, **spec: object) -> Path:
 
 def refusal(*arguments: str) -> str:
     parser = argparse.ArgumentParser()
-    local.add_arguments(parser)
+    run_local.add_arguments(parser)
     with pytest.raises(UsageError) as caught:
-        local.check(parser.parse_args(arguments))
+        run_local.check(parser.parse_args(arguments))
     return str(caught.value)
 
 

@@ -7,10 +7,10 @@ import json
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli import report
-from surefoot_operator.cli.faults import Fault
-from surefoot_operator.cli.ledger import Account
-from surefoot_operator.cli.report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.cli.local import report
+from surefoot_operator.cli.local.faults import Fault
+from surefoot_operator.cli.local.ledger import Account
+from surefoot_operator.cli.local.report import Checkpoints, Comparison, RunFacts, Struck
 
 NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
 TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)

@@ -1,6 +1,6 @@
 """Supervises one local run: starts processes, injects faults, waits for the end.
 
-Touches the machine and the run folder; called by `local`. Whatever happens, `Supervisor.run` leaves nothing running.
+Touches the machine and the run folder; called by `run_local`. Whatever happens, `Supervisor.run` leaves nothing running.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.cli.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.cli_errors import RunError
-from surefoot_operator.cli.faults import Fault, due
-from surefoot_operator.cli.report import Struck
-from surefoot_operator.cli.run_progress import Happened, RunProgress
+from surefoot_operator.cli.local.checkpoint_size import checkpoint_bytes
+from surefoot_operator.cli.local.faults import Fault, due
+from surefoot_operator.cli.local.report import Struck
+from surefoot_operator.cli.local.run_progress import Happened, RunProgress
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words

@@ -1,6 +1,6 @@
 """Compares a run's final parameters with those of an undisturbed run.
 
-Called by `local` and `conclusion`.
+Called by `run_local` and `conclusion`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parses which faults are injected into a run, and at which step.
 
-Pure; called by `local`. `KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
+Pure; called by `run_local`. `KIND:NODE@step=N[,for=S]` and `coordinator@step=N[,for=S]`.
 """
 
 from __future__ import annotations

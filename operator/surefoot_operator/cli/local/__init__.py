@@ -1,0 +1,1 @@
+"""Implements `surefoot local`: runs a TrainingJob on this machine."""
