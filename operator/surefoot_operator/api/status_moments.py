@@ -1,4 +1,4 @@
-"""Writes and reads a status' moments as RFC 3339 with microseconds.
+"""Turns a status' moments into times, and back.
 
 Pure. Plans count in Unix seconds. In a status they would be numbers that nobody can hold against a log.
 """
@@ -6,10 +6,10 @@ Pure. Plans count in Unix seconds. In a status they would be numbers that nobody
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from surefoot.protocol.strict import Misfit
+from surefoot_operator.api.moments import moment, moment_seconds
 
 MOMENTS = (
     "changed",
@@ -34,11 +34,6 @@ _WRITTEN = {f"{name}Seconds": f"{name}Time" for name in MOMENTS}
 _READ = {written: plain for plain, written in _WRITTEN.items()}
 
 
-def moment(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC, with microseconds."""
-    return datetime.fromtimestamp(round(seconds, 6), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def with_moments(body: Any) -> Any:
     """The body of a status with its moments as times."""
     return _renamed(body, _WRITTEN, lambda value, path: moment(value), "")
@@ -50,13 +45,10 @@ def with_seconds(body: Any) -> Any:
 
 
 def _seconds(value: Any, path: str) -> float:
-    try:
-        found = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise Misfit(path, f"is {value!r}, which is no time as 2026-01-31T12:00:00.000000Z") from None
-    if found.tzinfo is None:
-        raise Misfit(path, f"is {value!r}, which names no time zone")
-    return found.timestamp()
+    found = moment_seconds(value)
+    if found is None:
+        raise Misfit(path, f"is {value!r}, which is no time as 2026-01-31T12:00:00.000000Z")
+    return found
 
 
 def _renamed(body: Any, names: Mapping[str, str], change: Callable[[Any, str], Any], path: str) -> Any:

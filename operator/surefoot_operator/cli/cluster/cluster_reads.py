@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot_operator.api.moments import moment_seconds
 from surefoot_operator.api.spec import KNOWN_SIGNALS
 from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused, Right, jobs_right, refused, without_crd
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView
-from surefoot_operator.cli.jobs.stored_job import StoredJob, moment_seconds, stored_job
+from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels, nodes, pod_observations
@@ -26,7 +27,7 @@ Object = dict[str, Any]
 
 _PAGE = 500
 _MOST_PAGES = 200
-"""A server that hands out pages for ever is not followed."""
+"""A server that hands out pages for ever is not followed; 100,000 objects are more than any cluster's nodes or a job's pods."""
 
 
 async def read_jobs(cluster: OpenCluster) -> list[StoredJob]:
@@ -77,7 +78,7 @@ async def read_view(cluster: OpenCluster, name: str) -> JobView:
 async def listed_objects(
     cluster: OpenCluster, path: str, needed: Right, query: Mapping[str, str] | None = None, missing: str = ""
 ) -> list[Object]:
-    """Lists objects, page by page. Raises ClusterRefused."""
+    """Lists objects, page by page. Raises ClusterRefused, also without an end."""
     found: list[Object] = []
     further = ""
     for _ in range(_MOST_PAGES):
@@ -89,8 +90,8 @@ async def listed_objects(
         found += page.get("items", ())
         further = str(page.get("metadata", {}).get("continue") or "")
         if not further:
-            break
-    return found
+            return found
+    raise _endless(path, len(found), cluster)
 
 
 async def read_worker_pods(cluster: OpenCluster, stored: StoredJob) -> list[Object]:
@@ -124,6 +125,14 @@ async def _optional(unread: list[str], call: Any) -> list[Object] | None:
         unread.append(str(error))
         return None
     return found
+
+
+def _endless(path: str, count: int, cluster: OpenCluster) -> ClusterRefused:
+    """Part of a list would be taken for the whole: a job that is not in it for one that is not there."""
+    return ClusterRefused(
+        f"{cluster.server} handed out {_MOST_PAGES} pages of {path}, {count} objects, and named a further one; nothing"
+        " of them is shown, as what was not read would be missing: give -n NAMESPACE, and see what fills the list"
+    )
 
 
 # ---- pure -----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
+from surefoot_operator.api.moments import moment_seconds
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.api.spec import TOTAL_STEPS, TrainingJob
 from surefoot_operator.api.status import JobStatus
@@ -81,16 +81,6 @@ def stored_job(document: Mapping[str, Any]) -> StoredJob:
         checkpoint_seconds=moment_seconds(columns.get("checkpointTime")),
         document=dict(document),
     )
-
-
-def moment_seconds(text: object) -> float | None:
-    """Converts a Kubernetes time to Unix seconds; None for none, or nonsense."""
-    if not isinstance(text, str):
-        return None
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
 
 
 def _mapping(value: object) -> Object:

@@ -5,9 +5,9 @@ Pure; called by `kubernetes_fabric` and `cache`.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
+from surefoot_operator.api.moments import moment_seconds
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import HolderPlace, TierAccess
 from surefoot_operator.fabric.kubernetes import labels
@@ -33,9 +33,9 @@ def node_of(pod: Object) -> str | None:
     return str(found) if found else None
 
 
-def seconds(text: str | None) -> float:
-    """Converts a Kubernetes time to Unix seconds; 0 for none."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+def created_seconds(metadata: Object) -> float:
+    """Reads an object's creation in Unix seconds; 0: not named."""
+    return moment_seconds(metadata.get("creationTimestamp")) or 0.0
 
 
 def worker(pod: Object) -> WorkerSeen:
@@ -60,7 +60,7 @@ def worker(pod: Object) -> WorkerSeen:
         phase=phase,
         exit_code=exit_code,
         message=_disruption(pod) or message,
-        created_seconds=seconds(metadata.get("creationTimestamp")),
+        created_seconds=created_seconds(metadata),
         deleting=metadata.get("deletionTimestamp") is not None,
         disrupted=bool(_disruption(pod)),
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
@@ -103,8 +103,7 @@ def purge(pod: Object) -> PurgeSeen | None:
     state: Object = next((c.get("state", {}) for c in status.get("containerStatuses", ())), {})
     ended = state.get("terminated") or {}
     said = status.get("message") or ended.get("message") or _waiting(status, state)
-    created = seconds(metadata.get("creationTimestamp"))
-    return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created)
+    return PurgeSeen(int(attempt), phase, str(said).strip()[:_SAID], created_seconds(metadata))
 
 
 def _last_words(ended: Object, code: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import running
 from support.stored import stored_document, written
-from surefoot_operator.cli.jobs.stored_job import moment_seconds, stored_job
+from surefoot_operator.cli.jobs.stored_job import stored_job
 
 FORMER: dict[str, Any] = {  # without schemaVersion: mappings of members, Unix seconds
     "phase": "Running",
@@ -73,8 +73,3 @@ def test_anything_is_some_job(body: dict[str, Any]) -> None:
 )
 def test_steps_in_all_are_a_number_or_unknown(said: str, total: int | None) -> None:
     assert stored_job(stored_document(annotations={"surefoot.dev/total-steps": said})).total_steps == total
-
-
-@pytest.mark.parametrize("text", [None, 3, "", "yesterday"])
-def test_a_moment_that_is_none_is_unknown(text: object) -> None:
-    assert moment_seconds(text) is None
