@@ -19,8 +19,8 @@ from surefoot_operator.policy.world.initial_restore import origin_of
 LIST_AGAIN_SECONDS = 60.0
 """How often the persistent tier is listed anew while everything else is lost."""
 
-LATE_UPLOAD_SECONDS = 60.0
-"""How long after a loss an object may still appear that a worker had begun to upload: three tries of 15 s, and the way there."""
+LATE_UPLOAD_SECONDS = 30.0
+"""How long after a loss an object may still appear that a worker had begun to upload: one try's 15 s, and as much again."""
 
 _LONGEST_SHOWN = 40
 
