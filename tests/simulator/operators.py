@@ -20,7 +20,7 @@ from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.coordinator import desired_messages, orders, sessions
+from surefoot_operator.coordinator import desired_messages, order_requests, sessions
 from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import actions as act
 
@@ -271,24 +271,24 @@ class Operator:
         match action:
             case act.RetireWorkers(indexes, exit_code, reason):
                 leaving = [WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers() if w.index in indexes]
-                order = orders.retire(order, leaving, said.Retire(reason, exit_code))
+                order = order_requests.retire(order, leaving, said.Retire(reason, exit_code))
             case act.ListPersistentTier(epoch, index):
                 there = [w for w, known in self.sessions.by_worker.items() if w.index == index and known.seen.connected]
                 if there:
-                    order = orders.list_persistent(order, max(there), epoch, now, known=self.known.digests)
+                    order = order_requests.list_persistent(order, max(there), epoch, now, known=self.known.digests)
             case act.LookAround(worker, epoch, holders):
-                order = orders.look(order, worker, epoch, holders, now)
+                order = order_requests.look(order, worker, epoch, holders, now)
             case act.ProposeHold(epoch, step, verb):
                 members = self._status.world.members if self._status.world else ()
                 everyone = [WorkerId(m.index, m.attempt) for m in members]
-                order = orders.propose_hold(order, epoch, step, verb, everyone, now)
+                order = order_requests.propose_hold(order, epoch, step, verb, everyone, now)
             case act.CopySave(worker, epoch, save, source, target):
                 copy = said.RepairSave(0, epoch, save, source, target)
-                order = orders.repair(order, [(worker, copy)], now)
+                order = order_requests.repair(order, [(worker, copy)], now)
             case Uploads(shares):
-                order = orders.promote(order, shares)
+                order = order_requests.promote(order, shares)
             case act.DropPersisted(worker, epoch, checkpoints):
-                order = orders.drop_persistent(order, worker, epoch, checkpoints, now)
+                order = order_requests.drop_persistent(order, worker, epoch, checkpoints, now)
         if order is not self.sessions.orders:
             self.sessions = replace(self.sessions, orders=order)
             self.poke()
@@ -386,7 +386,7 @@ class Operator:
             self.read_at[identity] = answer[0]
             self.known.learn(answer[2])
             if self.simulation.rules.list_after_read:
-                self.sessions = replace(self.sessions, orders=orders.void_listing(self.sessions.orders))
+                self.sessions = replace(self.sessions, orders=order_requests.void_listing(self.sessions.orders))
             self.simulation.oracle.read(holder, epoch)
             self.poke()
 

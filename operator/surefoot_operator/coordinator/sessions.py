@@ -28,6 +28,7 @@ from surefoot.protocol.messages import (
 )
 from surefoot.protocol.progress import NOTHING_TOLD
 from surefoot_operator.api.status import World
+from surefoot_operator.coordinator import order_answers
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.agent_timings import timed
 from surefoot_operator.coordinator.orders import Orders
@@ -177,7 +178,7 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
-            sessions = replace(sessions, orders=order_book.answered(sessions.orders, worker, message, now))
+            sessions = replace(sessions, orders=order_answers.answered(sessions.orders, worker, message, now))
     return _with(sessions, session)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.protocol.identities import HolderId, RankSave, WorkerId
 from surefoot.protocol.messages import PromoteSave, RepairSave, Retire
 from surefoot.task_set import TaskSet
-from surefoot_operator.coordinator import orders as order_book
+from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.coordinator.sessions import Sessions
 from surefoot_operator.errors import FabricError
@@ -109,8 +109,8 @@ def carry_out_maintenance(
             _ask(dependencies, action, seen)
     if copies:
         now = dependencies.clock()
-        _order(dependencies, lambda orders: order_book.repair(orders, copies, now))
-    _order(dependencies, lambda orders: order_book.promote(orders, promotions))
+        _order(dependencies, lambda orders: order_requests.repair(orders, copies, now))
+    _order(dependencies, lambda orders: order_requests.promote(orders, promotions))
     world = seen.status.world
     if drops and world is not None:
         left, epoch = min(expires) - dependencies.clock(), world.epoch
@@ -127,7 +127,7 @@ def _seal(dependencies: Dependencies, action: SealHolder) -> None:
     world = dependencies.channel.sessions.world
     if dependencies.memory.seal(action.holder, action.epoch) and world is not None and world.state == "Claimed":
         # a listing must come after the last index that was read: data moves from memory to the persistent tier
-        _order(dependencies, order_book.void_listing)
+        _order(dependencies, order_requests.void_listing)
 
 
 def _ask(
@@ -139,30 +139,33 @@ def _ask(
     if isinstance(action, RetireWorkers):
         workers = [WorkerId(w.index, w.attempt) for w in seen.workers if w.index in action.indexes]
         message = Retire(action.reason, action.exit_code)
-        _order(dependencies, lambda orders: order_book.retire(orders, workers, message))
+        _order(dependencies, lambda orders: order_requests.retire(orders, workers, message))
     elif isinstance(action, ListPersistentTier):
         there = [WorkerId(s.index, s.attempt) for s in seen.sessions if s.index == action.index and s.connected]
         if there:
             wish, known = action, dependencies.memory.layouts_known
             _order(
                 dependencies,
-                lambda orders: order_book.list_persistent(orders, max(there), wish.epoch, now, wish.older_job, known),
+                lambda orders: order_requests.list_persistent(
+                    orders, max(there), wish.epoch, now, wish.older_job, known
+                ),
             )
     elif isinstance(action, LookAround):
         look = action
-        _order(dependencies, lambda orders: order_book.look(orders, look.worker, look.epoch, look.holders, now))
+        _order(dependencies, lambda orders: order_requests.look(orders, look.worker, look.epoch, look.holders, now))
     elif isinstance(action, ProposeHold):
         world = seen.status.world
         members = [WorkerId(m.index, m.attempt) for m in world.members] if world is not None else []
         hold = action
         _order(
-            dependencies, lambda orders: order_book.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now)
+            dependencies,
+            lambda orders: order_requests.propose_hold(orders, hold.epoch, hold.step, hold.verb, members, now),
         )
     else:
         drop = action
         _order(
             dependencies,
-            lambda orders: order_book.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
+            lambda orders: order_requests.drop_persistent(orders, drop.worker, drop.epoch, drop.checkpoints, now),
         )
 
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
@@ -23,7 +22,7 @@ from surefoot_operator.coordinator.desired_messages import DesiredState, desired
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import DropSaves, Event, Plan, SetFinalizer
+from surefoot_operator.policy.actions import Event, SetFinalizer
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
@@ -34,6 +33,7 @@ from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintena
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
 from surefoot_operator.reconcile.job_metrics import JobMetrics
+from surefoot_operator.reconcile.round_log import RoundLog
 from surefoot_operator.reconcile.steady_parts import SteadyParts
 from surefoot_operator.reconcile.worker_ages import WorkerAges
 from surefoot_operator.reconcile.worker_calls import WorkerCalls
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 GATHERING_SECONDS = 0.005
 """Several messages of one happening come within so long: they are answered by one plan."""
-_MOST_TOLD = 32
-"""Actions that a line of the log names."""
 _NOTICE_CHARACTERS = 900
 """Of what an agent wants people to hear; an event has 1024."""
 
@@ -63,13 +61,13 @@ class Reconciler:
         self._steady = SteadyParts()
         self.recorder = EventRecorder(dependencies.fabric.record, time.monotonic)
         self._job_metrics = JobMetrics()
+        self._round_log = RoundLog()
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
-        self._said = self._said_actions = self._refusal = ""
-        self._without: tuple[int, int] | None = None
+        self._refusal = ""
         self._began: float | None = None
         self.safety: JobSafety | None = None
         """Whether the job could spare a holder, as of the last round."""
@@ -171,7 +169,7 @@ class Reconciler:
         # Publish metrics, the log line and whether this job can spare a holder.
         self.safety = safety(seen, status, kept)
         self._job_metrics.show(seen, status, kept)
-        self._say(decided, kept, seen)
+        self._round_log.say(decided, kept, seen.status)
         # Record events first if the finalizer goes: the job may be gone right after, and this loop with it.
         if SetFinalizer(False) in decided.actions:
             self.recorder.say(events)
@@ -265,27 +263,6 @@ class Reconciler:
         )
         return (*notices, *self._tier_failures.events(sessions.orders.failures, now))
 
-    def _say(self, decided: Plan, kept: Maintenance | None, seen: Observed) -> None:
-        """Logs a line for each plan and each maintenance that differs from the last."""
-        what = _told(decided.actions)
-        line = f"{decided.reason}{': ' if what else ''}{what}"
-        if line != self._said:
-            self._said = line
-            log.info("[%s] %s", _world(seen.status), line)
-        actions = _told(kept.actions if kept is not None else ())
-        if actions != self._said_actions:
-            self._said_actions = actions
-            # drops come with every few saves; who looks for one asks for them
-            routine = kept is None or all(isinstance(e, DropSaves) for e in kept.actions)
-            log.log(logging.DEBUG if routine else logging.INFO, "[%s] maintenance: %s", _world(seen.status), actions)
-
-        for one in kept.unrecoverable if kept is not None else ():
-            if (one.checkpoint.epoch, one.worker) != self._without:  # once, and not with each save that it misses
-                self._without = (one.checkpoint.epoch, one.worker)
-                log.info(
-                    "[%s] %s: the other ranks' saves of such checkpoints are dropped", _world(seen.status), one.reason
-                )
-
     async def _watch(self) -> None:
         """The fabric's changes; a watch that breaks is begun anew."""
         failures = 0
@@ -338,14 +315,3 @@ def _calm(old: JobStatus, new: JobStatus) -> JobStatus:
         message=old.message,
         conditions=old.conditions,
     )
-
-
-def _told(actions: Sequence[object]) -> str:
-    """The first few: a line that names two thousand is read by nobody, and takes longer than what it is about."""
-    more = len(actions) - _MOST_TOLD
-    return "; ".join((*map(str, actions[:_MOST_TOLD]), *((f"and {more} more",) if more > 0 else ())))
-
-
-def _world(status: JobStatus) -> str:
-    world = status.world
-    return "no world" if world is None else f"epoch {world.epoch} {world.state.lower()}"

@@ -26,7 +26,7 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot.protocol.records import RankManifest
-from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator import order_answers, order_requests
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
@@ -41,7 +41,7 @@ from surefoot_operator.observed import SightSeen
 
 def proposed(step: int = 60) -> Sessions:
     sessions = talking()
-    return replace(sessions, orders=orders.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
+    return replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, step, "propose", (A, B), 1001.0))
 
 
 def holds(sessions: Sessions, worker: WorkerId) -> list[ToAgent]:
@@ -67,15 +67,15 @@ def test_one_refusal_cancels_a_hold_for_all_and_it_may_be_proposed_anew() -> Non
     assert holds(sessions, A) == [Hold(2, 60, "cancel")]
     sessions = heard(sessions, B, HoldAnswer(2, 60, True), 1002.0)
     assert holds(sessions, A) == [Hold(2, 60, "cancel")]
-    again = replace(sessions, orders=orders.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
+    again = replace(sessions, orders=order_requests.propose_hold(sessions.orders, 2, 80, "propose", (A, B), 1003.0))
     assert holds(again, A) == [Hold(2, 80, "propose")]
 
 
 def test_nobody_may_bind_before_all_accepted() -> None:
     sessions = proposed()
-    same = orders.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
+    same = order_requests.propose_hold(sessions.orders, 2, 60, "bind", (A, B), 1002.0)
     assert same.hold == sessions.orders.hold
-    assert orders.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
+    assert order_requests.propose_hold(begin("job-1", 1.0).orders, 2, 60, "bind", (A, B), 1.0).hold is None
 
 
 def test_a_hold_ends_with_its_world_and_answers_of_another_step_are_ignored() -> None:
@@ -97,7 +97,7 @@ def manifest(step: int = 40, rank: int = 0, world: int = 1) -> RankManifest:
 
 
 def asked(sessions: Sessions) -> Sessions:
-    return replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0))
+    return replace(sessions, orders=order_requests.list_persistent(sessions.orders, A, 3, 1001.0))
 
 
 def request_of(sessions: Sessions) -> int:
@@ -121,11 +121,11 @@ def test_a_listing_counts_for_the_epoch_it_was_asked_for() -> None:
 def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> None:
     older = OlderJob("file:///tmp/checkpoints", "old")
     sessions = asked(talking(status=CLAIMED))
-    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, A, 3, 1001.0, older))
     number = request_of(sessions)
     assert ListPersistent(number, older, layouts=()) in words(sessions, A, CLAIMED)
     assert len(sessions.orders.outstanding) == 2
-    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = replace(sessions, orders=order_requests.void_listing(sessions.orders))
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1002.0)
     seen = sessions.orders.older
     assert (seen.read_epoch, seen.older_job, sessions.orders.persistent.entries) == (3, older, None)
@@ -136,7 +136,7 @@ def test_an_older_jobs_listing_stands_beside_ours_with_its_epochs_negated() -> N
 def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
     older = OlderJob("file:///tmp/checkpoints", "old")
     sessions = talking(status=CLAIMED)
-    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1001.0, older))
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, A, 3, 1001.0, older))
     sessions = connected(sessions, hello(0, incarnation="newer"), 1002.0)
     assert sessions.orders.older.asked_seconds is None
     assert not sessions.orders.outstanding
@@ -145,7 +145,7 @@ def test_an_older_jobs_listing_may_be_asked_of_another_agent() -> None:
 def test_a_listing_is_void_once_another_holder_was_read() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    sessions = replace(sessions, orders=orders.void_listing(sessions.orders))
+    sessions = replace(sessions, orders=order_requests.void_listing(sessions.orders))
     sessions = heard(sessions, A, Listing(number), 1002.0)
     assert sessions.orders.persistent.read_epoch is None
     assert sessions.orders.persistent.asked_seconds is None
@@ -174,8 +174,8 @@ def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
     sessions = talking()
     save, source, target = RankSave(2, 50, 0), NODES[0].holder, NODES[1].holder
     copy = RepairSave(0, 2, save, source, target)
-    book = orders.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
-    assert orders.repair(book, [(B, copy)], 1001.5) is book
+    book = order_requests.repair(sessions.orders, [(A, copy), (B, copy)], 1001.0)
+    assert order_requests.repair(book, [(B, copy)], 1001.5) is book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert RepairSave(number, 2, save, source, target) in words(sessions, A)
@@ -187,7 +187,7 @@ def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
 def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
     sessions = talking()
     saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
-    sessions = replace(sessions, orders=orders.promote(sessions.orders, {A: PromoteSave(2, saves)}))
+    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, {A: PromoteSave(2, saves)}))
     assert PromoteSave(2, saves) in words(sessions, A)
     sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
     sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
@@ -202,8 +202,8 @@ def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
         sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
     for step in range(1, 50):
         sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), error="slow down"), 1002.0)
-    assert len(sessions.orders.stumbled) == orders.MOST_PROMOTED
-    assert len(sessions.orders.promoted) == orders.MOST_PROMOTED
+    assert len(sessions.orders.stumbled) == order_answers.MOST_PROMOTED
+    assert len(sessions.orders.promoted) == order_answers.MOST_PROMOTED
     assert Checkpoint(2, 49) in sessions.orders.promoted
 
 
@@ -211,8 +211,8 @@ def test_what_was_deleted_leaves_the_listing() -> None:
     sessions = asked(talking(status=CLAIMED))
     listing = Listing(request_of(sessions), (manifest(20).to_json(), manifest(40).to_json()), {"layout": "{}"})
     sessions = heard(sessions, A, listing, 1002.0)
-    book = orders.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
-    assert orders.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
+    book = order_requests.drop_persistent(sessions.orders, B, 3, (Checkpoint(1, 20),), 1003.0)
+    assert order_requests.drop_persistent(book, B, 3, (Checkpoint(1, 40),), 1003.0) == book
     sessions = replace(sessions, orders=book)
     number = request_of(sessions)
     assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
@@ -222,7 +222,7 @@ def test_what_was_deleted_leaves_the_listing() -> None:
 
 def test_retiring_means_this_attempt_and_not_the_next() -> None:
     sessions = talking()
-    book = orders.retire(sessions.orders, (A,), Retire("job complete", 0))
+    book = order_requests.retire(sessions.orders, (A,), Retire("job complete", 0))
     sessions = connected(replace(sessions, orders=book), hello(0, 2), 1001.0)
     assert Retire("job complete", 0) in words(sessions, A)
     assert Retire("job complete", 0) not in words(sessions, WorkerId(0, 2))
@@ -250,12 +250,12 @@ def test_a_page_that_did_not_come_makes_the_listing_fail() -> None:
 def test_a_late_answer_of_whoever_was_asked_first_counts_and_layouts_are_remembered() -> None:
     sessions = asked(talking(status=CLAIMED))
     number = request_of(sessions)
-    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, B, 3, 1061.0))
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, B, 3, 1061.0))
     assert sessions.orders.persistent.asked_of == {A.index, B.index}
     sessions = heard(sessions, A, Listing(number, (manifest().to_json(),), {"layout": "{}"}), 1062.0)
     assert sessions.orders.persistent.entries == (manifest(),)
     assert sessions.orders.outstanding == {}, "B's answer is no longer needed"
-    sessions = replace(sessions, orders=orders.list_persistent(sessions.orders, A, 3, 1070.0))
+    sessions = replace(sessions, orders=order_requests.list_persistent(sessions.orders, A, 3, 1070.0))
     sessions = heard(sessions, A, Listing(request_of(sessions), (manifest().to_json(),)), 1071.0)
     assert sessions.orders.outstanding == {}, "a layout that is known is not asked for"
     assert sessions.orders.layouts == {"layout": "{}"}
@@ -280,7 +280,7 @@ def with_layouts(*digests: str) -> list[str]:
 
 def test_layouts_are_asked_for_once_the_manifests_name_them_and_only_those_unknown() -> None:
     sessions = talking(status=CLAIMED)
-    book = orders.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
+    book = order_requests.list_persistent(sessions.orders, A, 3, 1001.0, known=frozenset({"a"}))
     sessions = replace(sessions, orders=book)
     first = request_of(sessions)
     sessions = heard(sessions, A, Listing(first, tuple(with_layouts("a", "b", "c", "c"))), 1002.0)
@@ -334,7 +334,7 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
     sessions = asked(talking(status=CLAIMED))
     first = request_of(sessions)
     for minute in range(1, 8):
-        book = orders.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
+        book = order_requests.list_persistent(sessions.orders, (A, B)[minute % 2], 3, 1001.0 + 60 * minute)
         sessions = replace(sessions, orders=book)
     sessions = heard(sessions, A, Listing(first, (manifest().to_json(),), {"layout": "{}"}), 1440.0)
     assert sessions.orders.persistent.read_epoch == 3
@@ -346,7 +346,7 @@ def test_what_is_asked_again_each_minute_is_answered_by_the_first_after_many() -
 
 def looking(sessions: Sessions, *workers: WorkerId, now: float = 1001.0) -> Sessions:
     for worker in workers:
-        sessions = replace(sessions, orders=orders.look(sessions.orders, worker, 3, tuple(NODES), now))
+        sessions = replace(sessions, orders=order_requests.look(sessions.orders, worker, 3, tuple(NODES), now))
     return sessions
 
 
@@ -390,5 +390,5 @@ def test_an_answer_that_does_not_fit_and_one_of_an_older_agent_are_no_sight() ->
 def test_a_new_epoch_begins_without_what_was_seen_in_the_last() -> None:
     sessions = looking(talking(status=CLAIMED), A)
     sessions = heard(sessions, A, answer_of(sessions, A, True), 1002.0)
-    later = orders.look(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
+    later = order_requests.look(sessions.orders, A, 4, tuple(NODES[:1]), 1010.0)
     assert later.sights == {NODES[0].holder: SightSeen(4, 1010.0, 1010.0)}

@@ -11,7 +11,7 @@ from simulator.mutations.mutation import ROUGH, UNSEEN, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.protocol.completeness import watermark
-from surefoot_operator.coordinator import orders
+from surefoot_operator.coordinator import order_requests
 from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
@@ -51,7 +51,7 @@ LIVENESS = (
              patches=((restore_point, "LISTING_PATIENCE_SECONDS", 1e9), (restore_point, "LONGEST_LISTING_SECONDS", 1e9)),
              settings=SLOW_LISTINGS),
     Mutation("a listing that takes long is given up and begun again",
-             patches=((choices, "LISTING_SECONDS", 10.0), (orders, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
+             patches=((choices, "LISTING_SECONDS", 10.0), (order_requests, "MOST_LISTINGS", 0)), settings=LOST_LISTINGS),
     Mutation("what silent holders may have is waited for without limit",
              patches=((restore_point, "_worth_waiting", constant(1e9)),), settings=UNSEEN),
     Mutation("lost sight is lost data",

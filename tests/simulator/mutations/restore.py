@@ -22,9 +22,9 @@ from simulator.scopes import Scope
 from simulator.world import Decisions
 from surefoot.protocol import completeness
 from surefoot.protocol.identities import Checkpoint
-from surefoot_operator.coordinator import desired_messages, orders, sessions
+from surefoot_operator.coordinator import desired_messages, order_requests, orders, sessions
 from surefoot_operator.observed import HolderSeen, Observed
-from surefoot_operator.policy import facts, indexes, plan
+from surefoot_operator.policy import claimed_plan, facts, indexes, plan
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.maintenance import maintain as upkeep
 from surefoot_operator.policy.world import claim, restore_point
@@ -86,7 +86,7 @@ def _asked_before(order: orders.Orders) -> orders.Orders:
 _SEALED = tuple((module, "sealed_at", _any_ready) for module in (facts, indexes))
 
 RESTORE = (
-    Mutation("a world that is tied to a size gets another", patches=((plan, "tie_of", constant(None)),), settings=TIED),
+    Mutation("a world that is tied to a size gets another", patches=((claimed_plan, "tie_of", constant(None)),), settings=TIED),
     Mutation("the oldest checkpoint is chosen", patches=((restore_point, "newest", _oldest),)),
     Mutation("a holder is not read", decisions=planning(_unread)),
     Mutation("silent holders are neither awaited nor given up",
@@ -101,7 +101,7 @@ RESTORE = (
                               kinds=("operator loses nodes", "holder restarts", "trainer dies"))),
     Mutation("readings of an older epoch and unsealed holders count", patches=_SEALED,
              settings=replace(PARTED, steps=60, faults=14, fault_span_seconds=16.0)),
-    Mutation("a listing made before the last index counts", patches=((orders, "void_listing", _asked_before),), settings=PROMOTING,
+    Mutation("a listing made before the last index counts", patches=((order_requests, "void_listing", _asked_before),), settings=PROMOTING,
              scope=Scope("listed before reading", 1, 2, 1, 1, persistent=True, off=frozenset({"list after read"}))),
     Mutation("the floor does not bind the parent", patches=((restore_point, "floor_of", constant(None)),),
              settings=UNGIVING),

@@ -21,13 +21,13 @@ from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
 from surefoot.agent.state import AgentState
 from surefoot.protocol import messages as said
-from surefoot_operator.coordinator import desired_messages, orders, sessions
+from surefoot_operator.coordinator import desired_messages, order_answers, orders, sessions
 from surefoot_operator.policy import plan, workers
 from surefoot_operator.policy.failure import detect as failures
 from surefoot_operator.policy.failure import restart_budget as budget
 from surefoot_operator.policy.world import planned_change as planned
 
-_hold_answered, _advance, _assigned = orders._hold_answered, agent_life.transition, agent_life._assigned
+_hold_answered, _advance, _assigned = order_answers._hold_answered, agent_life.transition, agent_life._assigned
 _bound, _unsaid, _place = planned._bound, desired_messages.outbox_diff, desired_messages._place
 _rank_answered, _claim, _start = agent_life._hold_answered, agent_life._claim, agent_life._start
 
@@ -110,7 +110,7 @@ def _said_before(told: Any, wanted: Any) -> Any:
 
 
 TALK = (
-    Mutation("a hold binds after one acceptance", patches=((orders, "_hold_answered", _one_will_do),), settings=LEFT),
+    Mutation("a hold binds after one acceptance", patches=((order_answers, "_hold_answered", _one_will_do),), settings=LEFT),
     Mutation("an agent accepts a halt once one of its ranks has",
              patches=((agent_life, "_hold_answered", _one_rank_will_do),), settings=PAIRS),
     Mutation("a world is claimed before its halt is reached", patches=((planned, "_bound", _at_once),), settings=LEFT),

@@ -1,6 +1,6 @@
 """Explains what keeps workers from running.
 
-Pure; called by `plan` and `conditions`. People look at the job; that its pods are refused, unscheduled or cannot start
+Pure; called by `claimed_plan` and `conditions`. People look at the job; that its pods are refused, unscheduled or cannot start
 would otherwise appear only on the pods or in the operator's log.
 """
 

@@ -1,6 +1,6 @@
 """Chooses the restore point of a claimed epoch.
 
-Pure; called by `plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
+Pure; called by `claimed_plan` until it answers with a parent. A silent tier is unknown, never empty: it is waited for, but no
 longer than it takes to run again the steps that it may hold.
 """
 

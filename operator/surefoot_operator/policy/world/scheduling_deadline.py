@@ -1,6 +1,6 @@
 """Releases nodes held too long without enough workers for a world.
 
-Pure; called by `plan`. Two jobs that each got half of a small cluster would wait for each other for ever. So a job that
+Pure; called by `claimed_plan`. Two jobs that each got half of a small cluster would wait for each other for ever. So a job that
 is short of workers for too long releases all of them, and asks again after a pause of its own.
 """
 

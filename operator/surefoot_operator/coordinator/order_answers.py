@@ -1,0 +1,170 @@
+"""Applies agents' answers to the requests that they match.
+
+Pure; called by `coordinator.sessions`. An answer that matches no request is ignored: it was meant for another coordinator, or
+came twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint, RankSave, WorkerId
+from surefoot.protocol.messages import (
+    DropPersistent,
+    FromAgent,
+    HoldAnswer,
+    Listing,
+    ListPersistent,
+    Persisted,
+    PersistentDropped,
+    Repaired,
+    Sighting,
+)
+from surefoot_operator.coordinator import holder_sightings
+from surefoot_operator.coordinator.holder_sightings import SightingRequest
+from surefoot_operator.coordinator.listing_pages import PartialListing, lacking, taken
+from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, with_failure
+from surefoot_operator.coordinator.request_words import request_words
+from surefoot_operator.observed import PersistentSeen
+
+MOST_TOLD = 5
+"""Records that a listing left out and that are told by name."""
+
+MOST_PROMOTED = 8
+"""Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
+
+
+def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 0.0) -> Orders:
+    """Applies an agent's answer; one that matches no request is ignored."""
+    if isinstance(message, HoldAnswer):
+        return _hold_answered(orders, worker, message)
+    if isinstance(message, Persisted):
+        return _persisted(orders, worker, message)
+    if not isinstance(message, Listing | Repaired | PersistentDropped | Sighting):
+        return orders
+    order = orders.outstanding.get(message.request)
+    if order is None or order.worker != worker:
+        return orders
+    if isinstance(message, Listing):
+        return _told(orders, order, message)
+    orders = replace(orders, outstanding={n: o for n, o in orders.outstanding.items() if n != message.request})
+    if isinstance(message, Sighting):
+        asked = SightingRequest(order.epoch, order.asked_seconds, order.message.holders)  # type: ignore[union-attr]
+        return replace(orders, sights=holder_sightings.answered(orders.sights, asked, message, now))
+    if message.error is not None:
+        orders = with_failure(orders, f"{worker} could not {request_words(order.message)}: {message.error}")
+    if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
+        gone = set(order.message.checkpoints)
+        entries = tuple(m for m in orders.persistent.entries if m.save.checkpoint not in gone)
+        return replace(orders, persistent=replace(orders.persistent, entries=entries))
+    return orders
+
+
+def _hold_answered(orders: Orders, worker: WorkerId, answer: HoldAnswer) -> Orders:
+    hold = orders.hold
+    if hold is None or (hold.seen.epoch, hold.seen.step) != (answer.epoch, answer.step):
+        return orders
+    if hold.seen.state != "Proposed":
+        return orders
+    if not answer.accepted:
+        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
+    awaited = hold.awaited - {worker}
+    state: Literal["Proposed", "Bound"] = "Proposed" if awaited else "Bound"
+    return replace(orders, hold=HoldProposal(replace(hold.seen, state=state), awaited))
+
+
+def _told(orders: Orders, order: Request, page: Listing) -> Orders:
+    """One page. After the last the layouts that nobody knows are asked for, a few at a time; then the listing counts."""
+    asked = order.message
+    if not isinstance(asked, ListPersistent):
+        return orders
+    error, gathered = page.error, taken(order.gathered, page, asked.manifests)
+    if error is None and gathered is None and not page.more:
+        missing = len(order.gathered.pages) + 1
+        error = f"page {missing} of {page.page + 1} of the listing was not received"
+    if error is None and page.more:
+        waits = order if gathered is None else replace(order, gathered=gathered)
+        return replace(orders, outstanding={**orders.outstanding, page.request: waits})
+    rest = {n: o for n, o in orders.outstanding.items() if n != page.request}
+    if error is not None or gathered is None:
+        orders = with_failure(
+            replace(orders, outstanding=rest), f"{order.worker} could not {request_words(order.message)}: {error}"
+        )
+        seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
+        return replace(orders, persistent=seen) if asked.older_job is None else replace(orders, older=seen)
+    gathered = gathered.answered(asked.layouts or ())
+    wanted = lacking(gathered.whole(), order.known)
+    if wanted:
+        number = orders.next_request
+        more = ListPersistent(number, asked.older_job, manifests=False, layouts=wanted)
+        order = replace(order, message=more, gathered=gathered.asked_anew())
+        return replace(orders, next_request=number + 1, outstanding={**rest, number: order})
+    # what others were asked for the same is answered with this
+    rest = {n: o for n, o in rest.items() if not _same_listing(o, order)}
+    return _listed(replace(orders, outstanding=rest), order, gathered)
+
+
+def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
+    older = order.message.older_job if isinstance(order.message, ListPersistent) else None
+    found, entries = gathered.whole(), gathered.whole().entries
+    for why in found.unreadable[:MOST_TOLD]:
+        orders = with_failure(orders, f"{older or 'the persistent tier'} has a manifest that cannot be read: {why}")
+    if older is not None:
+        entries = tuple(replace(m, save=replace(m.save, epoch=-m.save.epoch)) for m in entries)
+    seen = PersistentSeen(order.epoch, entries, order.asked_seconds, older_job=older, left_out=found.left_out)
+    seen = replace(seen, unjudged=seen.unreadable_checkpoints(older is not None))
+    named = {m.layout for m in entries}
+    known = orders.layouts if older is None else orders.older_layouts
+    layouts = {digest: text for digest, text in {**known, **found.layouts}.items() if digest in named}
+    for one in found.left_out[:MOST_TOLD]:
+        orders = with_failure(orders, f"left out of the listing of {older or 'the persistent tier'}: {one}")
+    if len(found.left_out) > MOST_TOLD:
+        orders = with_failure(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
+    if older is not None:
+        return replace(orders, older=seen, older_layouts=layouts)
+    return replace(orders, persistent=seen, layouts=layouts)
+
+
+def _same_listing(order: Request, other: Request) -> bool:
+    one, two = order.message, other.message
+    return isinstance(one, ListPersistent) and isinstance(two, ListPersistent) and one.older_job == two.older_job
+
+
+def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
+    if message.error is not None:
+        return with_failure(
+            _stumbled(_again(orders, worker, message.save), message.save),
+            f"{worker} could not upload {message.save}: {message.error}",
+        )
+    checkpoint = message.save.checkpoint
+    saves = orders.promoted.get(checkpoint, frozenset()) | {message.save}
+    promoted = {**orders.promoted, checkpoint: saves}
+    spent = dict(orders.promotion_times.get(checkpoint, {}))
+    if message.save not in orders.promoted.get(checkpoint, frozenset()):
+        spent[worker] = spent.get(worker, 0.0) + message.seconds
+    times = {**orders.promotion_times, checkpoint: spent}
+    for oldest in sorted(promoted, key=lambda c: (c.step, c.epoch))[:-MOST_PROMOTED]:
+        del promoted[oldest]
+        times.pop(oldest, None)
+    return replace(orders, promoted=promoted, promotion_times=times)
+
+
+def promotion_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | None:
+    """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
+    spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
+    return max(spent.values()) if spent else None
+
+
+def _stumbled(orders: Orders, save: RankSave) -> Orders:
+    counts = {**orders.stumbled, save: orders.stumbled.get(save, 0) + 1}
+    newest = sorted({s.checkpoint for s in counts}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
+    return replace(orders, stumbled={s: n for s, n in counts.items() if s.checkpoint in newest})
+
+
+def _again(orders: Orders, worker: WorkerId, save: RankSave) -> Orders:
+    """The same wish in a new round: said again, since the agent has tried for as long as it does by itself."""
+    share = orders.promotions.get(worker)
+    if share is None or save not in share.saves:
+        return orders
+    return replace(orders, promotions={**orders.promotions, worker: replace(share, round=share.round + 1)})

@@ -1,0 +1,148 @@
+"""Adds the reconciler's requests to agents, each asked once.
+
+Pure; called by `reconcile.apply_plan`. A request that is under way is not made again, so that a round a second asks nothing
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, OlderJob, WorkerId
+from surefoot.protocol.messages import (
+    DropPersistent,
+    ListPersistent,
+    LookAtHolders,
+    PromoteSave,
+    RepairSave,
+    Retire,
+)
+from surefoot_operator.coordinator import holder_sightings
+from surefoot_operator.coordinator.holder_sightings import SightingRequest
+from surefoot_operator.coordinator.orders import HoldProposal, Orders, Request, is_listing
+from surefoot_operator.observed import HoldSeen, PersistentSeen
+
+MOST_LISTINGS = 8
+"""Of one kind that may be under way at once; each is asked for a minute after the one before, and any may answer."""
+
+
+def propose_hold(
+    orders: Orders,
+    epoch: int,
+    step: int,
+    verb: Literal["propose", "bind", "cancel"],
+    members: Iterable[WorkerId],
+    now: float,
+) -> Orders:
+    """Proposes a hold to every member, or cancels it.
+
+    It binds once all have accepted, and is refused once one has not. `cancel` refuses a pending one; `bind` changes
+    nothing: nobody may bind before every agent acknowledged.
+    """
+    hold = orders.hold
+    if verb == "cancel":
+        if hold is None or hold.seen.epoch != epoch:
+            return orders
+        return replace(orders, hold=HoldProposal(replace(hold.seen, state="Refused"), frozenset()))
+    known = hold is not None and (hold.seen.epoch, hold.seen.step) == (epoch, step) and hold.seen.state != "Refused"
+    if known or verb == "bind":
+        return orders
+    return replace(orders, hold=HoldProposal(HoldSeen(epoch, step, "Proposed", now), frozenset(members)))
+
+
+def list_persistent(
+    orders: Orders,
+    worker: WorkerId,
+    epoch: int,
+    now: float,
+    older: OlderJob | None = None,
+    known: frozenset[str] = frozenset(),
+) -> Orders:
+    """Asks one agent for a listing.
+
+    Agents asked before, for the same reading, may answer too: otherwise a listing slower than its timeout would never
+    end.
+    """
+    same = {
+        n: o
+        for n, o in orders.outstanding.items()
+        if is_listing(o, older is not None) and o.epoch == epoch and o.message.older_job == older  # type: ignore[union-attr]
+    }
+    oldest = sorted(same)[:-MOST_LISTINGS]
+    others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older is not None) or n in same}
+    kept = {n: o for n, o in others.items() if n not in oldest}
+    number = orders.next_request
+    kept_layouts = orders.layouts if older is None else orders.older_layouts
+    message = ListPersistent(number, older, layouts=())
+    order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
+    orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
+    asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
+    seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of)
+    return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
+
+
+def look(orders: Orders, worker: WorkerId, epoch: int, holders: tuple[HolderEndpoint, ...], now: float) -> Orders:
+    """Asks one agent which holders it sees, replacing its former question."""
+    others = {
+        n: o
+        for n, o in orders.outstanding.items()
+        if not isinstance(o.message, LookAtHolders) or (o.worker != worker and o.epoch == epoch)
+    }
+    number = orders.next_request
+    order = Request(worker, LookAtHolders(number, holders), epoch, now)
+    seen = holder_sightings.asked(orders.sights, SightingRequest(epoch, now, holders))
+    return replace(orders, next_request=number + 1, outstanding={**others, number: order}, sights=seen)
+
+
+def void_listing(orders: Orders) -> Orders:
+    """Discards a listing asked for before a holder was read."""
+    others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older=False)}
+    seen = replace(orders.persistent, read_epoch=None, asked_seconds=None)
+    return replace(orders, outstanding=others, persistent=seen)
+
+
+def repair(orders: Orders, copies: Iterable[tuple[WorkerId, RepairSave]], now: float) -> Orders:
+    """Asks agents to copy rank saves that none of them copies yet.
+
+    All of a round at once: a holder that came back empty lacks thousands, and one by one each looks through all others.
+    The requests are numbered here.
+    """
+    messages = (order.message for order in orders.outstanding.values())
+    asked = {(m.save, m.target, m.epoch) for m in messages if isinstance(m, RepairSave)}
+    new: dict[int, Request] = {}
+    for worker, copy in copies:
+        if (copy.save, copy.target, copy.epoch) not in asked:
+            asked.add((copy.save, copy.target, copy.epoch))
+            number = orders.next_request + len(new)
+            new[number] = Request(worker, replace(copy, request=number), copy.epoch, now)
+    if not new:
+        return orders
+    return replace(orders, next_request=orders.next_request + len(new), outstanding={**orders.outstanding, **new})
+
+
+def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
+    """Sets what each worker uploads; a worker not named stops."""
+    wanted = {
+        worker: replace(share, round=old.round) if (old := orders.promotions.get(worker)) is not None else share
+        for worker, share in shares.items()
+    }
+    return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
+
+
+def drop_persistent(
+    orders: Orders, worker: WorkerId, epoch: int, checkpoints: tuple[Checkpoint, ...], now: float
+) -> Orders:
+    """Asks one agent to delete; one such request at a time."""
+    if any(isinstance(order.message, DropPersistent) for order in orders.outstanding.values()):
+        return orders
+    number = orders.next_request
+    order = Request(worker, DropPersistent(number, checkpoints), epoch, now)
+    return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
+
+
+def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orders:
+    """Tells exactly these attempts of workers to leave."""
+    wanted = {**orders.retired, **dict.fromkeys(workers, message)}
+    return orders if wanted == orders.retired else replace(orders, retired=wanted)

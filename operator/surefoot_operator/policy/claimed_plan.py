@@ -1,0 +1,136 @@
+"""Plans a claimed epoch: its restore point, its members, its commit.
+
+Pure; called by `plan` while a world is Claimed. A claim that waits keeps its reason and a time to look again, so that nothing
+waits without a word or for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator import names
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.policy.actions import Event
+from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
+from surefoot_operator.policy.facts import Facts, is_responsive
+from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.detect import observed_death
+from surefoot_operator.policy.failure.restart_budget import pause_until
+from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.reporting.conditions import known_loss
+from surefoot_operator.policy.reporting.hindrances import hindrance
+from surefoot_operator.policy.spares import wanted_indexes
+from surefoot_operator.policy.workers import start_failure
+from surefoot_operator.policy.world.claim import committed, select_members
+from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
+from surefoot_operator.policy.world.restore_point import choose, describe
+from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
+from surefoot_operator.policy.world.size_tie import tie_of
+
+
+def plan_claimed(facts: Facts) -> PhaseDecision:
+    choice = choose(facts)
+    if isinstance(choice, TotalLoss):
+        over = job_failed(facts, choice.reason)
+        return replace(over, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *over.events))
+    if isinstance(choice, NothingToTakeUp):
+        return job_failed(facts, choice.reason)
+    stopped = not isinstance(choice, Waiting) or choice.stopped
+    status = _explained(facts)
+    phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
+    status = replace(status, incidents=phased)
+    if isinstance(choice, Chosen):
+        return _commit(replace(facts, seen=replace(facts.seen, status=status)), choice)
+    worn = start_failure(facts)
+    if worn is not None:
+        return job_failed(facts, worn)
+    reason = choice.reason if facts.spec.suspend else _hindered(facts, choice.reason)
+    lost = choice.lost or known_loss(facts)
+    base = PhaseDecision(reason, status, choice.actions, wakes=(choice.until_seconds,), lost=lost)
+    if facts.spec.suspend:
+        heard = any(is_responsive(facts, s) for s in facts.sessions.values())
+        return base if heard and not lost else with_workers(facts, base, NO_WORKERS)
+    return _waiting(facts, base, None)
+
+
+def _explained(facts: Facts) -> JobStatus:
+    """A node that lost its power is silent at first, and all that is heard is how others lost their connections to it:
+    once it is seen, that is the cause, and no restart that the program could be blamed for."""
+    incident = incidents.open_incident(facts.status.incidents)
+    death = observed_death(facts) if incident is not None and incident.unexplained else None
+    if incident is None or death is None:
+        return facts.status
+    reason = f"{death.reason}: {incident.reason}"
+    known = replace(incident, kind=death.kind, reason=reason, worker=death.worker, node=death.node, unexplained=False)
+    row = max(0, facts.status.no_progress_restarts - 1)
+    return replace(facts.status, incidents=(*facts.status.incidents[:-1], known), no_progress_restarts=row)
+
+
+def _commit(facts: Facts, choice: Chosen) -> PhaseDecision:
+    if facts.spec.suspend:
+        status = committed(facts, choice, ())
+        reason = suspension.suspended_message(facts, choice.parent)
+        return PhaseDecision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+    pause = pause_until(facts)
+    if pause is not None:
+        row = facts.status.no_progress_restarts
+        reason = f"{facts.world.reason}; restart {row} in a row without a new step: pausing before the next"
+        base = PhaseDecision(reason, facts.status, wakes=(pause,))
+        return with_workers(facts, base, wanted_indexes(facts))
+    tie = tie_of(facts, choice.parent)
+    found = select_members(facts, tie)
+    worn = start_failure(facts) if not found.members else None
+    if worn is not None:
+        return job_failed(facts, worn)
+    if not found.members:
+        reason = _hindered(facts, found.waiting or "waiting for workers")
+        incident = incidents.open_incident(facts.status.incidents)
+        if incident is not None and incident.kind == "planned" and choice.parent is not None:
+            step = choice.parent.step
+            reason = f"{facts.world.reason}; training continues from step {step} once enough workers run: {reason}"
+        base = PhaseDecision(reason, facts.status, wakes=(found.until_seconds,))
+        return _waiting(facts, base, None if tie is None else tie.workers(facts.spec))
+    status = committed(facts, choice, found.members)
+    world = status.world or facts.world
+    reason = f"{describe(world, choice.parent)} with {world.size} ranks on {len(world.members)} workers"
+    return PhaseDecision(reason, status, events=(Event(names.WORLD_COMMITTED, reason), *_unknown(facts, choice)))
+
+
+def _waiting(facts: Facts, base: PhaseDecision, tied: int | None) -> PhaseDecision:
+    """Workers are asked for, unless too few of them have held nodes for too long."""
+    kept = held(facts, tied)
+    base = replace(
+        base,
+        reason=kept.reason or base.reason,
+        status=replace(base.status, scheduling=kept.scheduling),
+        events=(*base.events, *kept.events),
+        wakes=(*base.wakes, due_seconds(facts, kept.scheduling)),
+    )
+    return with_workers(facts, base, NO_WORKERS if kept.reason else wanted_indexes(facts))
+
+
+def _hindered(facts: Facts, reason: str) -> str:
+    """What is waited for, and what keeps workers from running meanwhile."""
+    why = hindrance(facts)
+    return reason if why is None else f"{reason}; {why.text}"
+
+
+def _unknown(facts: Facts, choice: Chosen) -> tuple[Event, ...]:
+    """What may have been lost by not waiting longer."""
+    since = _or_begin(choice.parent)
+    events = [
+        Event(names.HOLDER_GIVEN_UP, f"{e.holder} did not answer; steps after {since} that only it held are lost", True)
+        for e in choice.given_up
+    ]
+    if choice.unlisted:
+        text = f"the persistent tier did not answer; steps after {since} that only it held are lost"
+        events.append(Event(names.HOLDER_GIVEN_UP, text, True))
+    if (choice.parent is None or choice.parent.imported) and facts.status.recorded:
+        text = f"every checkpoint of this job is lost; training begins again at {choice.parent or 'step 0'}"
+        events.append(Event(names.CHECKPOINT_LOST, text, True))
+    return tuple(events)
+
+
+def _or_begin(parent: Checkpoint | None) -> str:
+    return f"step {parent.step}" if parent else "the beginning"
