@@ -192,6 +192,10 @@ bench-quick: $(VENV)/.bench ## the same with fewer repetitions, under five minut
 bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms, median of five (build/bench/listing.json, three minutes)
 	$(BIN)/python -m bench.listing --out build/bench/listing.json
 
+.PHONY: bench-small-tensors
+bench-small-tensors: $(VENV)/.ready ## 10,000 tensors of 8 KiB: prepare, stall and restore, medians of five turns (build/bench/small_tensors.json, a minute)
+	$(BIN)/python -m bench.small_tensors --out build/bench/small_tensors.json
+
 .PHONY: bench-data
 bench-data: $(VENV)/.ready ## ElasticLoader, ElasticSampler and ElasticStream beside torch's DataLoader (build/bench/loading.json, minutes)
 	$(BIN)/python -m bench.loading --out build/bench/loading.json
