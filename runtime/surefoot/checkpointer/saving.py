@@ -52,6 +52,8 @@ class Saver:
         self._entries: Sequence[Entry] = ()
         self._pieces: tuple[list[CopySource], list[CopySource]] = ([], [])
         """What the plan was made for, and what is copied for it: eager and lazy."""
+        self._sources: dict[int, tuple[Entry, CopySource]] = {}
+        """What is copied, by where it begins in the stream; most of it stays when one tensor is replaced."""
         self._preparing: threading.Thread | None = None
         self._ready_for: SavePlan | None = None
         self._told: set[str] = set()
@@ -130,8 +132,7 @@ class Saver:
             self._ready_for = plan
             arena = self._arena_for(plan, values_bytes)
             for index in range(arena.slots):
-                for sources in self._pieces:
-                    self._stager.prepare(arena.slot(index), sources)
+                self._stager.prepare(arena.slot(index), *self._pieces)
         except StagingRefused as refusal:
             self._report_refusal(refusal)
         except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
@@ -170,6 +171,7 @@ class Saver:
         same = self._are_planned(entries)
         if self._plan is None or not (same or self._plan.structure == structure_of(entries)):
             self._plan = save_plan(entries, self._rank)
+            self._sources.clear()
             self._stager.forget()
         if not same:
             self._entries = entries
@@ -201,12 +203,17 @@ class Saver:
         """The pieces to copy: eager and lazy ones."""
         eager: list[CopySource] = []
         lazy: list[CopySource] = []
+        known, self._sources = self._sources, {}
         for portion in plan.portions:
             if portion.start == portion.stop:
                 continue
             entry = entries[portion.entry]
+            made = known.get(portion.start)
+            if made is None or made[0] is not entry:
+                made = entry, _source(entry, portion)
+            self._sources[portion.start] = made
             steady = entry.lazy and _object_of(portion.name) not in self._unsteady
-            (lazy if steady else eager).append(_source(entry, portion))
+            (lazy if steady else eager).append(made[1])
         return eager, lazy
 
     def _sealing(self, message: Staged, begun: float) -> Callable[[CopyOutcome], None]:
@@ -281,4 +288,5 @@ def _source(entry: Entry, portion: Portion) -> CopySource:
         part = entry.local_part()
         return part[slices] if slices else part
 
-    return CopySource(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices)
+    own = entry.own_tensor() if portion.within.lengths == entry.place.box.lengths else None
+    return CopySource(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices, own)

@@ -114,6 +114,11 @@ def copies_of(source: torch.Tensor, tile: tuple[int, ...], target: Bytes) -> lis
     return [_copy(band, tile, part) for band, part in _banded(array, tile, target)]
 
 
+def is_straight(shape: tuple[int, ...], tile: tuple[int, ...]) -> bool:
+    """Whether a piece's stream has the piece's own order of elements."""
+    return all(t >= n for t, n in zip(tile[1:], shape[1:], strict=True))
+
+
 def _digest(content: Bytes) -> int:
     return xxh3_64_intdigest(content.data)
 
@@ -131,7 +136,7 @@ def _banded(array: Array, tile: tuple[int, ...], target: Bytes) -> Iterator[tupl
 
 def _copy(source: Array, tile: tuple[int, ...], target: Bytes) -> Copy:
     flat = source.reshape(-1).view(np.uint8) if source.flags.c_contiguous else None
-    straight = all(t >= n for t, n in zip(tile[1:], source.shape[1:], strict=True))
+    straight = is_straight(source.shape, tile)
     if flat is not None and straight:
         return Copy(source, target, tile, ((flat, target),), flat, straight)
     pairs = tuple((_tiles(source, r), _laid(source.dtype, r, target)) for r in regions(source.shape, tile))

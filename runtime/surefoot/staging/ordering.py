@@ -27,13 +27,11 @@ from surefoot.staging.copies import Copy, Scratch, copies_of
 from surefoot.staging.crew import Crew, Digests, Work
 from surefoot.staging.device import SMALL_BYTES as SMALL_DEVICE_BYTES
 from surefoot.staging.device import DeviceCopies, Queued
+from surefoot.staging.gathering import SMALL_BYTES, GatherCopy, GatheredSources
 from surefoot.staging.pieces import CopyOutcome, CopySource, CopyTarget
 from surefoot.staging.timing import Timing
 
 _log = logging.getLogger(__name__)
-
-SMALL_BYTES = 64 * 1024
-"""Lazy pieces up to this size are copied at once: handing one over costs more than copying it."""
 
 BACKGROUND_NICE = 19
 STUCK_NICE = 5
@@ -87,15 +85,18 @@ class Stager:
         self._normal_nice: int | None = None
         self._known: dict[tuple[int, int], tuple[tuple[object, ...], list[Copy]]] = {}
         """Copies made before, by where they go to; good as long as the tensor lies where it did."""
+        self._prepared: GatheredSources | None = None
         self._thread = threading.Thread(target=self._copy_behind, name="surefoot-staging", daemon=True)
         self._thread.start()
 
-    def prepare(self, slot: Bytes, sources: Sequence[CopySource]) -> None:
+    def prepare(self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
         """Prepares the copies into `slot` before the first save needs them."""
         if len(self._known) > _MOST_KNOWN:
             self.forget()
         room = CopyTarget.of(slot)
-        for source in sources:
+        sources = self._gathered(eager, lazy)
+        sources.small.copies(room)
+        for source in (*sources.eager, *sources.lazy):
             tensor = source.holder()
             if tensor.is_cuda:
                 self._device(tensor.device).drawn_keys()
@@ -105,6 +106,7 @@ class Stager:
     def forget(self) -> None:
         """Releases prepared copies and their tensors; others are saved from now on."""
         self._known.clear()
+        self._prepared = None
 
     def start(
         self, slot: Bytes, eager: Sequence[CopySource], lazy: Sequence[CopySource], done: Callable[[CopyOutcome], None]
@@ -119,8 +121,9 @@ class Stager:
             self._timing.saw(*self._last, self._current.join_seconds)
         begun = time.perf_counter()
         room = CopyTarget.of(slot)
+        prepared = self._gathered(eager, lazy)
         parted = _Parted()
-        for sources, steady in ((eager, False), (lazy, True)):
+        for sources, steady in ((prepared.eager, False), (prepared.lazy, True)):
             for source in sources:
                 parted.add(source, source.holder(), steady)
         size = sum(source.size_bytes for source, _ in parted.behind)
@@ -129,7 +132,7 @@ class Stager:
             parted.behind.clear()
         behind = [(s.name, copy) for s, tensor in parted.behind for copy in self._copies(s, tensor, room)]
         now = [copy for s, tensor in parted.now for copy in self._copies(s, tensor, room)]
-        digests = self._take(now, [copy for _, copy in behind])
+        digests = self._take([*prepared.small.copies(room), *now], [copy for _, copy in behind])
         queued = self._queue(parted, room)
         changed: dict[str, None] = {}
 
@@ -193,10 +196,10 @@ class Stager:
             self._devices[device] = DeviceCopies(device)
         return self._devices[device]
 
-    def _take(self, now: Sequence[Copy], behind: Sequence[Copy]) -> list[int]:
+    def _take(self, now: Sequence[Copy | GatherCopy], behind: Sequence[Copy]) -> list[int]:
         """Runs the copies of `now` and digests the sources of the others, with the helpers."""
         small = [copy for copy in now if copy.size_bytes <= SMALL_BYTES]
-        copying = Work(Copy.run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
+        copying = Work(_run, [copy for copy in now if copy.size_bytes > SMALL_BYTES])
         digests = Digests(behind, self._scratch)
 
         def share() -> None:
@@ -211,6 +214,12 @@ class Stager:
         if copying.error is not None:
             raise copying.error
         return found
+
+    def _gathered(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> GatheredSources:
+        """The small tensors and the other sources, prepared again where they are others."""
+        if self._prepared is None or not self._prepared.hold_for(eager, lazy):
+            self._prepared = GatheredSources(eager, lazy)
+        return self._prepared
 
     def _copies(self, source: CopySource, tensor: torch.Tensor, room: CopyTarget) -> list[Copy]:
         """Reuses prepared copies unless the tensor has moved: making them costs more than a small tensor's copy."""
@@ -276,6 +285,10 @@ class Stager:
         except Exception:  # noqa: BLE001  # a save may fail, the thread that ends it (maybe the training's) may not
             _log.exception("the end of a save could not be reported")
         staging.finished.set()
+
+
+def _run(copy: Copy | GatherCopy) -> None:
+    copy.run()
 
 
 class _Parted:

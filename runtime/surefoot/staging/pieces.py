@@ -25,6 +25,8 @@ class CopySource:
     stop: int
     within: tuple[slice, ...] = ()
     """Which part of `holder` it is."""
+    own: torch.Tensor | None = None
+    """The program's tensor itself, where it is a plain one and the piece is all of it."""
 
     @property
     def size_bytes(self) -> int:

@@ -20,6 +20,8 @@ from surefoot.geometry.grids import Grid
 from surefoot.geometry.rules import ShardingRule
 from surefoot.geometry.save_division import HeldBox
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 Sharing = Literal["split", "lowest", "local"]
 """How ranks that hold the same box share its saving: in parts, all by the lowest rank, or each its own tensor."""
 
@@ -77,6 +79,11 @@ class Entry:
             start = self.window.offsets[0]
             return memory[start : start + prod(lengths)].view(lengths)
         return memory[tuple(slice(o, o + n) for o, n in zip(self.window.offsets, lengths, strict=True))]
+
+    def own_tensor(self) -> torch.Tensor | None:
+        """The program's tensor where the box is all of plain memory."""
+        plain = type(self.tensor) in _PLAIN and self.window is None and self.inner is None
+        return self.tensor if plain and not is_flat_parameter(self.tensor) else None
 
     def holding(self) -> HeldBox:
         """Describes the entry for dividing the saving among ranks."""

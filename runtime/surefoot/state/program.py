@@ -5,7 +5,7 @@ Built by `checkpointer` from what the user named; knows nothing of slots, steps'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import is_
 from typing import Any, Protocol
@@ -120,7 +120,7 @@ class Program:
         """
         try:
             self._look_again()
-            found = [self._own(entry) for part in self._parts for entry in part.entries()]
+            found = self._owned((part, part.entries()) for part in self._parts)
         except ConfigurationError as error:
             raise StateNotRestorable(str(error)) from error
         known = self._proved
@@ -260,7 +260,7 @@ class Program:
             told.append(f"the checkpoint has {name!r}, which was not given to Checkpointer: it is left out")
 
     def _fit_targets(self, saved: Mapping[str, Saved], fit: Fit, told: list[str]) -> None:
-        found = [self._own(entry) for part, _ in self._restoring for entry in part.targets()]
+        found = self._owned((part, part.targets()) for part, _ in self._restoring)
         if not self._same_world:
             found = [entry for entry in found if entry.sharing != "local"]
         self._targets, self._converted = self._fitting(found, saved, fit, told)
@@ -368,9 +368,14 @@ class Program:
             )
         return shared["parts"][part.name]
 
+    def _owned(self, parts: Iterable[tuple[ProgramPart, Iterator[Entry]]]) -> list[Entry]:
+        """All entries, those that are this rank's own affair under its own names."""
+        found: list[Entry] = []
+        for part, entries in parts:
+            found += map(self._own, entries) if self._local or part.name in self._inlined else entries
+        return found
+
     def _own(self, entry: Entry) -> Entry:
-        if not self._local and entry.name.partition("/")[0] not in self._inlined:
-            return entry
         if self._is_local(entry.name.partition("/")[0]) or self._is_local(entry.name):
             if entry.window is not None:
                 raise ConfigurationError(

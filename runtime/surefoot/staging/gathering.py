@@ -1,0 +1,204 @@
+"""Copies small host tensors into a slot by a few calls.
+
+Of a small tensor, asking Python anything takes longer than its copy. So whatever lies side by side in the stream is
+gathered by one call of torch, without the GIL; and what must be asked at each save, whether every tensor still lies where
+it did when that was prepared, is asked of all in one pass. Used by `ordering`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import ne
+from typing import Any
+
+import torch
+
+from surefoot.staging.copies import BAND_BYTES, elements, is_straight
+from surefoot.staging.pieces import CopySource, CopyTarget
+
+SMALL_BYTES = 64 * 1024
+"""Pieces up to this size are copied inside the call: handing one over costs more than copying it."""
+
+_MOST_SLOTS = 4
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_ASKED: tuple[Any, ...] = (
+    type,  # first: what another class answers to the others is its own affair
+    torch.Tensor.data_ptr,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]  # a getter of C
+    torch.Tensor.numel,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+)
+"""What a prepared view depends on. Memory that lies on a device, or was freed, has another address too."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatherCopy:
+    """Copies tensors one behind the other to their part of a slot."""
+
+    sources: list[torch.Tensor]
+    target: torch.Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        return self.target.nbytes
+
+    def run(self) -> None:
+        """Copies what is there now."""
+        torch.cat(self.sources, out=self.target)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pieces that follow each other in the stream, of words of one size."""
+
+    start: int
+    stop: int
+    first: int
+    """Number of the first tensor."""
+    views: list[torch.Tensor]
+
+    def takes(self, source: CopySource, view: torch.Tensor) -> bool:
+        """Whether a piece goes on where this ends."""
+        room = source.stop - self.start <= BAND_BYTES
+        return room and source.start == self.stop and view.dtype == self.views[0].dtype
+
+
+class SmallTensors:
+    """Prepares gather copies of the small tensors of one save plan.
+
+    Views alias the tensors' memory, and are taken again of those that moved since the last save.
+    """
+
+    def __init__(self, sources: Iterable[CopySource]) -> None:
+        """`sources` for which `gatherable` holds."""
+        ordered = sorted(sources, key=lambda source: source.start)
+        self.places = {source.start: (number, source.stop) for number, source in enumerate(ordered)}
+        """Number and end of each piece, by its start in the stream."""
+        self._tensors = [_own(source) for source in ordered]
+        self._facts = _facts(self._tensors)
+        self._runs: list[_Run] = []
+        self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
+        for number, (source, tensor) in enumerate(zip(ordered, self._tensors, strict=True)):
+            view = _view(tensor)
+            if not (self._runs and self._runs[-1].takes(source, view)):
+                self._runs.append(_Run(source.start, source.start, number, []))
+            self._runs[-1].views.append(view)
+            self._runs[-1].stop = source.stop
+
+    def copies(self, room: CopyTarget) -> list[GatherCopy]:
+        """The copies into one slot."""
+        where = (room.address, room.into.nbytes)
+        if where not in self._targets:
+            if len(self._targets) >= _MOST_SLOTS:  # of memory that was given up
+                self._targets.clear()
+            self._targets[where] = [_target(run, room) for run in self._runs]
+        return [GatherCopy(r.views, t) for r, t in zip(self._runs, self._targets[where], strict=True)]
+
+    def replace(self, source: CopySource) -> bool:
+        """Takes another tensor for a piece; False if it differs.
+
+        `refreshed` looks at its memory.
+        """
+        number, stop = self.places[source.start]
+        if stop != source.stop or not gatherable(source):
+            return False
+        self._tensors[number] = _own(source)
+        return True
+
+    def refreshed(self) -> bool:
+        """Looks at all tensors again; False if one no longer fits."""
+        facts = _facts(self._tensors)
+        if facts == self._facts:
+            return True
+        if not all(self._retaken(number) for number in set(_differing(facts, self._facts))):
+            return False
+        self._facts = facts
+        return True
+
+    def _retaken(self, number: int) -> bool:
+        """Takes the view of a tensor that moved."""
+        tensor = self._tensors[number]
+        if not _is_plain(tensor):
+            return False
+        run = self._runs[bisect_right(self._runs, number, key=lambda run: run.first) - 1]
+        before, view = run.views[number - run.first], _view(tensor)
+        run.views[number - run.first] = view
+        return view.dtype == before.dtype and view.shape == before.shape
+
+
+class GatheredSources:
+    """Divides a save's sources into small tensors and the others."""
+
+    def __init__(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
+        self._known = set(map(id, (*eager, *lazy)))
+        self.small = SmallTensors(source for source in (*eager, *lazy) if gatherable(source))
+        self._divide(eager, lazy)
+
+    def hold_for(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> bool:
+        """Brings it up to date; False if it must be made anew."""
+        if eager is not self._eager or lazy is not self._lazy:
+            present = set(map(id, (*eager, *lazy)))
+            fresh = [source for source in (*eager, *lazy) if id(source) not in self._known]
+            if len(present) != len(self._known) or not all(map(self._takes, fresh)):
+                return False
+            self._known = present
+            self._divide(eager, lazy)
+        return self.small.refreshed()
+
+    def _takes(self, source: CopySource) -> bool:
+        return self.small.replace(source) if source.start in self.small.places else not gatherable(source)
+
+    def _divide(self, eager: Sequence[CopySource], lazy: Sequence[CopySource]) -> None:
+        self._eager, self._lazy = eager, lazy
+        places = self.small.places
+        self.eager = [source for source in eager if source.start not in places]
+        self.lazy = [source for source in lazy if source.start not in places]
+
+
+def gatherable(source: CopySource) -> bool:
+    """Whether a piece is all of a small contiguous host tensor."""
+    tensor = source.own
+    if tensor is None or not 0 < source.size_bytes <= SMALL_BYTES or not _is_plain(tensor):
+        return False
+    return tensor.nbytes == source.size_bytes and is_straight(tuple(tensor.shape), source.tile)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in this process' memory in their order, as they are."""
+    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    freed = tensor.data_ptr() == 0 and tensor.numel() > 0
+    return tensor.is_contiguous() and not (freed or tensor.is_conj() or tensor.is_neg())
+
+
+def _own(source: CopySource) -> torch.Tensor:
+    assert source.own is not None, "the caller asked `gatherable`"
+    return source.own
+
+
+def _view(tensor: torch.Tensor) -> torch.Tensor:
+    return elements(tensor).reshape(-1)
+
+
+def _target(run: _Run, room: CopyTarget) -> torch.Tensor:
+    part = room.into[run.start - room.origin : run.stop - room.origin]
+    return torch.from_numpy(part).view(run.views[0].dtype)
+
+
+def _facts(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
+    """What `_ASKED` says of all; of the types alone where one is not plain."""
+    kinds = list(map(type, tensors))
+    if not set(kinds).issubset(_PLAIN):
+        return [kinds]
+    return [kinds, *(list(map(asked, tensors)) for asked in _ASKED[1:])]
+
+
+def _differing(now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> Iterator[int]:
+    """Numbers of the tensors of which something is not what it was."""
+    for here, there in zip(now, before, strict=False):
+        yield from compress(range(len(here)), map(ne, here, there))
