@@ -70,10 +70,12 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
             rollback_job,
         )
         from surefoot_operator.cli.local import run_local
+        from surefoot_operator.cli.report import report_job
     return {
         "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),
         "describe": (describe_job, "show everything about one job, in the order people ask"),
         "timeline": (job_timeline, "show what happened to a job, and where each recovery's seconds went"),
+        "report": (report_job, "write a job's history as one page of HTML"),
         "explain": (explain_job, "say what the operator would do now, and what the next fault would cost"),
         "nodes": (list_nodes, "show a job's nodes, what runs there, and why they are left"),
         "logs": (job_logs, "show a job's logs by rank and attempt, the blamed rank first"),

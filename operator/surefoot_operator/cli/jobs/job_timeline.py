@@ -15,7 +15,7 @@ from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
-from surefoot_operator.cli.local import report
+from surefoot_operator.cli.local import run_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ def timeline_of(view: JobView, events: bool = True) -> list[TimelineEntry]:
 
 
 def _of_incident(incident: Incident) -> TimelineEntry:
-    found = report.incident_report(incident, ())
-    _, *phases = report.timeline({"incidents": [found]})
+    found = run_report.incident_report(incident, ())
+    _, *phases = run_report.timeline({"incidents": [found]})
     return TimelineEntry(
         incident.detected_seconds,
         "incident",

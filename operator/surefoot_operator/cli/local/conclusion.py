@@ -12,11 +12,11 @@ from typing import Any
 from surefoot.protocol.lineage import first_step
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.local import ledger, report
+from surefoot_operator.cli.local import ledger, run_report
 from surefoot_operator.cli.local.comparison import compare_parameters
 from surefoot_operator.cli.local.faults import Fault
-from surefoot_operator.cli.local.report import Checkpoints, Comparison, RunFacts, Struck
 from surefoot_operator.cli.local.run_progress import RunProgress
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
 
 _LOG_LINES = 12
 
@@ -47,6 +47,7 @@ class Conclusion:
     report: dict[str, Any]
     lines: tuple[str, ...]
     sound: bool
+    comparison: Comparison | None = None
 
 
 def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
@@ -60,11 +61,11 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     account = ledger.account(kept, first_step(progress.lineage), ranks)
     incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
     compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
-    found = report.build(
+    found = run_report.build(
         RunFacts(
             outcome=ended.outcome,
             lineage=progress.lineage,
-            restored_from=_sources(progress, incidents),
+            restored_from=run_report.sources_of(progress.lineage, incidents),
             incidents=incidents,
             struck=ended.struck,
             account=account,
@@ -74,15 +75,15 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
             comparison=compared,
         )
     )
-    said = [*report.timeline(found)]
+    said = [*run_report.timeline(found)]
     said += [f"fault not injected, its step was never finished: {fault}" for fault in ended.unstruck]
     if compared is not None and compared.problem:
         said.append(f"the parameters could not be compared: {compared.problem}")
     if ended.outcome not in ("Complete", "Interrupted"):
         said += explain_failure(progress)
-    said += report.verdict(found)
+    said += run_report.verdict(found)
     whole = account is None or (account.lost == account.repeated == account.unknown == 0)
-    return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem))
+    return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem), compared)
 
 
 def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:
@@ -99,17 +100,6 @@ def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> 
         step=found.get("step"),
         problem=str(found.get("problem") or ""),
     )
-
-
-def _sources(progress: RunProgress, incidents: tuple[Incident, ...]) -> dict[int, str | None]:
-    """Epoch -> where its state came from: the incident that ended the epoch before it knows."""
-    found: dict[int, str | None] = {e.epoch: "older job" for e in progress.lineage if e.parent and e.parent.imported}
-    epochs = [entry.epoch for entry in progress.lineage]
-    for incident in incidents:
-        after = next((epoch for epoch in epochs if epoch > incident.epoch), None)
-        if after is not None and after not in found:
-            found[after] = incident.restored_from
-    return found
 
 
 def explain_failure(progress: RunProgress) -> list[str]:

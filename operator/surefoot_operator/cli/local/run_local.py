@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot import __version__
 from surefoot.errors import ConfigurationError
 from surefoot.holder.server_process import find_program
 from surefoot.protocol.plain import shown
@@ -32,6 +33,8 @@ from surefoot_operator.cli.local.run_progress import RunProgress
 from surefoot_operator.cli.local.supervise import Scene, Supervisor
 from surefoot_operator.cli.local.view import view_for
 from surefoot_operator.cli.output import say, warn
+from surefoot_operator.cli.report.report_page import page
+from surefoot_operator.cli.report.run_folder_report import UNDISTURBED, report_of_run
 from surefoot_operator.cli.validate import read_document
 from surefoot_operator.cli.writable import try_file, try_folder
 from surefoot_operator.extras import lacking
@@ -40,6 +43,7 @@ from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
+_PAGE_ENDINGS = (".html", ".htm")
 MOST_NODES, MOST_RANKS = 64, 512
 """Of one machine: a node is a Redis, an agent and a warm process, a rank a process with torch in it."""
 
@@ -58,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " S seconds until it returns, thaws or takes workers again (without: it stays away; freeze 5, coordinator 2)",
     )
     parser.add_argument("--compare", action="store_true", help="run the undisturbed job too and compare the results")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what happened: FILE.html a page, else JSON")
     parser.add_argument("--run-folder", type=Path, metavar="DIR", help="keep logs, ledgers and checkpoints here")
     parser.add_argument(
         "--metrics",
@@ -155,11 +159,13 @@ def _run_in(request: LocalRequest, root: Path) -> int:
     reference = None
     if request.compare and disturbed.outcome == "Complete":
         say("reference run without faults:")
-        reference = run_job(request, root / "undisturbed", ())
+        reference = run_job(request, root / UNDISTURBED, ())
     found = conclusion.conclude(disturbed, reference)
     for line in found.lines:
         say(line)
-    written = request.report is None or _write_report(request.report, found.report)
+    written = request.report is None or _write_report(
+        request.report, _report_text(request.report, root, disturbed, found)
+    )
     if disturbed.interrupted or (reference is not None and reference.interrupted):
         raise KeyboardInterrupt
     if disturbed.outcome != "Complete" or not written:
@@ -167,9 +173,14 @@ def _run_in(request: LocalRequest, root: Path) -> int:
     return EXIT_OK if found.sound else EXIT_DIFFERS
 
 
-def _write_report(path: Path, report: dict[str, Any]) -> bool:
+def _report_text(path: Path, root: Path, ended: conclusion.EndedRun, found: conclusion.Conclusion) -> str:
+    if path.suffix.lower() not in _PAGE_ENDINGS:
+        return json.dumps(found.report, indent=2)
+    return page(report_of_run(root, ended.progress, ended.struck, found.comparison), __version__)
+
+
+def _write_report(path: Path, text: str) -> bool:
     """Whether it was written; else it is printed, so that nothing is lost."""
-    text = json.dumps(report, indent=2)
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:

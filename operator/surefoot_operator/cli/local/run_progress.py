@@ -103,12 +103,17 @@ class RunProgress:
 
     def all_lines(self) -> Iterator[LedgerLine]:
         """Reads every ledger line of the run."""
+        return (line for _, line in self.lines_by_worker())
+
+    def lines_by_worker(self) -> Iterator[tuple[str, LedgerLine]]:
+        """Reads every ledger line with its worker, as `INDEX-ATTEMPT`."""
         for path in sorted(self.folder.ledger.glob("*.jsonl")):
+            worker = path.stem.removeprefix("worker-")
             with open(path, encoding="utf-8", errors="replace") as file:
                 for text in file:
                     line = parse_line(text)
                     if line is not None:
-                        yield line
+                        yield worker, line
 
     def _tail(self, path: Path) -> _LineTail:
         return self._tails.setdefault(path.name, _LineTail(path))

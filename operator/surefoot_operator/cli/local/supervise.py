@@ -17,8 +17,8 @@ from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.local.checkpoint_size import checkpoint_bytes
 from surefoot_operator.cli.local.faults import Fault, due
-from surefoot_operator.cli.local.report import Struck
 from surefoot_operator.cli.local.run_progress import Happened, RunProgress
+from surefoot_operator.cli.local.run_report import Struck
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words

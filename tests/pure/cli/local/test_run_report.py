@@ -7,10 +7,10 @@ import json
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.status import Incident
-from surefoot_operator.cli.local import report
+from surefoot_operator.cli.local import run_report
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.ledger import Account
-from surefoot_operator.cli.local.report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
 
 NODE_KILL = Struck(Fault("node", "node-1", 40, 12.0), at_seconds=100.0, step=40, worker=1)
 TRAINER_KILL = Struck(Fault("trainer", "node-0", 60, None), at_seconds=150.0, step=60, worker=0)
@@ -35,7 +35,7 @@ GROWN = Incident("planned", "grow to 3", None, None, 2, 113.0, assigned_seconds=
 
 
 def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
-    found = report.incident_report(LOST, [NODE_KILL, TRAINER_KILL])
+    found = run_report.incident_report(LOST, [NODE_KILL, TRAINER_KILL])
     assert found["detected_seconds"] == 0.2
     assert found["assigned_seconds"] == 1.0
     assert found["first_step_seconds"] == 3.5
@@ -44,7 +44,7 @@ def test_seconds_count_from_the_fault_that_caused_the_incident() -> None:
 
 
 def test_a_planned_change_counts_from_its_own_beginning() -> None:
-    found = report.incident_report(GROWN, [NODE_KILL])
+    found = run_report.incident_report(GROWN, [NODE_KILL])
     assert found["detected_seconds"] == 0.0
     assert found["assigned_seconds"] == 0.5
     assert found["fault"] is None
@@ -53,10 +53,10 @@ def test_a_planned_change_counts_from_its_own_beginning() -> None:
 def test_an_incident_belongs_to_the_last_fault_on_its_own_node() -> None:
     later = Struck(Fault("node", "node-1", 80, None), 200.0, 80)
     again = Incident("node-lost", "gone", 1, "node-1", 3, 200.1)
-    assert report.cause_of(again, [NODE_KILL, TRAINER_KILL, later]) == later
-    assert report.cause_of(Incident("trainer-failed", "x", 2, "node-2", 3, 200.1), [NODE_KILL]) is None
-    assert report.cause_of(Incident("coordinator", "x", None, None, 3, 200.1), [TRAINER_KILL]) == TRAINER_KILL
-    assert report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
+    assert run_report.cause_of(again, [NODE_KILL, TRAINER_KILL, later]) == later
+    assert run_report.cause_of(Incident("trainer-failed", "x", 2, "node-2", 3, 200.1), [NODE_KILL]) is None
+    assert run_report.cause_of(Incident("coordinator", "x", None, None, 3, 200.1), [TRAINER_KILL]) == TRAINER_KILL
+    assert run_report.cause_of(Incident("trainer-failed", "x", 0, "node-0", 3, 149.0), [TRAINER_KILL]) is None
 
 
 def a_run() -> RunFacts:
@@ -77,7 +77,7 @@ def a_run() -> RunFacts:
 
 
 def test_the_report_has_the_documented_keys() -> None:
-    body = json.loads(json.dumps(report.build(a_run())))
+    body = json.loads(json.dumps(run_report.build(a_run())))
     assert {
         "outcome",
         "epochs",
@@ -100,8 +100,8 @@ def test_the_report_has_the_documented_keys() -> None:
 
 
 def test_the_last_lines_say_it_in_words() -> None:
-    body = report.build(a_run())
-    said = "\n".join([*report.timeline(body), *report.verdict(body)])
+    body = run_report.build(a_run())
+    said = "\n".join([*run_report.timeline(body), *run_report.verdict(body)])
     assert "0.200 s  noticed" in said
     assert "world 3 -> 2, from step 40" in said
     assert "restored from memory, 0 steps lost" in said

@@ -106,6 +106,20 @@ def incident_report(incident: Incident, struck: Sequence[Struck]) -> dict[str, A
     }
 
 
+def sources_of(lineage: Lineage, incidents: Sequence[Incident]) -> dict[int, str | None]:
+    """Maps each epoch to where its state came from.
+
+    The incident that ended the epoch before it knows.
+    """
+    found: dict[int, str | None] = {e.epoch: "older job" for e in lineage if e.parent and e.parent.imported}
+    epochs = [entry.epoch for entry in lineage]
+    for incident in incidents:
+        after = next((epoch for epoch in epochs if epoch > incident.epoch), None)
+        if after is not None and after not in found:
+            found[after] = incident.restored_from
+    return found
+
+
 def build(run: RunFacts) -> dict[str, Any]:
     """Builds the JSON report."""
     compared = run.comparison
@@ -138,6 +152,26 @@ def build(run: RunFacts) -> dict[str, Any]:
     }
 
 
+_PHASES = (
+    ("detected", "noticed"),
+    ("claimed", "new epoch claimed"),
+    ("stopped", "trainers stopped"),
+    ("sealed", "memory sealed and read"),
+    ("assigned", "new world assigned"),
+    ("first_step", "first new step"),
+)
+
+
+def phase_rows(found: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Lists an incident's phases that are known: name, seconds, sentence."""
+    rows = []
+    for name, said in _PHASES:
+        at = found[f"{name}_seconds"]
+        if at is not None:
+            rows.append((name, at, f"{said}{_detail(name, found)}"))
+    return rows
+
+
 def timeline(report: dict[str, Any]) -> list[str]:
     """Renders each incident as a few lines with its phases."""
     lines = []
@@ -145,17 +179,7 @@ def timeline(report: dict[str, Any]) -> list[str]:
         title = f"{found['kind']}: {found['reason']}"
         lines.append(title if found["fault"] is None else f"{title} ({found['fault']})")
         lines += [f"    {line}" for line in found["detail"].splitlines()[:_MOST_LINES]]
-        for name, said in (
-            ("detected", "noticed"),
-            ("claimed", "new epoch claimed"),
-            ("stopped", "trainers stopped"),
-            ("sealed", "memory sealed and read"),
-            ("assigned", "new world assigned"),
-            ("first_step", "first new step"),
-        ):
-            at = found[f"{name}_seconds"]
-            if at is not None:
-                lines.append(f"  {at:8.3f} s  {said}{_detail(name, found)}")
+        lines += [f"  {at:8.3f} s  {said}" for _, at, said in phase_rows(found)]
     return lines
 
 

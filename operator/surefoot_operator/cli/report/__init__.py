@@ -1,0 +1,1 @@
+"""Makes the report page: a job's history as one HTML file."""

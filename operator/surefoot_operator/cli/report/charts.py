@@ -1,0 +1,233 @@
+"""Draws charts as SVG.
+
+Pure: data to markup. Colours are classes, which the page's style defines for light and dark; lines differ in width and dashes, marks in
+shape and number too, since colour alone tells some readers nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from surefoot_operator.cli.report.curves import Point, logarithmic_ticks, thinned, ticks, wants_logarithm
+from surefoot_operator.cli.report.markup import Markup, decimal, element, joined
+
+_TOP, _RIGHT, _BOTTOM, _LEFT = 44.0, 12.0, 36.0, 52.0
+_FLOOR = 24.0
+_BAND_LABEL_PIXELS = 58.0
+"""A narrower band has no room for its name."""
+_MARK_PIXELS = 16.0
+"""Marks that are nearer to each other share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a chart.
+
+    `kind` is its class: kept, discarded, undisturbed, stall.
+    """
+
+    kind: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class XBand:
+    """A part of the x axis with a name, as an epoch."""
+
+    begin: float
+    end: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChartMark:
+    """A vertical line with a number in a shape.
+
+    A square is a planned change, a circle a failure.
+    """
+
+    x: float
+    label: str
+    said: str
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a chart shows.
+
+    `title` and `description` are for who cannot see it.
+    """
+
+    name: str
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    bands: tuple[XBand, ...] = ()
+    marks: tuple[ChartMark, ...] = ()
+    from_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChartFrame:
+    """A drawing's size in pixels.
+
+    One for each width of screen: text keeps its size on a phone.
+    """
+
+    kind: str
+    width: float
+    height: float
+
+
+FRAMES = (ChartFrame("wide", 960, 360), ChartFrame("narrow", 360, 280))
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Maps values to pixels of one frame."""
+
+    frame: ChartFrame
+    x_from: float
+    x_to: float
+    y_from: float
+    y_to: float
+    logarithmic: bool
+    floor: float = 0.0
+    """Pixels beneath the lowest value, where bands have their names."""
+
+    def x(self, value: float) -> float:
+        room = self.frame.width - _LEFT - _RIGHT
+        return _LEFT + room * (value - self.x_from) / ((self.x_to - self.x_from) or 1.0)
+
+    def y(self, value: float) -> float:
+        room = self.frame.height - _TOP - _BOTTOM - self.floor
+        low, high, at = (math.log10(v) if self.logarithmic else v for v in (self.y_from, self.y_to, value))
+        return self.frame.height - _BOTTOM - self.floor - room * (at - low) / ((high - low) or 1.0)
+
+
+def drawn_chart(chart: Chart) -> Markup:
+    """Draws a chart for wide and for narrow screens.
+
+    The page's style shows one of them.
+    """
+    return joined(*(_drawn(chart, frame) for frame in FRAMES))
+
+
+def axes_of(chart: Chart, frame: ChartFrame) -> Axes:
+    """Chooses both ranges by the data; a flat curve gets some room."""
+    xs = [point[0] for curve in chart.curves for point in curve.points]
+    ys = [point[1] for curve in chart.curves for point in curve.points]
+    x_from, x_to = min(xs, default=0.0), max(xs, default=1.0)
+    logarithmic = not chart.from_zero and wants_logarithm(ys)
+    low, high = min(ys, default=0.0), max(ys, default=1.0)
+    if chart.from_zero:
+        low = min(0.0, low)
+    if high == low:
+        spread = abs(high) * 0.1 or 1.0
+        low, high = (low if chart.from_zero else low - spread), high + spread
+    elif not logarithmic:
+        high += (high - low) * 0.03
+    return Axes(
+        frame, x_from, x_to if x_to > x_from else x_from + 1, low, high, logarithmic, _FLOOR if chart.bands else 0.0
+    )
+
+
+def _drawn(chart: Chart, frame: ChartFrame) -> Markup:
+    axes = axes_of(chart, frame)
+    ids = f"{chart.name}-{frame.kind}"
+    return element(
+        "svg",
+        element("title", chart.title, id=f"{ids}-title"),
+        element("desc", chart.description, id=f"{ids}-desc"),
+        _bands(chart, axes),
+        _grid(chart, axes),
+        *(_path(curve, axes) for curve in chart.curves),
+        _marks(chart, axes),
+        class_=f"chart {frame.kind}",
+        viewBox=f"0 0 {frame.width:g} {frame.height:g}",
+        role="img",
+        aria_labelledby=f"{ids}-title {ids}-desc",
+    )
+
+
+def _bands(chart: Chart, axes: Axes) -> Markup:
+    top, bottom = _TOP, axes.frame.height - _BOTTOM
+    found: list[Markup] = []
+    for place, band in enumerate(chart.bands):
+        begin, end = axes.x(max(band.begin, axes.x_from)), axes.x(min(band.end, axes.x_to))
+        if end <= begin:
+            continue
+        shade = "band odd" if place % 2 else "band"
+        found.append(element("rect", class_=shade, x=begin, y=top, width=end - begin, height=bottom - top))
+        if end - begin >= _BAND_LABEL_PIXELS:
+            label = band.label if end - begin >= 2 * _BAND_LABEL_PIXELS else band.label.split(",")[0]
+            found.append(element("text", label, class_="band-label", x=(begin + end) / 2, y=bottom - 8))
+    return joined(*found)
+
+
+def _grid(chart: Chart, axes: Axes) -> Markup:
+    frame = axes.frame
+    few = frame.width < 500
+    pick = logarithmic_ticks if axes.logarithmic else ticks
+    rows = [
+        joined(
+            element("line", class_="grid", x1=_LEFT, x2=frame.width - _RIGHT, y1=axes.y(value), y2=axes.y(value)),
+            element("text", f"{value:.4g}", class_="tick end", x=_LEFT - 6, y=axes.y(value) + 4),
+        )
+        for value in pick(axes.y_from, axes.y_to, 6)
+    ]
+    columns = [
+        element("text", f"{value:g}", class_="tick middle", x=axes.x(value), y=frame.height - _BOTTOM + 16)
+        for value in ticks(axes.x_from, axes.x_to, 5 if few else 10)
+        if value == int(value)
+    ]
+    scale = f"{chart.y_label}, logarithmic" if axes.logarithmic else chart.y_label
+    return joined(
+        *rows,
+        *columns,
+        element("text", chart.x_label, class_="axis end", x=frame.width - _RIGHT, y=frame.height - 4),
+        element("text", scale, class_="axis", x=4, y=14),
+    )
+
+
+def _path(curve: Curve, axes: Axes) -> Markup:
+    shown = [(axes.x(x), axes.y(y)) for x, y in thinned(curve.points, int(axes.frame.width))]
+    if len(shown) == 1:
+        return element("circle", class_=f"dot {curve.kind}", cx=shown[0][0], cy=shown[0][1], r=3)
+    line = "L".join(f"{decimal(round(x, 1))} {decimal(round(y, 1))}" for x, y in shown)
+    return element("path", class_=f"curve {curve.kind}", d=f"M{line}") if shown else Markup("")
+
+
+def _marks(chart: Chart, axes: Axes) -> Markup:
+    """Marks that would lie on each other share one, which names the first and counts the rest."""
+    groups: list[tuple[float, list[ChartMark]]] = []
+    for mark in sorted(chart.marks, key=lambda one: one.x):
+        at = axes.x(min(max(mark.x, axes.x_from), axes.x_to))
+        if groups and at - groups[-1][0] < _MARK_PIXELS:
+            groups[-1][1].append(mark)
+        else:
+            groups.append((at, [mark]))
+    return joined(*(_mark(at, marks, axes) for at, marks in groups))
+
+
+def _mark(at: float, marks: list[ChartMark], axes: Axes) -> Markup:
+    planned = all(mark.planned for mark in marks)
+    kind = "mark planned" if planned else "mark"
+    label = marks[0].label if len(marks) == 1 else f"{marks[0].label}+"
+    shape = (
+        element("rect", x=at - 9, y=20, width=18, height=18, rx=2)
+        if planned
+        else element("circle", cx=at, cy=29, r=9.5)
+    )
+    return element(
+        "g",
+        element("title", "; ".join(mark.said for mark in marks[:5])),
+        element("line", x1=at, x2=at, y1=38, y2=axes.frame.height - _BOTTOM),
+        shape,
+        element("text", label, x=at, y=33),
+        class_=kind,
+    )

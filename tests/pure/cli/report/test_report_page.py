@@ -1,0 +1,160 @@
+"""The page is whole, asks nobody for anything, runs nothing, and stays small, whatever the job was."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from support.builders import running
+from support.ledgers import BEGAN, FAILED, broken_run, lines
+from support.stored import view_of_snapshot
+from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator.cli.jobs.job_view import JobView
+from surefoot_operator.cli.jobs.stored_job import stored_job
+from surefoot_operator.cli.local.run_progress import Happened
+from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
+from surefoot_operator.cli.report.gather_facts import RunRecords, facts_of_view, with_ledger
+from surefoot_operator.cli.report.report_facts import ReportFacts
+from surefoot_operator.cli.report.report_page import page
+
+ONE_EPOCH = (LineageEntry(1, None, 1),)
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>]]>&lt;"
+
+
+class Page(HTMLParser):
+    """A page as a browser reads it: its elements, their nesting and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "br", "path"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path":
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(facts: ReportFacts) -> Page:
+    found = Page(page(facts, "1.2.3"))
+    assert found.tags["script"] == found.tags["img"] == found.tags["link"] == found.tags["iframe"] == 0
+    assert not [name for name, _ in found.attributes if name in ("src", "href", "srcset") or name.startswith("on")]
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in found.attributes
+    assert len(found.ids) == len(set(found.ids))
+    for _, named in [one for one in found.attributes if one[0] == "aria-labelledby"]:
+        assert set(named.split()) <= set(found.ids)
+    return found
+
+
+def view() -> JobView:
+    seen = running()
+    status = replace(seen.status, incidents=(FAILED,), start_seconds=BEGAN, completion_seconds=BEGAN + 26, step=20)
+    return view_of_snapshot(replace(seen, status=status), Happened(BEGAN, "Restored", "goes on", False))
+
+
+def of_run(run: RunRecords) -> ReportFacts:
+    return with_ledger(facts_of_view(view(), "here"), run)
+
+
+def test_a_run_with_a_failure_is_told_whole() -> None:
+    compared = Comparison(8.9e-16, 2e-13, False, 20)
+    run = replace(broken_run(), comparison=compared, checkpoints=Checkpoints(4, 24_800_000, 0.01))
+    found = read(of_run(run))
+    for said in (
+        "team/gpt", "node-lost: node node-1 is gone", "first new step, restored from memory, 2 steps lost", "0.300 s",
+        "steps that a failure undid", "the same job without faults", "2e-13 (checkpoint of step 20)", "24.8 MB each",
+        "epoch 2, 1 ranks", "median 10 ms", "2 → 1 ranks", "surefoot 1.2.3",
+    ):  # fmt: skip
+        assert said in found.text, said
+    assert found.tags["svg"] >= 6  # two charts for two widths, a recovery, the job's time, keys
+
+
+def test_what_strangers_wrote_is_text() -> None:
+    bad = replace(FAILED, kind=HOSTILE, reason=HOSTILE, node=HOSTILE, restored_from=HOSTILE, detail=HOSTILE)
+    found = view()
+    stored = replace(found.stored, name=HOSTILE, namespace=HOSTILE, uid=HOSTILE, phase=HOSTILE, problems=(HOSTILE,))
+    assert stored.status is not None
+    stored = replace(stored, status=replace(stored.status, message=HOSTILE))
+    events = (Happened(1.0, HOSTILE, HOSTILE, True),)
+    looked = replace(found, stored=stored, events=events, unread=(HOSTILE,))
+    run = replace(broken_run(), incidents=(bad,), comparison=Comparison(None, None, None, None, HOSTILE))
+    seen = read(with_ledger(facts_of_view(looked, HOSTILE), run))
+    assert seen.text.count(HOSTILE) >= 10
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"metadata": None, "spec": 3}, {"metadata": {"name": "x"}, "status": {"phase": "Odd"}}]
+)
+def test_a_job_of_which_nothing_is_known_is_a_page(body: dict[str, object]) -> None:
+    found = read(facts_of_view(JobView(now=BEGAN, stored=stored_job(body)), "here"))
+    for said in ("Nothing happened", "No worker is known", "has not started"):
+        assert said in found.text
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (RunRecords((), (), ()), "No step has a loss to be drawn"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 9), BEGAN, lambda _: None)), ONE_EPOCH, ()), "No step has a loss"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 9), BEGAN, lambda _: math.nan)), ONE_EPOCH, ()), "8 steps had a loss"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 2), BEGAN)), ONE_EPOCH, ()), "from 1 at step 1 to 1 at step 1"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 9), BEGAN, lambda _: 0.0)), ONE_EPOCH, ()), "no incident"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 9), BEGAN, lambda s: 10.0 ** -s)), ONE_EPOCH, ()), "logarithmic"),
+        (RunRecords(tuple(lines("0-1", 0, 1, range(1, 9), BEGAN, lambda s: (-1) ** s * 1e299)), ONE_EPOCH, ()), "1e+299 at step 8"),
+    ],
+    ids=["no steps", "no loss", "nan", "one step", "flat", "falls by decades", "huge"],
+)  # fmt: skip
+def test_odd_runs_are_a_page(run: RunRecords, said: str) -> None:
+    assert said in read(of_run(run)).text
+
+
+def test_a_recovery_that_goes_on_says_so() -> None:
+    halfway = replace(FAILED, first_step_seconds=None, assigned_seconds=None, world_after=None, steps_lost=None)
+    assert "still recovering" in read(of_run(replace(broken_run(), incidents=(halfway,)))).text
+
+
+def test_an_incident_with_stamps_out_of_order_draws_no_negative_bar() -> None:
+    odd = replace(FAILED, stopped_seconds=BEGAN + 12, assigned_seconds=BEGAN + 20)
+    found = read(of_run(replace(broken_run(), incidents=(odd,))))
+    assert not [value for name, value in found.attributes if name in ("width", "x") and value.startswith("-")]
+
+
+def test_a_hundred_thousand_steps_and_a_thousand_incidents_stay_small() -> None:
+    steps = 100_000
+    told = tuple(
+        lines("0-1", 0, 1, range(1, steps + 1), BEGAN, lambda step: 5 / math.sqrt(step) + (step * 7919 % 97) / 500)
+    )
+    many = tuple(
+        replace(
+            FAILED, detected_seconds=BEGAN + 90 * i, last_step=90 * i, epoch=i, reason="x" * 5000, detail="y" * 50_000
+        )
+        for i in range(1, 1000)
+    )
+    events = tuple(Happened(BEGAN + i, "Restored", "z" * 5000, False) for i in range(5000))
+    facts = facts_of_view(replace(view(), events=events), "here")
+    text = page(with_ledger(facts, RunRecords(told, ONE_EPOCH, many)), "1")
+    assert len(text.encode()) < 2_000_000
+    assert "949 oldest incidents are left out" in text
