@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from surefoot.protocol.plain import amount, listed
 from surefoot_operator.api.status import Interval
-from surefoot_operator.cli.report.charts import XBand, Chart, ChartMark, Curve, drawn_chart
+from surefoot_operator.cli.report.charts import Chart, ChartMark, Curve, XBand, drawn_chart
 from surefoot_operator.cli.report.markup import Child, Markup, element, joined
 from surefoot_operator.cli.report.page_parts import (
     MOST_ROWS,

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot_operator.cli.report.charts import FRAMES, XBand, Chart, ChartMark, Curve, axes_of, drawn_chart
+from surefoot_operator.cli.report.charts import FRAMES, Chart, ChartMark, Curve, XBand, axes_of, drawn_chart
 
 FINITE = st.floats(-1e12, 1e12)
 
