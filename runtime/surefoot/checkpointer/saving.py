@@ -282,11 +282,8 @@ def _dropped(step: int, changed: Sequence[str]) -> str:
 
 
 def _source(entry: Entry, portion: Portion) -> CopySource:
+    live, where = entry.local_part, (portion.tile, portion.start, portion.stop)
+    if portion.within.lengths == entry.place.box.lengths:
+        return CopySource(portion.name, live, live, *where, own=entry.own_tensor())
     slices = tuple(slice(o, o + n) for o, n in zip(portion.within.offsets, portion.within.lengths, strict=True))
-
-    def read() -> torch.Tensor:
-        part = entry.local_part()
-        return part[slices] if slices else part
-
-    own = entry.own_tensor() if portion.within.lengths == entry.place.box.lengths else None
-    return CopySource(portion.name, read, entry.local_part, portion.tile, portion.start, portion.stop, slices, own)
+    return CopySource(portion.name, lambda: live()[slices], live, *where, slices)

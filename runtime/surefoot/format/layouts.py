@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
 
 from surefoot.errors import Corrupt, ProtocolError
@@ -60,9 +60,10 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
     for tensor in sorted(named, key=lambda t: -itemsize(t.dtype)):
         size = itemsize(tensor.dtype)
         for box in tensor.boxes:
-            if not Box.whole(tensor.shape).contains(box):
+            whole = box.lengths == tensor.shape and not any(box.offsets)
+            if not whole and not Box.whole(tensor.shape).contains(box):
                 raise ValueError(f"box {box} is not inside tensor {tensor.name} of shape {tensor.shape}")
-            tiling = Tiling(box.lengths, block_shape(box.lengths, size), size)
+            tiling = _tiling(box.lengths, size)
             pieces[tensor.name].append(Piece(box.offsets, box.lengths, tiling.tile, position))
             tilings.append(tiling)
             position += tiling.size_bytes
@@ -72,6 +73,12 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
         stream_bytes=position,
         spread=spread,
     )
+
+
+@lru_cache(maxsize=4096)
+def _tiling(lengths: tuple[int, ...], itemsize: int) -> Tiling:
+    """How a piece is cut. A model has many tensors of one shape."""
+    return Tiling(lengths, block_shape(lengths, itemsize), itemsize)
 
 
 def layout_digest(text: str) -> str:

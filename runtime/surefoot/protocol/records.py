@@ -19,6 +19,8 @@ from surefoot.protocol.plain import shorten, shown
 FORMAT = 1
 """Version of every record in this file."""
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
 CHUNK_BYTES = 4 * 1024 * 1024 - 64
 """Largest chunk payload: with Redis' own header it fills one 4 MiB allocation (4 MiB exactly would take 5)."""
 
@@ -91,8 +93,8 @@ class Layout:
         body: dict[str, Any] = {"chunk_starts": self.chunk_starts, "stream_bytes": self.stream_bytes}
         if self.spread is not None:
             body["spread"] = [self.spread.rules, self.spread.of, self.spread.lowest]
-        tensors = ",".join(map(tensor_json, self.tensors) if texts is None else texts)
-        return f'{{"format":{FORMAT},"tensors":[{tensors}],{_compact(body)[1:]}'
+        tensors = _compact(list(map(_tensor_body, self.tensors))) if texts is None else f"[{','.join(texts)}]"
+        return f'{{"format":{FORMAT},"tensors":{tensors},{_compact(body)[1:]}'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
@@ -113,12 +115,16 @@ class Layout:
 
 def tensor_json(tensor: TensorLayout) -> str:
     """Encodes one tensor of a layout record."""
-    pieces = [[p.offsets, p.lengths, p.tile, p.stream_offset] for p in tensor.pieces]
-    return _compact([tensor.name, tensor.dtype, tensor.shape, pieces])
+    return _compact(_tensor_body(tensor))
+
+
+def _tensor_body(tensor: TensorLayout) -> list[Any]:
+    pieces = [(p.offsets, p.lengths, p.tile, p.stream_offset) for p in tensor.pieces]
+    return [tensor.name, tensor.dtype, tensor.shape, pieces]
 
 
 def _compact(body: Any) -> str:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(body)
 
 
 def _spread(body: Any) -> Spread | None:

@@ -76,6 +76,8 @@ class EntryPlacer:
         self.rank = rank
         self._default, self._replicas = default, replicas
         self._known: dict[str, tuple[torch.Tensor, tuple[Entry, ...]]] = {}
+        self._plain: dict[tuple[tuple[int, ...], Grid], Place] = {}
+        """Places of plain tensors: those of one shape and the same holders share one."""
 
     def forget(self) -> None:
         """Clears the cache of entries."""
@@ -152,9 +154,11 @@ class EntryPlacer:
             return
         if told is None and is_dtensor(owner[1]):
             told = grid_of_dtensor(owner[1], self.rank)
-        shape = tuple(part.shape)
-        rule = ShardingRule.replicated((told or self._default).only({}))
-        yield Place(shape, Box.whole(shape), rule.grid, rule), None
+        alike = tuple(part.shape), told or self._default
+        if alike not in self._plain:
+            rule = ShardingRule.replicated(alike[1].only({}))
+            self._plain[alike] = Place(alike[0], Box.whole(alike[0]), rule.grid, rule)
+        yield self._plain[alike], None
 
     def _of_dtensor(
         self, name: str, tensor: DTensor, part: torch.Tensor, attribute: str | None

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 
 from surefoot.format.dtypes import itemsize
 from surefoot.format.families import OWN, spread_rule
@@ -48,7 +49,7 @@ class SavePlan:
 
 def structure_of(entries: Sequence[Entry]) -> tuple[object, ...]:
     """Equal for equal plans; cheap enough to ask at every save."""
-    return tuple((e.name, e.dtype, e.place, e.sharing) for e in entries)
+    return tuple(tuple(map(attrgetter(asked), entries)) for asked in ("name", "dtype", "place", "sharing"))
 
 
 def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
@@ -56,14 +57,18 @@ def save_plan(entries: Sequence[Entry], rank: int) -> SavePlan:
     mine = saved_boxes([entry.holding() for entry in entries], rank)
     parts = tensor_parts(entries, mine)
     layout = build_layout(parts, spread_of(entries))
-    source = {(entries[number].name, box): number for number, box in mine}
+    source = {(entries[number].name, box.offsets, box.lengths): number for number, box in mine}
     portions = []
+    alike: dict[tuple[tuple[int, ...], ...], Box] = {}  # a model has many tensors of one shape
     for tensor in layout.tensors:
         for piece in tensor.pieces:
             size = prod(piece.lengths) * itemsize(tensor.dtype)
-            box = Box(piece.offsets, piece.lengths)
-            number = source[(tensor.name, box)]
-            within = box.relative_to(entries[number].place.box.offsets)
+            number = source[tensor.name, piece.offsets, piece.lengths]
+            corner = entries[number].place.box.offsets
+            within = alike.get((piece.offsets, piece.lengths, corner))
+            if within is None:
+                within = Box(piece.offsets, piece.lengths).relative_to(corner)
+                alike[piece.offsets, piece.lengths, corner] = within
             stop = piece.stream_offset + size
             portions.append(Portion(tensor.name, number, within, piece.tile, piece.stream_offset, stop))
     text = layout.to_json()

@@ -1,6 +1,7 @@
 """Layouts, digests and manifests: what is written is what is read, and any flipped byte is found and named."""
 
 import dataclasses
+import json
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from surefoot.geometry.box import Box
 from surefoot.geometry.shares import shard_box
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import RankSave
-from surefoot.protocol.records import CHUNK_BYTES, Layout, RankManifest
+from surefoot.protocol.records import CHUNK_BYTES, Layout, RankManifest, tensor_json
 
 shapes = st.lists(st.sampled_from((0, 1, 3, 40, 300, 1500)), max_size=3).map(tuple)
 tensors = st.lists(st.tuples(shapes, st.sampled_from(sorted(ITEMSIZE))), max_size=8)
@@ -35,6 +36,8 @@ def test_a_layout_survives_its_record_and_does_not_depend_on_order(many: list, s
     assert uncovered([layout]) is None
     stream = Stream(layout)
     assert read_layout(stream.digest, stream.text).layout == layout
+    assert layout.to_json(list(map(tensor_json, layout.tensors))) == stream.text, "one by one or all at once"
+    assert json.dumps(json.loads(stream.text), separators=(",", ":"), ensure_ascii=False) == stream.text
     assert all(0 < length <= CHUNK_BYTES for length in layout.chunk_lengths())
     assert all(placed.piece.stream_offset % placed.tiling.itemsize == 0 for placed in stream.pieces)
     edges = list(stream.edges)
