@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
     if (given.where is None) == (given.file is None):
         raise UsageError(f"checkpoints {given.action} needs either a folder or URI, or -f JOB.yaml")
     if given.file is None:
-        tier = _tier_at(given)
+        tier = tier_at(given.where, given.endpoint, given.region, there=given.action != "import")
         return act(given, tier, given.job or _only_job(tier))
     job = read_job(given.file)
     persistent = job.spec.checkpoint.persistent
@@ -73,18 +73,28 @@ def run(given: argparse.Namespace) -> int:
     return act(given, persistent, given.job or job.uid)
 
 
-def _tier_at(given: argparse.Namespace) -> PersistentTierSpec:
-    where = given.where
+def tier_at(
+    where: str, endpoint: str | None = None, region: str | None = None, there: bool = True
+) -> PersistentTierSpec:
+    """Names the tier at a folder or URI. Raises UsageError.
+
+    Args:
+        where: a folder, `file:///folder` or `s3://bucket/prefix`.
+        endpoint: of an S3 service; None: what the environment says.
+        region: the bucket's; None: what the environment says.
+        there: a folder must be there.
+    """
     if "://" not in where:
         folder = Path(where)
-        if given.action != "import" and not folder.is_dir():
+        if there and not folder.is_dir():
             raise UsageError(f"{where} is not a folder: name the one that Checkpointer(folder=…) was given, or a URI")
         where = folder.resolve().as_uri()
     elif not where.startswith(("file:///", "s3://")):
         raise UsageError(f"{where}: a folder, file:///folder or s3://bucket/prefix is allowed")
-    endpoint = given.endpoint or os.environ.get("SUREFOOT_PERSISTENT_ENDPOINT")
     return PersistentTierSpec(
-        where, endpoint=endpoint, region=given.region or os.environ.get("SUREFOOT_PERSISTENT_REGION")
+        where,
+        endpoint=endpoint or os.environ.get("SUREFOOT_PERSISTENT_ENDPOINT"),
+        region=region or os.environ.get("SUREFOOT_PERSISTENT_REGION"),
     )
 
 

@@ -60,6 +60,7 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
     with needing("surefoot", "cli"):
         from surefoot_operator.cli import checkpoints, convert, data, shell_completion, validate
         from surefoot_operator.cli.cluster import suspend_job
+        from surefoot_operator.cli.doctor import run_checks
         from surefoot_operator.cli.jobs import (
             describe_job,
             explain_job,
@@ -87,6 +88,7 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
         "convert": (convert, "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …"),
         "checkpoints": (checkpoints, "list, verify, export, import or delete what a job has in its persistent tier"),
         "data": (data, "check whether samples in files can be read at any world size"),
+        "doctor": (run_checks, "check versions, rights, CRD, operator, tiers and memory, each with its remedy"),
         "completion": (shell_completion, "print a shell's completion script"),
     }
 

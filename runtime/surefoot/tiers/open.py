@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from surefoot.errors import ConfigurationError
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.directory import DirectoryStore
+from surefoot.tiers.object_store import ObjectStore
 from surefoot.tiers.persistent import ObjectStoreTier
 
 
@@ -20,13 +21,18 @@ def open_persistent(settings: PersistentSettings, job: str, read_only: bool = Fa
     `file:///folder` or `s3://bucket/prefix`. Nothing is asked of a bucket yet. `read_only`: a folder that is not there is not made.
     An older job's is opened so, by those who only read.
     """
+    return ObjectStoreTier(open_store(settings, read_only), job, read_only)
+
+
+def open_store(settings: PersistentSettings, read_only: bool = False) -> ObjectStore:
+    """Opens the store of all jobs' objects that the settings name."""
     parts = urlsplit(settings.uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-        return ObjectStoreTier(DirectoryStore(Path(unquote(parts.path)), read_only), job, read_only)
+        return DirectoryStore(Path(unquote(parts.path)), read_only)
     if parts.scheme == "s3" and parts.netloc:
         from surefoot.tiers.s3 import S3Store  # boto3 takes half a second to import: only those pay who use it
 
-        return ObjectStoreTier(S3Store(settings, parts.netloc, unquote(parts.path)), job, read_only)
+        return S3Store(settings, parts.netloc, unquote(parts.path))
     raise ConfigurationError(
         f"checkpoint.persistent.uri is {settings.uri!r}: file:///folder (absolute) and s3://bucket/prefix are allowed"
     )

@@ -1,0 +1,1 @@
+"""Checks what surefoot needs: here, on a cluster, in a tier."""
