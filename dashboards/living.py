@@ -65,6 +65,24 @@ def recovery(whole: dashboard.Dashboard) -> None:
         )
     )
 
+    whole.with_panel(
+        lines(
+            "Where the seconds went",
+            "Since the job started, by category; together they are its age.",
+            "s",
+            query(f"sum by (category) (surefoot_job_time_seconds{{{JOB}}})", "{{category}}"),
+            width=16,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Goodput",
+            "Share of training that was not run again, of all time but suspension.",
+            "percentunit",
+            query(f"max by (namespace, job) (surefoot_job_goodput_ratio{{{JOB}}})", "{{job}}"),
+        )
+    )
+
 
 def training(whole: dashboard.Dashboard) -> None:
     whole.with_row(dashboard.Row("Training"))

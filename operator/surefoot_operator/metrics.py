@@ -100,8 +100,17 @@ recovery_seconds = Histogram(
 )
 restarts = Counter("surefoot_restarts_total", "Changes of the world after a failure.", [*_JOB, "cause"])
 lost_steps = Counter("surefoot_lost_steps_total", "Steps that had to be run again.", _JOB)
+time_seconds = Gauge(
+    "surefoot_job_time_seconds",
+    "Where a job's seconds went since it started; the categories add up to its age.",
+    [*_JOB, "category"],
+)
+goodput_ratio = Gauge(
+    "surefoot_job_goodput_ratio", "Share of training that was not run again, of all time but suspension.", _JOB
+)
 
 RUNNING = (
+    time_seconds,
     data_passes,
     samples_per_second,
     agents_connected,

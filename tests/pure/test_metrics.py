@@ -15,7 +15,7 @@ from support.builders import BEGAN, job, running
 from surefoot import metrics as runtime
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MOST_SERIES, MetricGrowth, MetricSums
-from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus
+from surefoot_operator.api.status import DataRead, Incident, Interval, JobStatus, TimeSpent
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.reconcile.job_metrics import JobMetrics
 
@@ -126,6 +126,23 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     assert value("surefoot_job_step") == 42
     figures.forget()
     assert of_job() == {}
+
+
+def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
+    figures, seen = JobMetrics(), running()
+    spent = TimeSpent(
+        "training", seen.now - 60, training_seconds=20, recovering_seconds=15, suspended_seconds=100, redone_seconds=5
+    )
+    seen = replace(seen, job=replace(seen.job, name="figured"), status=replace(seen.status, time_spent=spent))
+    figures.show(seen, seen.status, None)
+    assert value("surefoot_job_time_seconds", "'training'") == 80
+    assert sum(v for name, v in of_job().items() if name.startswith("surefoot_job_time_seconds[")) == 200
+    assert value("surefoot_job_goodput_ratio") == 0.8
+    over = replace(seen.status, phase="Complete", time_spent=replace(spent, category=""))
+    figures.show(seen, over, None)
+    assert value("surefoot_job_goodput_ratio") == 0.5
+    assert not any(name.startswith("surefoot_job_time") for name in of_job())
+    figures.forget()
 
 
 def test_a_job_that_rests_has_few_series_and_one_that_begins_has_all_that_it_counts() -> None:

@@ -156,6 +156,35 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Where a job's seconds went; they add up to its age."""
+
+    category: str = ""
+    """What is under way, not added yet; empty: the job has not started, or is over."""
+    since_seconds: float = 0.0
+    """Since when. Unix seconds."""
+    training_seconds: float = 0.0
+    """Steps that count."""
+    redone_seconds: float = 0.0
+    """Steps that a failure took back: they were run again."""
+    detecting_seconds: float = 0.0
+    """From the last step to the decision that something failed."""
+    recovering_seconds: float = 0.0
+    """From there to the first new step, without waiting for workers."""
+    resizing_seconds: float = 0.0
+    """Planned changes: nodes left, growth, what a suspension stops."""
+    starting_seconds: float = 0.0
+    """From a world's begin without a failure to its first step."""
+    waiting_seconds: float = 0.0
+    """For enough workers."""
+    suspended_seconds: float = 0.0
+    finishing_seconds: float = 0.0
+    """From the end of all trainers until the last checkpoint is where it belongs."""
+    unknown_seconds: float = 0.0
+    """Before an operator counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """Everything the operator must remember about a job."""
 
@@ -208,6 +237,7 @@ class JobStatus:
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     data: DataRead | None = None
     """As of `step`."""
+    time_spent: TimeSpent = TimeSpent()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -
         start_seconds=_past(status.start_seconds, now),
         completion_seconds=_past(status.completion_seconds, now),
         progress_seconds=_past(status.progress_seconds, now),
+        time_spent=replace(status.time_spent, since_seconds=min(status.time_spent.since_seconds, now)),
     )
 
 

@@ -15,6 +15,7 @@ from surefoot_operator.api.status import Incident, JobStatus, Phase
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.maintenance.maintain import Maintenance
 from surefoot_operator.policy.maintenance.memory_budget import HolderShare
+from surefoot_operator.policy.reporting.time_spent import goodput, seconds_spent
 
 _PHASES = get_args(Phase)
 _HOLDER_STATES = ("Ready", "Silent", "Gone")
@@ -61,6 +62,7 @@ class JobMetrics:
         metrics.of(metrics.job_epoch, where).set(epoch)
         steps = [s.progress.step for s in seen.sessions if s.epoch == epoch]
         metrics.of(metrics.job_step, where).set(max(steps, default=status.step))
+        self._show_time(where, status, seen.now)
         if status.phase in ("Complete", "Failed"):
             metrics.ended(*where)
             return
@@ -132,6 +134,16 @@ class JobMetrics:
             metrics.of(metrics.restarts, where, kind)
         for phase in _RECOVERY:
             metrics.of(metrics.recovery_seconds, where, phase)
+
+    @staticmethod
+    def _show_time(where: tuple[str, str], status: JobStatus, now: float) -> None:
+        seconds = seconds_spent(status.time_spent, now)
+        share = goodput(seconds)
+        if share is not None:
+            metrics.of(metrics.goodput_ratio, where).set(share)
+        for category, spent in seconds.items():
+            if spent:
+                metrics.of(metrics.time_seconds, where, category).set(spent)
 
     def _show_shares(self, where: tuple[str, str], shares: tuple[HolderShare, ...]) -> None:
         nodes = {share.node for share in shares}

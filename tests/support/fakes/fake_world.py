@@ -47,6 +47,7 @@ from surefoot_operator.policy.actions import (
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.reporting.time_spent import seconds_spent
 
 WARM_SECONDS = 1.0
 
@@ -203,6 +204,10 @@ class FakeWorld:
                 self.listing = PersistentSeen()
             if status.world is not None and status.world.state == "Committed" and status.world.parent is not None:
                 assert self.tiers.readable(status.world.parent), f"nobody can read the parent of {status.world}"
+        if status.start_seconds is not None:
+            age = (self.now if status.completion_seconds is None else status.completion_seconds) - status.start_seconds
+            accounted = sum(seconds_spent(status.time_spent, self.now).values())
+            assert abs(accounted - age) < 0.001, f"{accounted} s of {age} s are accounted for: {status.time_spent}"
         self.status = status
         self.written.append(status)
 

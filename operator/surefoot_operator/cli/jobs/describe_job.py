@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import Condition, ExcludedNode, Incident
+from surefoot_operator.api.status import Condition, ExcludedNode, Incident, TimeSpent
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progressed, saved, summary
@@ -17,6 +17,7 @@ from surefoot_operator.cli.jobs.structured_output import add_output, emit
 from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, indented, number, text_lines
 from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.observed import WorkerSeen
+from surefoot_operator.policy.reporting.time_spent import goodput, seconds_spent
 
 _MOST_EVENTS = 8
 _MOST_WORKERS = 64
@@ -41,6 +42,9 @@ class JobDescription:
     events: tuple[Happened, ...]
     unread: tuple[str, ...]
     now: float
+    seconds: dict[str, float]
+    """Where the job's seconds went, by category; those that took none are left out."""
+    goodput: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +62,7 @@ def described(view: JobView) -> JobDescription:
     """Gathers what is shown of one look at a job."""
     status = view.stored.status
     world = status.world if status is not None else None
+    seconds = seconds_spent(TimeSpent() if status is None else status.time_spent, view.now)
     return JobDescription(
         summary=summary(view.stored, view.now),
         uid=view.stored.uid,
@@ -71,6 +76,8 @@ def described(view: JobView) -> JobDescription:
         events=view.events,
         unread=(*view.stored.problems, *view.unread),
         now=view.now,
+        seconds={category: spent for category, spent in seconds.items() if spent},
+        goodput=goodput(seconds),
     )
 
 
@@ -103,6 +110,7 @@ def _head(found: JobDescription) -> list[str]:
         ("World", world),
         ("Checkpoint", f"step {saved(pace)}{kept}"),
         ("At risk", _at_risk(found)),
+        ("Time", _time(found)),
     )
     return [f"{name + ':':<12} {text}" for name, text in rows]
 
@@ -113,6 +121,13 @@ def _at_risk(found: JobDescription) -> str:
     if found.summary.pace.exposed_steps is None:
         return "every step: no checkpoint is known to be complete yet"
     return f"{exposed(found.summary.pace)} would be run again after a failure now"
+
+
+def _time(found: JobDescription) -> str:
+    if found.goodput is None:
+        return UNKNOWN
+    parts = sorted(found.seconds.items(), key=lambda one: -one[1])
+    return f"{found.goodput:.1%} of it training ({', '.join(f'{category} {age(spent)}' for category, spent in parts)})"
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

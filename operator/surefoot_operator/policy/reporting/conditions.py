@@ -29,6 +29,7 @@ from surefoot_operator.policy.failure.holder_liveness import lost_sight
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
+from surefoot_operator.policy.reporting.time_spent import accounted
 from surefoot_operator.policy.spares import spare_agents
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
 from surefoot_operator.policy.world.scheduling_deadline import release_message as released
@@ -59,7 +60,7 @@ def summarised(facts: Facts, status: JobStatus, message: str, lost: str = "") ->
     status = replace(status, observed_generation=facts.seen.job.generation)
     if status.phase not in ("Complete", "Failed"):
         status = replace(status, phase="Recovering" if lost else _phase(facts, status), message=message)
-    return replace(status, conditions=_conditions(facts, status, lost))
+    return replace(status, conditions=_conditions(facts, status, lost), time_spent=accounted(facts, status))
 
 
 def known_loss(facts: Facts) -> str:
