@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from surefoot.errors import TierError
 from surefoot.holder import keys
 from surefoot.holder.client import HolderClient, HolderIndex
@@ -349,6 +351,7 @@ def assert_whole(report: dict[str, Any], steps: int) -> None:
     assert report["outcome"] == "Complete"
     assert (report["samples_lost"], report["samples_repeated"], report["steps"]) == (0, 0, steps)
     assert report["samples_unknown"] == 0
+    assert sum(report["seconds"].values()) == pytest.approx(report["age_seconds"], abs=0.1)
 
 
 def assert_equal(report: dict[str, Any], tolerance: float = 1e-10) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 from surefoot.protocol.lineage import first_step
 from surefoot_operator.api.spec import TrainingJob
-from surefoot_operator.api.status import Incident
+from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.local import ledger, run_report
 from surefoot_operator.cli.local.comparison import compare_parameters
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.run_progress import RunProgress
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison, RunFacts, Struck
+from surefoot_operator.policy.reporting.time_spent import seconds_spent
 
 _LOG_LINES = 12
 
@@ -73,6 +74,7 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
                 len(progress.completed), progress.checkpoint_bytes, ledger.median_stall_seconds(lines)
             ),
             comparison=compared,
+            **_time(progress.status),
         )
     )
     said = [*run_report.timeline(found)]
@@ -84,6 +86,15 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     said += run_report.verdict(found)
     whole = account is None or (account.lost == account.repeated == account.unknown == 0)
     return Conclusion(found, tuple(said), whole and (compared is None or not compared.problem), compared)
+
+
+def _time(status: JobStatus) -> dict[str, Any]:
+    """Where the seconds went until the end, or until the last change that is stored."""
+    if status.start_seconds is None:
+        return {}
+    spent = status.time_spent
+    until = spent.since_seconds if status.completion_seconds is None else status.completion_seconds
+    return {"seconds": seconds_spent(spent, until), "age_seconds": until - status.start_seconds}
 
 
 def _compare(ended: EndedRun, reference: EndedRun, losses: dict[int, float]) -> Comparison:

@@ -6,14 +6,15 @@ fault), from its first sign.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.protocol.lineage import Lineage
 from surefoot_operator.api.status import Incident
 from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.ledger import Account
+from surefoot_operator.policy.reporting.time_spent import goodput
 
 _MOST_LINES = 20
 _SAME_CLOCK_SECONDS = 0.05
@@ -62,6 +63,10 @@ class RunFacts:
     account: Account | None
     checkpoints: Checkpoints
     comparison: Comparison | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the job's seconds went, by category; empty: it never started."""
+    age_seconds: float | None = None
+    """From its start to its end, or to the last that is known."""
 
 
 def cause_of(incident: Incident, struck: Iterable[Struck]) -> Struck | None:
@@ -148,6 +153,9 @@ def build(run: RunFacts) -> dict[str, Any]:
             "bytes": run.checkpoints.bytes,
             "median_stall_seconds": run.checkpoints.median_stall_seconds,
         },
+        "age_seconds": None if run.age_seconds is None else round(run.age_seconds, 4),
+        "seconds": {category: round(spent, 4) for category, spent in run.seconds.items() if spent},
+        "goodput": goodput(run.seconds) if run.seconds else None,
         "faults": [{"fault": str(s.fault), "step": s.step} for s in run.struck],
     }
 
@@ -211,6 +219,9 @@ def verdict(report: dict[str, Any]) -> list[str]:
         said.append(
             f"largest parameter difference {report['max_parameter_difference']:.3g}{exact} (checkpoint of step {where})"
         )
+    if report["goodput"] is not None:
+        parts = sorted(report["seconds"].items(), key=lambda one: -one[1])
+        said.append(f"goodput {report['goodput']:.1%}: " + ", ".join(f"{name} {spent:.1f} s" for name, spent in parts))
     stored = report["checkpoints"]
     size = f", {stored['bytes'] / 1e6:.1f} MB each" if stored["bytes"] else ""
     said.append(f"complete checkpoints {stored['complete']}{size}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import LineageEntry
@@ -74,6 +75,17 @@ def a_run() -> RunFacts:
         checkpoints=Checkpoints(12, 3_400_000, 0.004),
         comparison=Comparison(3e-15, 1e-13, False, 120),
     )
+
+
+def test_where_the_seconds_went_is_reported_and_said() -> None:
+    seconds = {"training": 30.0, "recovering": 6.0, "redone": 4.0, "waiting": 0.0, "suspended": 10.0}
+    body = run_report.build(replace(a_run(), seconds=seconds, age_seconds=50.0))
+    assert body["seconds"] == {"training": 30.0, "recovering": 6.0, "redone": 4.0, "suspended": 10.0}
+    assert (body["goodput"], body["age_seconds"]) == (0.75, 50.0)
+    said = "goodput 75.0%: training 30.0 s, suspended 10.0 s, recovering 6.0 s, redone 4.0 s"
+    assert said in run_report.verdict(body)
+    never = run_report.build(a_run())
+    assert (never["goodput"], never["seconds"]) == (None, {})
 
 
 def test_the_report_has_the_documented_keys() -> None:
