@@ -64,13 +64,13 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
         from surefoot_operator.cli.jobs import (
             describe_job,
             explain_job,
-            job_logs,
             job_timeline,
             list_jobs,
             list_nodes,
             rollback_job,
         )
         from surefoot_operator.cli.local import run_local
+        from surefoot_operator.cli.logs import job_logs
         from surefoot_operator.cli.report import report_job
     return {
         "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 
 from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
@@ -27,6 +27,8 @@ class FakeApi:
         """Path -> what a POST there gives, where nothing is kept."""
         self.texts: dict[str, str] = {}
         """Path -> what is read there that is no JSON."""
+        self.streams: dict[str, Callable[[Mapping[str, str | int]], AsyncGenerator[bytes, None]]] = {}
+        """Path -> what is streamed there."""
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0
@@ -49,6 +51,16 @@ class FakeApi:
         if path not in self.texts:
             raise ApiRefused(f"GET {path}", 400, "BadRequest", "container trainer is waiting to start")
         return self.texts[path]
+
+    async def stream(
+        self, path: str, query: Mapping[str, str | int], silence_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        assert silence_seconds > 0
+        await self._asked("STREAM", path)
+        if path not in self.streams:
+            raise ApiRefused(f"STREAM {path}", 400, "BadRequest", "container trainer is waiting to start")
+        async for chunk in self.streams[path](query):
+            yield chunk
 
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("POST", path)

@@ -22,6 +22,7 @@ from surefoot_operator.cli.doctor.tier_check import probed
 from surefoot_operator.cli.jobs.job_source import on_cluster
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
 from surefoot_operator.cli.validate import read_job
+from surefoot_operator.extras import lacking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,8 @@ def run(given: argparse.Namespace) -> int:
 def _of_cluster(given: argparse.Namespace) -> list[Finding]:
     if given.no_cluster:
         return [no_cluster("no cluster was asked (--no-cluster)")]
+    if (missing := lacking("cli")) is not None:
+        return [no_cluster(missing)]
     try:
         return cluster_findings(on_cluster(given, look_at), __version__)
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone

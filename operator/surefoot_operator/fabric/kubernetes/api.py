@@ -104,6 +104,25 @@ class Api:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise ApiSilent(asked, error) from error
 
+    async def stream(
+        self, path: str, query: Mapping[str, str | int], silence_seconds: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields a growing text until the server ends it.
+
+        Raises ApiRefused; ApiSilent if nothing comes for `silence_seconds`, or the connection breaks.
+        """
+        asked = f"stream {path}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        try:
+            response = await self._send("GET", path, None, query, "application/json", timeout)
+            async with response:
+                if response.status != 200:
+                    raise refusal(asked, response.status, await response.text())
+                async for chunk in response.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiSilent(asked, error) from error
+
     async def close(self) -> None:
         await self._client.close()
 

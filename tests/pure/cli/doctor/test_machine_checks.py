@@ -35,7 +35,7 @@ def test_a_whole_machine_is_well() -> None:
 @pytest.mark.parametrize(
     ("look", "check", "state", "said"),
     [
-        (replace(WHOLE, lacking={"cli": "the module rich is not installed; pip"}), "commands", "fault", "rich"),
+        (replace(WHOLE, lacking={"cli": "the module rich is not installed; pip"}), "commands", "warning", "rich"),
         (
             replace(WHOLE, torch=None, lacking={"runtime": "the module torch is not installed"}),
             "torch",

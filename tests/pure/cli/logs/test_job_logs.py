@@ -14,7 +14,7 @@ from support.stored import stored_document, worker_pod, written
 from surefoot_operator.api.status import Incident, JobStatus
 from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
-from surefoot_operator.cli.jobs import job_logs
+from surefoot_operator.cli.logs import job_logs
 from surefoot_operator.cli.main import build_parser, main
 from surefoot_operator.fabric.kubernetes.api import ApiRefused
 from surefoot_operator.fabric.processes.job_store import Store

@@ -42,13 +42,27 @@ class LogPart:
 def parts_of_pod(worker: int, attempt: int, text: str) -> list[LogPart]:
     """Parts a container's stamped output by the rank that each line names."""
     found: dict[int | None, list[LogLine]] = {}
-    for line in text.splitlines():
-        stamped = _STAMPED.fullmatch(line)
-        at, said = (stamped[1], stamped[2]) if stamped else ("", line)
-        ranked = _RANK.fullmatch(said)
-        rank, said = (int(ranked[1]), ranked[2]) if ranked else (None, said)
-        found.setdefault(rank, []).append(LogLine(said, at))
+    for text_line in text.splitlines():
+        rank, line = ranked_line(text_line)
+        found.setdefault(rank, []).append(line)
     return [LogPart(worker, attempt, rank, tuple(lines)) for rank, lines in found.items()]
+
+
+def ranked_line(text: str) -> tuple[int | None, LogLine]:
+    """Reads one stamped line: whose it is (None: the agent's), and what it says."""
+    stamped = _STAMPED.fullmatch(text)
+    at, said = (stamped[1], stamped[2]) if stamped else ("", text)
+    ranked = _RANK.fullmatch(said)
+    rank, said = (int(ranked[1]), ranked[2]) if ranked else (None, said)
+    return rank, LogLine(said, at)
+
+
+def stamp_order(at: str) -> tuple[str, str]:
+    """Orders stamps of one kubelet, which leaves out a fraction's last zeros.
+
+    As text `…02.5Z` would come after `…02.51Z`.
+    """
+    return at[:19], at[19:].lstrip(".").rstrip("Z").ljust(9, "0")
 
 
 def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
@@ -102,7 +116,7 @@ def heading(part: LogPart) -> str:
 def by_time(parts: Iterable[LogPart], most: int) -> list[str]:
     """Renders the newest `most` lines in the order of their stamps."""
     lines = [(line.at, _who(part), line.text) for part in parts for line in part.lines]
-    return [f"{at}  {who}  {text}" for at, who, text in sorted(lines, key=lambda one: one[0])[-most:]]
+    return [f"{at}  {who}  {text}" for at, who, text in sorted(lines, key=lambda one: stamp_order(one[0]))[-most:]]
 
 
 def _who(part: LogPart) -> str:

@@ -11,12 +11,17 @@ import re
 from collections import deque
 from pathlib import Path
 
-from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
+from surefoot_operator.cli.cli_errors import EXIT_FAILED, EXIT_OK, UsageError
 from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_reads import read_job, read_worker_pods
-from surefoot_operator.cli.cluster.pod_logs import read_pod_log
 from surefoot_operator.cli.jobs.job_source import add_job, check_named, on_cluster
-from surefoot_operator.cli.jobs.merged_logs import (
+from surefoot_operator.cli.jobs.run_folder_reads import read_run
+from surefoot_operator.cli.jobs.stored_job import StoredJob
+from surefoot_operator.cli.jobs.text_table import print_lines
+from surefoot_operator.cli.logs.follow_files import FileFollower
+from surefoot_operator.cli.logs.follow_pods import PodFollower
+from surefoot_operator.cli.logs.followed_logs import FollowChoice
+from surefoot_operator.cli.logs.merged_logs import (
     LogLine,
     LogPart,
     blamed_incident,
@@ -25,9 +30,7 @@ from surefoot_operator.cli.jobs.merged_logs import (
     part_lines,
     parts_of_pod,
 )
-from surefoot_operator.cli.jobs.run_folder_reads import read_run
-from surefoot_operator.cli.jobs.stored_job import StoredJob
-from surefoot_operator.cli.jobs.text_table import print_lines
+from surefoot_operator.cli.logs.pod_logs import read_pod_log
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tail", type=int, default=20, metavar="LINES", help="of each, the newest so many (default: 20)"
     )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on showing lines as they come, until the job is over"
+    )
     parser.add_argument("--by-time", action="store_true", help="all in the order they were written; of a cluster alone")
 
 
@@ -55,6 +61,8 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError(f"--tail {given.tail} is not allowed; between 1 and {_MOST_LINES} lines are shown")
     if given.run_folder is not None and given.by_time:
         raise UsageError("--by-time needs a cluster: the files of a run folder do not say when a line was written")
+    if given.follow:
+        return _follow(given)
     stored, parts, notes = _files(given) if given.run_folder else on_cluster(given, lambda c: _pods(c, given))
     wanted = [one for one in parts if given.rank is None or one.rank == given.rank]
     blamed = blamed_incident(stored.status.incidents) if stored.status is not None else None
@@ -64,6 +72,18 @@ def run(given: argparse.Namespace) -> int:
         notes.append(f"of whom the newest failure blames there is no line here: {blamed.reason}")
     print_lines(notes if shown else [*notes, "no log lines: a pod that was deleted took its log along"])
     return EXIT_OK
+
+
+def _follow(given: argparse.Namespace) -> int:
+    if given.by_time:
+        raise UsageError("--by-time and --follow exclude each other: lines that come are shown as they come")
+    choice = FollowChoice(given.rank, given.worker, given.tail)
+    phase = (
+        FileFollower(given.run_folder, choice, print_lines).run()
+        if given.run_folder is not None
+        else on_cluster(given, lambda cluster: PodFollower(cluster, given.job, choice, print_lines).run())
+    )
+    return EXIT_OK if phase == "Complete" else EXIT_FAILED
 
 
 async def _pods(cluster: OpenCluster, given: argparse.Namespace) -> Found:

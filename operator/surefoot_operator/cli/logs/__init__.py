@@ -1,0 +1,1 @@
+"""Shows and follows what trainers and agents wrote."""
