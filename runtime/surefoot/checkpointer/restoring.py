@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from surefoot import metrics
@@ -32,7 +31,6 @@ from surefoot.restore.exchange import Common
 from surefoot.restore.placer import Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.restore.sharing import replicated
-from surefoot.staging import elements
 from surefoot.state import Entry, Fit, Program, Saved, read_values
 
 Values = Mapping[str, Any]
@@ -198,9 +196,9 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeer
             detours.append((live, host))
         if host.numel() == 0:
             continue
-        memory = elements(host).numpy().reshape(-1).view(np.uint8).data
-        destinations.append(Destination(entry.name, entry.dtype, entry.place.shape, entry.place.box, memory))
-        same.append(entry.place.same)
+        place = entry.place
+        destinations.append(Destination(entry.name, entry.dtype, place.shape, place.box, memory_of(host)))
+        same.append(place.same)
     common = []
     if others is not None:
         groups = replicated([d.wanted() for d in destinations], same, others.rank, others.options.least_bytes)
@@ -209,6 +207,13 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeer
     for live, host in detours:
         live.copy_(host)
     return taken.source, taken.read_bytes
+
+
+def memory_of(host: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous host tensor that has any."""
+    flat = host.as_strided((host.numel(),), (1,))  # of one element the strides may be anything
+    memory: memoryview = flat.view(torch.uint8).numpy().data
+    return memory
 
 
 def _reader(

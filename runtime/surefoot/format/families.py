@@ -23,6 +23,9 @@ OWN = -1
 MOST_KNOWN = 64
 """How many different holdings are remembered."""
 
+MOST_BOXES = 4096
+"""Of how many boxes of different tensors the holders are."""
+
 
 def spread_rule(rule: ShardingRule) -> SpreadRule:
     """A rule as records have it."""
@@ -44,6 +47,7 @@ class Family:
         self._number = {tensor.name: i for i, tensor in enumerate(layout.tensors)}
         self._lowest = frozenset(self._spread.lowest)
         self._known: dict[tuple[tuple[Grid, ...], int | None], _Held] = {}
+        self._holders: dict[tuple[int, tuple[int, ...], Box], list[tuple[Grid, int | None]]] = {}
 
     def __contains__(self, name: str) -> bool:
         number = self._number.get(name)
@@ -72,11 +76,10 @@ class Family:
     def savers(self, name: str, wanted: Box) -> set[int]:
         """Ranks that saved elements of `wanted` (and perhaps a few neighbours that did not)."""
         number = self._number[name]
-        tensor, rule = self.layout.tensors[number], self._rules[self._spread.of[number]]
         found: set[int] = set()
-        for group in rule.holders(tensor.shape, wanted):
-            if group.count == 1 or number in self._lowest:
-                found.add(group.at(0))
+        for group, alone in self._holding(self._spread.of[number], self.layout.tensors[number].shape, wanted):
+            if alone is not None or number in self._lowest:
+                found.add(group.at(0) if alone is None else alone)
                 continue
             held = self._held(group.at(0))
             sharers = held.groups[group]
@@ -87,6 +90,16 @@ class Family:
                     members = sharers.shares.members(place, shared_box.relative_to(holding.box.offsets))
                     found.update(group.at(member) for member in members)
         return found
+
+    def _holding(self, which: int, shape: tuple[int, ...], wanted: Box) -> list[tuple[Grid, int | None]]:
+        """Groups of ranks that hold elements of `wanted`, and the rank of those that are one; many tensors are alike."""
+        key = (which, shape, wanted)
+        if key not in self._holders:
+            if len(self._holders) >= MOST_BOXES:
+                self._holders.clear()
+            groups = self._rules[which].holders(shape, wanted)
+            self._holders[key] = [(group, group.at(0) if group.count == 1 else None) for group in groups]
+        return self._holders[key]
 
     def _held(self, rank: int) -> _Held:
         """What a rank holds; ranks that hold the same share one object."""

@@ -63,10 +63,10 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
             whole = box.lengths == tensor.shape and not any(box.offsets)
             if not whole and not Box.whole(tensor.shape).contains(box):
                 raise ValueError(f"box {box} is not inside tensor {tensor.name} of shape {tensor.shape}")
-            tiling = _tiling(box.lengths, size)
+            tiling, size_bytes, _ = _tiled(box.lengths, None, size)
             pieces[tensor.name].append(Piece(box.offsets, box.lengths, tiling.tile, position))
             tilings.append(tiling)
-            position += tiling.size_bytes
+            position += size_bytes
     return Layout(
         tensors=tuple(TensorLayout(t.name, t.dtype, t.shape, tuple(pieces[t.name])) for t in named),
         chunk_starts=chunk_starts(tilings),
@@ -76,9 +76,10 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
 
 
 @lru_cache(maxsize=4096)
-def _tiling(lengths: tuple[int, ...], itemsize: int) -> Tiling:
-    """How a piece is cut. A model has many tensors of one shape."""
-    return Tiling(lengths, block_shape(lengths, itemsize), itemsize)
+def _tiled(lengths: tuple[int, ...], tile: tuple[int, ...] | None, itemsize: int) -> tuple[Tiling, int, int]:
+    """How a piece is cut, or is to be cut (None); its bytes and blocks. A model has many tensors of one shape."""
+    tiling = Tiling(lengths, block_shape(lengths, itemsize) if tile is None else tile, itemsize)
+    return tiling, tiling.size_bytes, tiling.blocks
 
 
 def layout_digest(text: str) -> str:
@@ -145,14 +146,14 @@ def _placed(layout: Layout) -> tuple[PlacedPiece, ...]:
     found: list[PlacedPiece] = []
     position = blocks = 0
     # an empty piece begins where the next one does: it must come first
-    every = [(p.stream_offset, Box(p.offsets, p.lengths).volume > 0, t, p) for t in layout.tensors for p in t.pieces]
+    every = [(p.stream_offset, 0 not in p.lengths, t, p) for t in layout.tensors for p in t.pieces]
     for start, _, tensor, piece in sorted(every, key=lambda entry: entry[:2]):
-        tiling = Tiling(piece.lengths, piece.tile, itemsize(tensor.dtype))
+        tiling, size_bytes, count = _tiled(piece.lengths, piece.tile, itemsize(tensor.dtype))
         if start != position:
             raise ProtocolError(f"a layout leaves bytes {position} to {start} unused or used twice, at {tensor.name}")
         found.append(PlacedPiece(tensor, piece, tiling, blocks))
-        position += tiling.size_bytes
-        blocks += tiling.blocks
+        position += size_bytes
+        blocks += count
     if position != layout.stream_bytes:
         raise ProtocolError(f"a layout's pieces end at byte {position}, its stream at {layout.stream_bytes}")
     return tuple(found)

@@ -11,7 +11,7 @@ import logging
 import mmap
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -147,7 +147,7 @@ class Fetch:
         data, source = found if found is not None else self._read(read, asked)
         stream = self._parts[read.rank].stream
         for segment in read.segments:
-            self._placers[segment.wanted].place(segment, _bytes_of(segment, read, stream, data))
+            self._placers[segment.wanted].place(segment, _bytes_of(segment.blocks, read, stream, data))
         with self._lock:
             kind = "staging" if source == STAGING else self._copies.sources[source].kind
             self.by_kind[kind] += read.length
@@ -203,12 +203,24 @@ class Fetch:
                 f"chunk {read.chunk} of {manifest.save} at {where} came with {data.nbytes} of {read.length} bytes"
             )
         stream, table = self._parts[read.rank].stream, self._parts[read.rank].table
-        for segment in read.segments:
-            part = _bytes_of(segment, read, stream, data)
-            verified.check_blocks(part, manifest, stream, table, (where, read.chunk, segment.blocks))
+        for blocks in _joined(read.segments):
+            part = _bytes_of(blocks, read, stream, data)
+            verified.check_blocks(part, manifest, stream, table, (where, read.chunk, blocks))
 
 
-def _bytes_of(segment: Segment, read: RangeRead, stream: Stream, data: memoryview) -> memoryview:
-    begin = segment.start - read.stream_start
-    end = stream.edges[segment.blocks.stop] - read.stream_start
-    return data[begin:end]
+def _joined(segments: Sequence[Segment]) -> Iterator[range]:
+    """Blocks of segments in the stream's order, as few runs as there are: each is checked once."""
+    run = range(0)
+    for blocks in (segment.blocks for segment in segments):
+        if run and blocks.start <= run.stop:
+            run = range(run.start, max(run.stop, blocks.stop))
+            continue
+        if run:
+            yield run
+        run = blocks
+    if run:
+        yield run
+
+
+def _bytes_of(blocks: range, read: RangeRead, stream: Stream, data: memoryview) -> memoryview:
+    return data[stream.edges[blocks.start] - read.stream_start : stream.edges[blocks.stop] - read.stream_start]

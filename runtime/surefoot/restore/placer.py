@@ -6,6 +6,7 @@ Elements are moved as whole numbers of their size, so bfloat16 and float8 need n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,20 @@ class Placer:
 
     def __init__(self, destination: Destination) -> None:
         self._carrier = _CARRIERS[itemsize(destination.dtype)]
+        self._box, self._given = destination.box, destination.strides
         self._origin = destination.box.offsets
         self._memory = destination.memory.cast("B") if destination.memory.nbytes else destination.memory
-        whole: npt.NDArray[Any] = np.ndarray(
-            destination.box.lengths, self._carrier, self._memory, strides=destination.strides
-        )
-        self._strides = whole.strides
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        whole: npt.NDArray[Any] = np.ndarray(self._box.lengths, self._carrier, self._memory, strides=self._given)
+        return whole.strides
 
     def place(self, segment: Segment, data: memoryview) -> None:
         """Copies the wanted part of a segment's blocks from its bytes."""
+        if self._given is None and segment.take.lengths == segment.block == self._box.lengths:
+            self._memory[:] = data  # one block is all of it: what follows would take longer than the copy
+            return
         blocks = np.frombuffer(data, self._carrier).reshape(segment.rows, segment.count, *segment.block)
         taken = blocks[(slice(None), slice(None), *_slices(segment.take))]
         strides = self._strides

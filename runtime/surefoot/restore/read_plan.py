@@ -59,7 +59,9 @@ def plan(wanted: Sequence[Wanted], streams: Mapping[int, Stream], gap_bytes: int
     for number, want in enumerate(wanted):
         covered = 0
         for rank, part in homes.get(want.name, ()):
-            shared = want.box.intersect(box_of(part.piece))
+            piece, box = part.piece, want.box
+            whole = box.lengths == piece.lengths and box.offsets == piece.offsets and 0 not in box.lengths
+            shared = box if whole else box.intersect(box_of(piece))
             if shared is not None:
                 covered += shared.volume
                 found[rank] += _segments(number, shared, part)
@@ -144,7 +146,8 @@ def _homes(wanted: Sequence[Wanted], streams: Mapping[int, Stream]) -> dict[str,
 def _segments(number: int, shared: Box, part: PlacedPiece) -> Iterator[Segment]:
     """The blocks of a piece that hold `shared`: those of its like, moved to where this piece lies."""
     piece = part.piece
-    for like in _pattern(part.tiling, shared.relative_to(piece.offsets)):
+    alike = shared.lengths == piece.lengths
+    for like in _whole(part.tiling) if alike else _pattern(part.tiling, shared.relative_to(piece.offsets)):
         yield Segment(
             part.first_block + like.first,
             like.count,
@@ -162,6 +165,12 @@ def _segments(number: int, shared: Box, part: PlacedPiece) -> Iterator[Segment]:
 def _pattern(tiling: Tiling, inside: Box) -> tuple[Segment, ...]:
     """The segments of `inside`, as if its piece were all there is. A model has many tensors of one shape."""
     return tuple(segment for run in tiling.runs(inside) for segment in _segments_of(run, tiling, inside))
+
+
+@lru_cache(maxsize=4096)
+def _whole(tiling: Tiling) -> tuple[Segment, ...]:
+    """The segments of all of a piece."""
+    return _pattern(tiling, Box.whole(tiling.lengths))
 
 
 def _segments_of(run: BlockRun, tiling: Tiling, inside: Box) -> Iterator[Segment]:

@@ -154,9 +154,9 @@ class CheckpointReader:
         return heal(self._copies, self.layouts.stream, writer_epoch)
 
     def _reading(self, destinations: Sequence[Destination]) -> PlannedReads:
-        planned = self.plan(destinations)
-        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
         wanted = tuple(d.wanted() for d in destinations)
+        planned = self.layouts.plan(wanted)
+        parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
         return PlannedReads(wanted, planned.ranges, parts, tuple(Placer(d) for d in destinations))
 
     def _exchanged(self, reading: PlannedReads, peers: Peers) -> ExchangeOutcome:

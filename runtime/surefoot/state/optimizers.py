@@ -131,6 +131,8 @@ class OptimizerPart:
         """
         self._convert = fit.convert_dtypes
         told: list[str] = []
+        if fit.strict and not fit.optional:
+            return values, saved, told
         had = {n.removeprefix(f"{self.name}/").rpartition("/")[0] for n in saved if n.startswith(f"{self.name}/")}
         had |= set(values["plain"]) | set(values.get("bare", ()))
         gone = set[str]()
