@@ -20,6 +20,7 @@ from cluster.scenarios.rows import Row
 from cluster.scenarios.shapes import CREDENTIALS, Asked, Shape
 from cluster.scenarios.watching import Namespace
 from support.servers import s3_server
+from surefoot_operator.policy.reporting.time_spent import seconds_spent
 
 TOLERANCE = 1e-9
 """float64, other orders of summation where the world's size changed."""
@@ -209,6 +210,15 @@ class Stage:
         if found.max_parameter_difference is not None:
             assert found.max_parameter_difference <= TOLERANCE, (found, job.said())
 
+    def assert_accounted(self, job: Job) -> None:
+        """Every second of a job that has ended is in a category, whoever led meanwhile."""
+        status = job.status
+        assert status.start_seconds is not None
+        assert status.completion_seconds is not None
+        age = status.completion_seconds - status.start_seconds
+        spent = sum(seconds_spent(status.time_spent, status.completion_seconds).values())
+        assert abs(spent - age) < 0.1, (spent, age, status.time_spent)
+
     def write(self, job: Job, row: Row) -> None:
         """Of a job that has ended."""
         row.result = self.compared(job)
@@ -221,6 +231,7 @@ class Stage:
             job.finish()
         found = self.compared(job)
         assert found.max_parameter_difference is not None, "the job left no parameters"
+        self.assert_accounted(job)
         for row in self._rows.pop(job.asked.name, []):
             row.result = found
             rows.write(row)
