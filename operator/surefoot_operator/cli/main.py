@@ -68,12 +68,14 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
             list_jobs,
             list_nodes,
             rollback_job,
+            top_jobs,
         )
         from surefoot_operator.cli.local import run_local
         from surefoot_operator.cli.logs import job_logs
         from surefoot_operator.cli.report import report_job
     return {
         "list": (list_jobs, "list TrainingJobs: state, progress, newest checkpoint"),
+        "top": (top_jobs, "show jobs as they go: step, rate, exposure, copies, incidents"),
         "describe": (describe_job, "show everything about one job, in the order people ask"),
         "timeline": (job_timeline, "show what happened to a job, and where each recovery's seconds went"),
         "report": (report_job, "write a job's history as one page of HTML"),
