@@ -9,35 +9,21 @@ import time
 import pytest
 
 from cluster.scenarios import faults
-from cluster.scenarios.installed import answered
+from cluster.scenarios.installed import ROUND
 from cluster.scenarios.measuring import strike
 from cluster.scenarios.shapes import ELASTIC
 from cluster.scenarios.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-MARK = "surefoot.test/round"
-
 
 def test_an_upgraded_chart_disturbs_no_training(stage: Stage) -> None:
     job = stage.training("kept", ELASTIC)
-    struck = strike(job)
-    mark = {"podAnnotations": {MARK: str(time.time_ns())}}
+    struck, wanted = strike(job), str(time.time_ns())
+    mark = {"podAnnotations": {ROUND: wanted}}
     stage.installed.up({"operator": mark, "memoryTier": {**mark, "localSocket": {"enabled": True}}})
-    wanted = mark["podAnnotations"][MARK]
-
-    def replaced() -> bool:
-        found = [*stage.installed.pods("operator"), *stage.installed.pods("memory-tier")]
-        return all(pod["metadata"].get("annotations", {}).get(MARK) == wanted for pod in found)
-
-    job.wait("every pod of operator and memory tier is a new one", lambda: answered(replaced), 180.0)
-    stage.installed.wait_ready()
-    job.wait("every checkpoint is protected", job.is_protected)
-    stage.wait_led(job)
-    job.wait_steps(10)
-    row = stage.quiet_row("chart upgraded, memory tier included", struck)
-    row.notes["CheckpointProtected"] = stage.protected_since(job, struck.at)
-    stage.check(job, row)
+    stage.wait_release(job, {wanted})
+    stage.check_quiet(job, "chart upgraded, memory tier included", struck)
     assert job.condition("CheckpointsFit") == "True", job.said()
 
     before = {pod["metadata"]["name"] for pod in job.pods()}

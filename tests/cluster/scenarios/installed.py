@@ -17,6 +17,8 @@ NAMESPACE = "surefoot-system"
 RELEASE = "surefoot"
 CHART = layout.PROJECT / "charts" / "surefoot"
 READY_SECONDS = 120.0
+ROUND = "surefoot.test/round"
+"""Annotation by which pods of one release are told from those of another."""
 
 Object = dict[str, Any]
 
@@ -69,6 +71,11 @@ class Installed:
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=surefoot.dev/part%3D{part}"
         found: list[Object] = self.api.call("GET", path)["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def rounds(self) -> set[str | None]:
+        """The marks that pods of the operator and the memory tier bear."""
+        found = [*self.pods("operator"), *self.pods("memory-tier")]
+        return {pod["metadata"].get("annotations", {}).get(ROUND) for pod in found}
 
     def nodes(self) -> list[Object]:
         found: list[Object] = self.api.call("GET", "/api/v1/nodes")["items"]

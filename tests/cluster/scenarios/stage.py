@@ -12,7 +12,7 @@ from typing import Any
 from cluster import layout
 from cluster.engine import Engine
 from cluster.scenarios import rows
-from cluster.scenarios.installed import Installed
+from cluster.scenarios.installed import Installed, answered
 from cluster.scenarios.job import WAIT_SECONDS, Job
 from cluster.scenarios.ledger import Account, account
 from cluster.scenarios.measuring import Struck
@@ -139,6 +139,22 @@ class Stage:
         at = time.time()
         self.installed.wait_ready()
         job.wait("the status is written again", lambda: self.space.jobs.heard(job.asked.name, at))
+
+    def wait_release(self, job: Job, rounds: set[str | None]) -> None:
+        """Until every pod of operator and memory tier is of that release, and the job is as well as before."""
+        job.wait(
+            f"every pod is of release {rounds}", lambda: answered(lambda: self.installed.rounds() == rounds), 180.0
+        )
+        self.installed.wait_ready()
+        job.wait("its checkpoint is protected", job.is_protected)
+
+    def check_quiet(self, job: Job, scenario: str, struck: Struck) -> None:
+        """Operators were replaced and training never felt it."""
+        self.wait_led(job)
+        job.wait_steps(10)
+        row = self.quiet_row(scenario, struck)
+        row.notes["CheckpointProtected"] = self.protected_since(job, struck.at)
+        self.check(job, row)
 
     def protected_since(self, job: Job, at: float) -> list[str]:
         """What CheckpointProtected became since then, each change once."""
