@@ -60,7 +60,8 @@ class Program:
 
     def tensors(self) -> list[torch.Tensor]:
         kept = [p.detach() for p in self.model.parameters()]
-        return kept + [t for p in self.model.parameters() for t in self.optimizer.state.get(p, {}).values()]
+        states = [self.optimizer.state.get(p, {}) for p in self.model.parameters()]
+        return kept + [state[key] for state in states for key in sorted(state)]
 
 
 class Turn:

@@ -7,7 +7,6 @@ it did when that was prepared, is asked of all in one pass. Used by `ordering`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -25,7 +24,6 @@ SMALL_BYTES = 64 * 1024
 _MOST_SLOTS = 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _ASKED: tuple[Any, ...] = (
-    type,  # first: what another class answers to the others is its own affair
     torch.Tensor.data_ptr,
     torch.Tensor.is_contiguous,
     torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]  # a getter of C
@@ -33,7 +31,7 @@ _ASKED: tuple[Any, ...] = (
     torch.Tensor.is_conj,
     torch.Tensor.is_neg,
 )
-"""What a prepared view depends on. Memory that lies on a device, or was freed, has another address too."""
+"""What a prepared view depends on, beside its class. Memory on a device, or that was freed, has another address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +50,47 @@ class GatherCopy:
         torch.cat(self.sources, out=self.target)
 
 
-@dataclass(slots=True)
 class _Run:
     """Pieces that follow each other in the stream, of words of one size."""
 
-    start: int
-    stop: int
-    first: int
-    """Number of the first tensor."""
-    views: list[torch.Tensor]
+    def __init__(self, first: CopySource) -> None:
+        self.start = self.stop = first.start
+        self.tensors: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
+        self._facts: list[list[Any]] = []
 
     def takes(self, source: CopySource, view: torch.Tensor) -> bool:
         """Whether a piece goes on where this ends."""
         room = source.stop - self.start <= BAND_BYTES
         return room and source.start == self.stop and view.dtype == self.views[0].dtype
+
+    def append(self, source: CopySource, view: torch.Tensor) -> None:
+        self.tensors.append(_own(source))
+        self.views.append(view)
+        self.stop = source.stop
+
+    def note(self) -> None:
+        """Keeps what the views depend on."""
+        self._facts = _facts(self.tensors)
+
+    def refreshed(self) -> bool:
+        """Looks at its tensors again; False if one no longer fits."""
+        facts = _facts(self.tensors)
+        if facts == self._facts:
+            return True
+        if not all(self._retaken(number) for number in set(_differing(facts, self._facts))):
+            return False
+        self._facts = facts
+        return True
+
+    def _retaken(self, number: int) -> bool:
+        """Takes the view of a tensor that moved."""
+        tensor = self.tensors[number]
+        if not _is_plain(tensor):
+            return False
+        before, view = self.views[number], _view(tensor)
+        self.views[number] = view
+        return view.dtype == before.dtype and view.shape == before.shape
 
 
 class SmallTensors:
@@ -76,19 +101,19 @@ class SmallTensors:
 
     def __init__(self, sources: Iterable[CopySource]) -> None:
         """`sources` for which `gatherable` holds."""
-        ordered = sorted(sources, key=lambda source: source.start)
-        self.places = {source.start: (number, source.stop) for number, source in enumerate(ordered)}
-        """Number and end of each piece, by its start in the stream."""
-        self._tensors = [_own(source) for source in ordered]
-        self._facts = _facts(self._tensors)
+        self.places: dict[int, tuple[_Run, int, int]] = {}
+        """Run, number in it and end of each piece, by its start in the stream."""
         self._runs: list[_Run] = []
         self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
-        for number, (source, tensor) in enumerate(zip(ordered, self._tensors, strict=True)):
-            view = _view(tensor)
+        for source in sorted(sources, key=lambda source: source.start):
+            view = _view(_own(source))
             if not (self._runs and self._runs[-1].takes(source, view)):
-                self._runs.append(_Run(source.start, source.start, number, []))
-            self._runs[-1].views.append(view)
-            self._runs[-1].stop = source.stop
+                self._runs.append(_Run(source))
+            run = self._runs[-1]
+            self.places[source.start] = run, len(run.tensors), source.stop
+            run.append(source, view)
+        for run in self._runs:
+            run.note()
 
     def copies(self, room: CopyTarget) -> list[GatherCopy]:
         """The copies into one slot."""
@@ -104,31 +129,15 @@ class SmallTensors:
 
         `refreshed` looks at its memory.
         """
-        number, stop = self.places[source.start]
+        run, number, stop = self.places[source.start]
         if stop != source.stop or not gatherable(source):
             return False
-        self._tensors[number] = _own(source)
+        run.tensors[number] = _own(source)
         return True
 
     def refreshed(self) -> bool:
         """Looks at all tensors again; False if one no longer fits."""
-        facts = _facts(self._tensors)
-        if facts == self._facts:
-            return True
-        if not all(self._retaken(number) for number in set(_differing(facts, self._facts))):
-            return False
-        self._facts = facts
-        return True
-
-    def _retaken(self, number: int) -> bool:
-        """Takes the view of a tensor that moved."""
-        tensor = self._tensors[number]
-        if not _is_plain(tensor):
-            return False
-        run = self._runs[bisect_right(self._runs, number, key=lambda run: run.first) - 1]
-        before, view = run.views[number - run.first], _view(tensor)
-        run.views[number - run.first] = view
-        return view.dtype == before.dtype and view.shape == before.shape
+        return all(run.refreshed() for run in self._runs)
 
 
 class GatheredSources:
@@ -191,11 +200,11 @@ def _target(run: _Run, room: CopyTarget) -> torch.Tensor:
 
 
 def _facts(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
-    """What `_ASKED` says of all; of the types alone where one is not plain."""
+    """What `_ASKED` says of all; the types alone where one is not plain, whose answers are its own affair."""
     kinds = list(map(type, tensors))
     if not set(kinds).issubset(_PLAIN):
         return [kinds]
-    return [kinds, *(list(map(asked, tensors)) for asked in _ASKED[1:])]
+    return [kinds, *(list(map(asked, tensors)) for asked in _ASKED)]
 
 
 def _differing(now: Sequence[Sequence[Any]], before: Sequence[Sequence[Any]]) -> Iterator[int]:
