@@ -6,7 +6,7 @@ Pure. Jobs that do not train come first: in a list of hundreds, sorted by name, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
@@ -39,7 +39,7 @@ def top_row(stored: StoredJob, now: float, steps_per_second: float | None, every
 
     `steps_per_second` is as it was seen to go; None: not yet.
     """
-    pace = pace_of(stored, now)
+    pace = as_seen(pace_of(stored, now), steps_per_second)
     name = str(stored) if everywhere else stored.name
     state = stored.phase or "Unseen"
     message = stored.status.message if stored.status is not None else ""
@@ -48,7 +48,7 @@ def top_row(stored: StoredJob, now: float, steps_per_second: float | None, every
         state,
         stored.ready or UNKNOWN,
         progressed(pace),
-        _rate(pace, state, steps_per_second),
+        _rate(pace, state),
         age(pace.left_seconds),
         exposed(pace),
         saved(pace),
@@ -89,6 +89,19 @@ def plain_line(row: TopRow) -> str:
     return f"{row.job} {row.state}, {values}{rest}"
 
 
-def _rate(pace: Pace, state: str, seen: float | None) -> str:
-    rate = pace.steps_per_second if seen is None else seen
+def as_seen(pace: Pace, steps_per_second: float | None) -> Pace:
+    """Replaces a status' rate by the one that was seen, and what follows from it."""
+    if not steps_per_second or pace.steps_per_second is None:
+        return pace if not steps_per_second else replace(pace, steps_per_second=steps_per_second)
+    slower = pace.steps_per_second / steps_per_second
+    return replace(
+        pace,
+        steps_per_second=steps_per_second,
+        left_seconds=None if pace.left_seconds is None else pace.left_seconds * slower,
+        exposed_seconds=None if pace.exposed_seconds is None else pace.exposed_seconds * slower,
+    )
+
+
+def _rate(pace: Pace, state: str) -> str:
+    rate = pace.steps_per_second
     return UNKNOWN if rate is None or state != "Running" else f"{rate:.3g}/s"

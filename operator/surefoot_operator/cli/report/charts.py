@@ -7,6 +7,7 @@ shape and number too, since colour alone tells some readers nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot_operator.cli.report.curves import Point, logarithmic_ticks, thinned, ticks, wants_logarithm
@@ -16,8 +17,9 @@ _TOP, _RIGHT, _BOTTOM, _LEFT = 44.0, 12.0, 36.0, 52.0
 _FLOOR = 24.0
 _BAND_LABEL_PIXELS = 58.0
 """A narrower band has no room for its name."""
-_MARK_PIXELS = 16.0
-"""Marks that are nearer to each other share one."""
+_MARK_GAP_PIXELS = 4.0
+_MOST_SAID = 5
+"""Of marks that share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ def _bands(chart: Chart, axes: Axes) -> Markup:
 
 def _grid(chart: Chart, axes: Axes) -> Markup:
     frame = axes.frame
-    few = frame.width < 500
+    room = frame.width - _LEFT - _RIGHT
+    most = max(2, min(10, int(room / (8 * len(f"{axes.x_to:.0f}") + 24))))
     pick = logarithmic_ticks if axes.logarithmic else ticks
     rows = [
         joined(
@@ -181,8 +184,14 @@ def _grid(chart: Chart, axes: Axes) -> Markup:
         for value in pick(axes.y_from, axes.y_to, 6)
     ]
     columns = [
-        element("text", f"{value:g}", class_="tick middle", x=axes.x(value), y=frame.height - _BOTTOM + 16)
-        for value in ticks(axes.x_from, axes.x_to, 5 if few else 10)
+        element(
+            "text",
+            f"{value:.0f}",
+            class_="tick end" if axes.x(value) > frame.width - 3 * _RIGHT else "tick middle",
+            x=axes.x(value),
+            y=frame.height - _BOTTOM + 16,
+        )
+        for value in ticks(axes.x_from, axes.x_to, most)
         if value == int(value)
     ]
     scale = f"{chart.y_label}, logarithmic" if axes.logarithmic else chart.y_label
@@ -203,31 +212,35 @@ def _path(curve: Curve, axes: Axes) -> Markup:
 
 
 def _marks(chart: Chart, axes: Axes) -> Markup:
-    """Marks that would lie on each other share one, which names the first and counts the rest."""
+    """Marks that would lie on each other share one, which names the first and the last."""
     groups: list[tuple[float, list[ChartMark]]] = []
     for mark in sorted(chart.marks, key=lambda one: one.x):
         at = axes.x(min(max(mark.x, axes.x_from), axes.x_to))
-        if groups and at - groups[-1][0] < _MARK_PIXELS:
+        if groups and at - groups[-1][0] < _mark_width(groups[-1][1]) + _MARK_GAP_PIXELS:
             groups[-1][1].append(mark)
         else:
             groups.append((at, [mark]))
     return joined(*(_mark(at, marks, axes) for at, marks in groups))
 
 
-def _mark(at: float, marks: list[ChartMark], axes: Axes) -> Markup:
+def _mark_width(marks: Sequence[ChartMark]) -> float:
+    return max(19.0, 10.0 + 7.5 * len(_mark_label(marks)))
+
+
+def _mark_label(marks: Sequence[ChartMark]) -> str:
+    return marks[0].label if len(marks) == 1 else f"{marks[0].label}–{marks[-1].label}"
+
+
+def _mark(at: float, marks: Sequence[ChartMark], axes: Axes) -> Markup:
     planned = all(mark.planned for mark in marks)
-    kind = "mark planned" if planned else "mark"
-    label = marks[0].label if len(marks) == 1 else f"{marks[0].label}+"
-    shape = (
-        element("rect", x=at - 9, y=20, width=18, height=18, rx=2)
-        if planned
-        else element("circle", cx=at, cy=29, r=9.5)
-    )
+    width = _mark_width(marks)
+    left = min(max(at - width / 2, 0.0), axes.frame.width - width)  # one at the edge keeps its whole label
+    more = f"; and {len(marks) - _MOST_SAID} more" if len(marks) > _MOST_SAID else ""
     return element(
         "g",
-        element("title", "; ".join(mark.said for mark in marks[:5])),
+        element("title", "; ".join(mark.said for mark in marks[:_MOST_SAID]) + more),
         element("line", x1=at, x2=at, y1=38, y2=axes.frame.height - _BOTTOM),
-        shape,
-        element("text", label, x=at, y=33),
-        class_=kind,
+        element("rect", x=left, y=19, width=width, height=19, rx=2 if planned else 9.5),
+        element("text", _mark_label(marks), x=left + width / 2, y=33),
+        class_="mark planned" if planned else "mark",
     )

@@ -78,6 +78,10 @@ def figure(name: str, value: str, said: str = "") -> Markup:
     return element("div", element("dt", name), element("dd", value, element("small", said) if said else None))
 
 
+def ranks_of(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
 def clock(seconds: float | None) -> str:
     """A moment in UTC, to the second."""
     if seconds is None:

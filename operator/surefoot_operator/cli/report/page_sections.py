@@ -17,6 +17,7 @@ from surefoot_operator.cli.report.page_parts import (
     duration,
     key,
     pairs,
+    ranks_of,
     section,
     table,
 )
@@ -86,7 +87,7 @@ def _bands(facts: ReportFacts, loss: LossFacts) -> tuple[XBand, ...]:
     begins = [float(one.from_step) for one in facts.epochs]
     ends = [*begins[1:], last]
     return tuple(
-        XBand(begin, end, f"epoch {one.epoch}, {one.ranks} ranks")
+        XBand(begin, end, f"epoch {one.epoch}, {ranks_of(one.ranks)}")
         for one, begin, end in zip(facts.epochs, begins, ends, strict=True)
     )
 

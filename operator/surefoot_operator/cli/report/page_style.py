@@ -37,7 +37,7 @@ p{margin:6px 0}.soft,.caption{color:var(--soft)}.caption{font-size:13.5px}
 .curve.kept{stroke:var(--kept);stroke-width:1.8}.curve.undisturbed{stroke:var(--undisturbed);stroke-width:7}
 .curve.discarded{stroke:var(--discarded);stroke-width:4;stroke-dasharray:.1 6.5}.curve.stall{stroke:var(--stall);stroke-width:1.8}
 .dot{fill:var(--kept)}.dot.undisturbed{fill:var(--undisturbed)}.dot.discarded{fill:var(--discarded)}
-.mark line{stroke:var(--mark);stroke-width:1.5;stroke-dasharray:5 4}.mark circle{fill:var(--mark)}.mark text{fill:var(--card);font-weight:700;text-anchor:middle}
+.mark line{stroke:var(--mark);stroke-width:1.5;stroke-dasharray:5 4}.mark rect{fill:var(--mark)}.mark text{fill:var(--card);font-weight:700;text-anchor:middle}
 .mark.planned line{stroke:var(--planned)}.mark.planned rect{fill:var(--planned)}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;padding:0;margin:8px 0 0;font-size:13.5px;color:var(--soft)}
 .key li{display:flex;align-items:center;gap:7px}.key svg{width:30px;height:14px;flex:none}

@@ -10,7 +10,7 @@ import statistics
 
 from surefoot.protocol.plain import amount
 from surefoot_operator.cli.report.markup import Markup, element, joined
-from surefoot_operator.cli.report.page_parts import NOT_KNOWN, clock, duration, figure
+from surefoot_operator.cli.report.page_parts import NOT_KNOWN, clock, duration, figure, ranks_of
 from surefoot_operator.cli.report.page_sections import (
     checkpoints_section,
     events_section,
@@ -110,4 +110,4 @@ def _worlds(facts: ReportFacts) -> str:
     if not sizes:
         return "no world yet"
     shown = sizes if len(sizes) <= 6 else [*sizes[:2], "…", *sizes[-3:]]
-    return f"{' → '.join(shown)} ranks"
+    return ranks_of(facts.epochs[0].ranks) if len(sizes) == 1 else f"{' → '.join(shown)} ranks"

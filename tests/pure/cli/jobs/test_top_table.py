@@ -11,8 +11,18 @@ from support.builders import BEGAN, running
 from support.stored import stored_document, written
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Condition, Incident, JobStatus
+from surefoot_operator.cli.jobs.job_pace import Pace
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.cli.jobs.top_table import COLUMNS, TopRow, copies, in_view, incidents, plain_line, top_row
+from surefoot_operator.cli.jobs.top_table import (
+    COLUMNS,
+    TopRow,
+    as_seen,
+    copies,
+    in_view,
+    incidents,
+    plain_line,
+    top_row,
+)
 
 SAVED = Checkpoint(1, 40)
 FAILED = Incident("node-lost", "gone", 1, "n1", 1, BEGAN + 60)
@@ -38,6 +48,13 @@ def test_a_running_job_is_told_with_what_was_seen_of_it() -> None:
     assert found["EXPOSED"].startswith("2 steps")
     assert cells(top_row(job(), BEGAN + 100, None, True))["JOB"] == "team/gpt"
     assert cells(top_row(job(), BEGAN + 100, None, True))["RATE"] == "0.42/s"  # as the status says, until it was seen
+
+
+def test_what_is_left_goes_by_the_rate_that_is_shown() -> None:
+    known = Pace(10, 20, steps_per_second=2.0, left_seconds=5.0, exposed_steps=4, exposed_seconds=2.0)
+    assert as_seen(known, 4.0) == replace(known, steps_per_second=4.0, left_seconds=2.5, exposed_seconds=1.0)
+    assert as_seen(known, None) == as_seen(known, 0.0) == known
+    assert as_seen(Pace(10), 4.0) == Pace(10, steps_per_second=4.0)
 
 
 def test_a_job_that_does_not_train_has_no_rate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,16 +33,27 @@ def test_marks_on_each_other_are_one_and_those_apart_are_two() -> None:
         chart(points, (ChartMark(50, "1", "a"), ChartMark(50, "2", "b"), ChartMark(90, "3", "c", planned=True)))
     ).text
     wide = near.split("</svg>")[0]
-    assert re.findall(r'<text x="[\d.]+" y="33">([^<]+)<', wide) == ["1+", "3"]
+    assert re.findall(r'<text x="[\d.]+" y="33">([^<]+)<', wide) == ["1–2", "3"]
     assert "<title>a; b</title>" in wide
-    assert wide.count("<circle") == 1
+    assert re.findall(r' rx="([\d.]+)"', wide) == ["9.5", "2"]  # round a failure, square a plan
     assert '<g class="mark planned">' in wide
 
 
 def test_a_mark_beyond_the_last_step_is_drawn_at_the_edge() -> None:
     points = [(float(step), 1.0) for step in range(10)]
     wide = drawn_chart(chart(points, (ChartMark(1e9, "1", "a"),))).text.split("</svg>")[0]
-    assert float(re.findall(r'<circle cx="([\d.]+)"', wide)[0]) <= FRAMES[0].width
+    left, width = (float(one) for one in re.findall(r'<rect x="([\d.]+)" y="19" width="([\d.]+)"', wide)[0])
+    assert 0 <= left <= left + width <= FRAMES[0].width
+
+
+def test_many_marks_never_lie_on_each_other() -> None:
+    points = [(float(step), 1.0) for step in range(1000)]
+    marks = tuple(ChartMark(9 * number, str(number), "x") for number in range(1, 110))
+    for drawing in drawn_chart(chart(points, marks)).text.split("</svg>")[:2]:
+        boxes = [(float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)" y="19" width="([\d.]+)"', drawing)]
+        inner = boxes[:-1]  # the last is moved inwards, at most by half of itself
+        assert len(boxes) > 3
+        assert all(x + w <= further for (x, w), (further, _) in pairwise(inner))
 
 
 def test_bands_beyond_the_curve_are_left_out() -> None:
