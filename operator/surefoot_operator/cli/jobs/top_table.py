@@ -90,7 +90,7 @@ def plain_line(row: TopRow) -> str:
 
 
 def as_seen(pace: Pace, steps_per_second: float | None) -> Pace:
-    """Replaces a status' rate by the one that was seen, and what follows from it."""
+    """Replaces a status' rate by the one that was seen."""
     if not steps_per_second or pace.steps_per_second is None:
         return pace if not steps_per_second else replace(pace, steps_per_second=steps_per_second)
     slower = pace.steps_per_second / steps_per_second

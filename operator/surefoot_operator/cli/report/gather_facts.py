@@ -29,7 +29,7 @@ from surefoot_operator.cli.report.report_facts import (
     ReportFacts,
     StallFacts,
 )
-from surefoot_operator.cli.report.time_shares import Cause, Stretch, time_shares
+from surefoot_operator.policy.reporting.time_spent import goodput, seconds_spent
 
 OfStep = dict[int, list[LedgerLine]]
 
@@ -49,8 +49,14 @@ class RunRecords:
     comparison: Comparison | None = None
 
 
-def facts_of_view(view: JobView, source: str) -> ReportFacts:
-    """Gathers what one look at a job says."""
+def facts_of_view(view: JobView, source: str, until_seconds: float | None = None) -> ReportFacts:
+    """Gathers what one look at a job says.
+
+    Args:
+        view: the look.
+        source: where it looked, for people.
+        until_seconds: when an unfinished job was last known to go on; None: when it was looked at.
+    """
     stored, status = view.stored, view.stored.status
     found = ReportFacts(
         job=str(stored),
@@ -67,7 +73,8 @@ def facts_of_view(view: JobView, source: str) -> ReportFacts:
     )
     if status is None:
         return found
-    found = dataclasses.replace(
+    seconds = seconds_spent(status.time_spent, view.now if until_seconds is None else until_seconds)
+    return dataclasses.replace(
         found,
         message=status.message,
         start_seconds=status.start_seconds,
@@ -78,19 +85,20 @@ def facts_of_view(view: JobView, source: str) -> ReportFacts:
         persistent_step=None if status.floor is None else status.floor.step,
         memory_interval=status.memory_interval,
         persistent_interval=status.persistent_interval,
+        seconds={name: spent for name, spent in seconds.items() if spent > 0},
+        goodput=goodput(seconds),
     )
-    return _with_shares(found, _recoveries(found))
 
 
 def with_ledger(facts: ReportFacts, run: RunRecords) -> ReportFacts:
-    """Adds losses, samples, stalls, who ran what, and where the time went."""
+    """Adds losses, samples, stalls, and who ran what."""
     lines = [line for _, line in run.lines]
     kept = ledger.along(lines, run.lineage)
     ranks = ledger.worlds(kept, run.lineage)
     discarded = _discarded(lines, kept)
     if facts.outcome != "Complete":
         kept = ledger.finished(kept, ranks)
-    found = dataclasses.replace(
+    return dataclasses.replace(
         facts,
         loss=_losses(kept, discarded, run.undisturbed),
         epochs=epochs_of(run.lineage, run.incidents),
@@ -101,10 +109,6 @@ def with_ledger(facts: ReportFacts, run: RunRecords) -> ReportFacts:
         checkpoints=run.checkpoints,
         placements=_with_lines(facts.placements, run),
     )
-    stretches = [*_recoveries(found), *_starting(found, lines), *_steps(kept, "training"), *_saves(kept)]
-    for of_step in discarded.values():
-        stretches += _steps(of_step, "repeated")
-    return _with_shares(found, stretches)
 
 
 def epochs_of(lineage: Lineage, incidents: Sequence[Incident]) -> tuple[EpochFacts, ...]:
@@ -245,52 +249,3 @@ def _former_node(worker: str, lines: Sequence[LedgerLine], incidents: Iterable[I
 
 def _order(worker: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in worker.split("-"))
-
-
-# ---- where the time went ----------------------------------------------------------------------------------------------
-
-
-def _with_shares(facts: ReportFacts, stretches: Iterable[Stretch]) -> ReportFacts:
-    if facts.start_seconds is None:
-        return facts
-    end = facts.end_seconds or facts.made_seconds
-    return dataclasses.replace(facts, shares=time_shares(facts.start_seconds, end, stretches))
-
-
-def _recoveries(facts: ReportFacts) -> list[Stretch]:
-    end = facts.end_seconds or facts.made_seconds
-    return [
-        Stretch(
-            one.at_seconds,
-            end if one.took_seconds is None else one.at_seconds + one.took_seconds,
-            "change" if one.planned else "recovery",
-        )
-        for one in facts.incidents
-    ]
-
-
-def _starting(facts: ReportFacts, lines: Iterable[LedgerLine]) -> list[Stretch]:
-    first = min((_span(line)[0] for line in lines), default=None)
-    if first is None or facts.start_seconds is None:
-        return []
-    return [Stretch(facts.start_seconds, first, "starting")]
-
-
-def _steps(of_step: OfStep, cause: Cause) -> list[Stretch]:
-    spans = [[_span(line) for line in lines] for lines in of_step.values()]
-    return [Stretch(min(begin for begin, _ in one), max(end for _, end in one), cause) for one in spans]
-
-
-def _saves(of_step: OfStep) -> list[Stretch]:
-    """The slowest rank's stall, at its step's beginning: where in the step it was, no ledger says."""
-    found = []
-    for lines in of_step.values():
-        slowest = max(lines, key=lambda line: line.stall_seconds or 0.0)
-        if slowest.stall_seconds:
-            begin, _ = _span(slowest)
-            found.append(Stretch(begin, begin + slowest.stall_seconds, "stall"))
-    return found
-
-
-def _span(line: LedgerLine) -> tuple[float, float]:
-    return line.at_seconds - (line.seconds or 0.0), line.at_seconds

@@ -21,20 +21,22 @@ from surefoot_operator.cli.report.page_parts import (
     section,
     table,
 )
-from surefoot_operator.cli.report.phase_bars import COLOURS, durations, phase_bar, share_bar, share_colour
+from surefoot_operator.cli.report.phase_bars import COLOURS, category_colour, durations, phase_bar, seconds_bar
 from surefoot_operator.cli.report.report_facts import IncidentFacts, LossFacts, Placement, ReportFacts
-from surefoot_operator.cli.report.time_shares import Cause
 
 MOST_INCIDENTS = 50
 
-_CAUSES: dict[Cause, str] = {
-    "recovery": "recovering from failures, until the first new step was finished",
-    "change": "planned changes of the world, until the first new step was finished",
-    "starting": "starting: until the first step began",
-    "stall": "training stopped by a save",
-    "repeated": "steps that a failure undid and a later epoch ran again",
-    "training": "training: steps that count",
-    "other": "everything else: between steps, waiting, ending",
+_CATEGORIES = {
+    "training": "steps that count",
+    "redone": "steps that a failure took back: they were run again",
+    "detecting": "from the last step to the decision that something failed",
+    "recovering": "from there to the first new step, without waiting for workers",
+    "resizing": "planned changes: nodes left, growth, what a suspension stops",
+    "starting": "from a world's begin without a failure to its first step",
+    "waiting": "for enough workers",
+    "suspended": "as somebody wished",
+    "finishing": "from the end of all trainers until the last checkpoint is where it belongs",
+    "unknown": "before an operator counted",
 }
 
 
@@ -170,26 +172,26 @@ def _about(one: IncidentFacts) -> list[str]:
 
 
 def time_section(facts: ReportFacts) -> Markup:
-    """What the job's seconds were spent on."""
+    """What the job's seconds were spent on, by the operator's own account."""
     title = "Where the job's seconds went"
-    total = sum(one.seconds for one in facts.shares)
+    total = sum(facts.seconds.values())
     if total <= 0:
-        return section(title, caption("The job has not started, or its status does not say when."))
+        return section(title, caption("The job has not started, or its operator does not count seconds yet."))
     rows: list[tuple[Child, ...]] = [
         (
-            element("span", str(share_colour(one)), class_=f"swatch c{share_colour(one)}"),
-            _CAUSES[one.cause] if facts.loss is not None or one.cause != "other" else "training, starting and waiting",
-            duration(one.seconds),
-            f"{100 * one.seconds / total:.1f} %",
+            element("span", str(category_colour(name)), class_=f"swatch c{category_colour(name)}"),
+            joined(element("b", name), f": {_CATEGORIES[name]}" if name in _CATEGORIES else ""),
+            duration(spent),
+            f"{100 * spent / total:.1f} %",
         )
-        for one in facts.shares
+        for name, spent in facts.seconds.items()
     ]
-    coarse = None
-    if facts.loss is None:
-        coarse = caption("A cluster keeps no ledger of steps, so that training is not told from starting and waiting.")
-    said = f"{duration(total)} from the job's start to {'its end' if facts.end_seconds else 'now'}, each moment counted once"
-    bar = share_bar(facts.shares, f"The job's seconds by cause: {said}")
-    return section(title, caption(f"{said}."), bar, table(("", "what", "time", "share"), rows, (2, 3)), coarse)
+    said = f"{duration(total)} since the job's start, each second counted once, by the operator"
+    good = (
+        "" if facts.goodput is None else f". Goodput, the share of training that was not run again: {facts.goodput:.1%}"
+    )
+    bar = seconds_bar(facts.seconds, f"The job's seconds by category: {said}")
+    return section(title, caption(f"{said}{good}."), bar, table(("", "category", "time", "share"), rows, (2, 3)))
 
 
 def checkpoints_section(facts: ReportFacts) -> Markup:

@@ -11,10 +11,10 @@ STYLE = Markup(
     """
 :root{color-scheme:light dark;--ground:#f6f7f9;--card:#fff;--ink:#1b2430;--soft:#586474;--rule:#dde2e9;--band:#eef2f8;--band-odd:#e0e8f3;
 --kept:#0b5cad;--undisturbed:#e8b25a;--discarded:#b3261e;--stall:#0b5cad;--mark:#b3261e;--planned:#4d5b6b;--good:#146c43;--bad:#b3261e;
---c1:#8a94a3;--c2:#5b8def;--c3:#e39b2f;--c4:#2f9e77;--c5:#b86fb0;--c6:#d9662b;--c7:#c3cad4;--on:#10151c}
+--c1:#8a94a3;--c2:#5b8def;--c3:#e39b2f;--c4:#2f9e77;--c5:#b86fb0;--c6:#d9662b;--c7:#9fb3c8;--c8:#cfd6df;--c9:#c9b458;--c10:#b0b7c1;--on:#10151c}
 @media (prefers-color-scheme:dark){:root{--ground:#11151b;--card:#1a2029;--ink:#e6eaf0;--soft:#a3aebd;--rule:#2e3743;--band:#1f2733;
 --band-odd:#27313f;--kept:#7fb8ff;--undisturbed:#8a6420;--discarded:#ff9c93;--stall:#7fb8ff;--mark:#ff9c93;--planned:#aab6c5;--good:#6fd3a0;
---bad:#ff9c93;--c1:#8a94a3;--c2:#7aa5f5;--c3:#e6ad55;--c4:#55bd98;--c5:#cc92c5;--c6:#e88a5a;--c7:#5b6675}}
+--bad:#ff9c93;--c1:#8a94a3;--c2:#7aa5f5;--c3:#e6ad55;--c4:#55bd98;--c5:#cc92c5;--c6:#e88a5a;--c7:#7d94ad;--c8:#66727f;--c9:#d3c06b;--c10:#8b949f}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif}
 main{max-width:1080px;margin:0 auto;padding:24px 20px 48px}
@@ -48,7 +48,8 @@ p{margin:6px 0}.soft,.caption{color:var(--soft)}.caption{font-size:13.5px}
 .bar{width:100%;height:26px;display:block;margin:10px 0 8px}
 .bar text{font-size:12px;font-weight:700;fill:var(--on);text-anchor:middle}
 .c1{fill:var(--c1);background:var(--c1)}.c2{fill:var(--c2);background:var(--c2)}.c3{fill:var(--c3);background:var(--c3)}
-.c4{fill:var(--c4);background:var(--c4)}.c5{fill:var(--c5);background:var(--c5)}.c6{fill:var(--c6);background:var(--c6)}.c7{fill:var(--c7);background:var(--c7)}
+.c4{fill:var(--c4);background:var(--c4)}.c5{fill:var(--c5);background:var(--c5)}.c6{fill:var(--c6);background:var(--c6)}.c7{fill:var(--c7);background:var(--c7)}.c8{fill:var(--c8);background:var(--c8)}
+.c9{fill:var(--c9);background:var(--c9)}.c10{fill:var(--c10);background:var(--c10)}
 .swatch{display:inline-block;min-width:20px;border-radius:3px;color:var(--on);font-weight:700;font-size:12px;text-align:center}
 .bar rect{stroke:var(--card);stroke-width:1}
 .table{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px}

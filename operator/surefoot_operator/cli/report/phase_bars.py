@@ -5,11 +5,11 @@ Pure. A bar alone shows shares; on one scale the slow recovery is seen among man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from surefoot_operator.cli.report.markup import Markup, element
 from surefoot_operator.cli.report.report_facts import PhaseFacts
-from surefoot_operator.cli.report.time_shares import CAUSES, TimeShare
+from surefoot_operator.policy.reporting.time_spent import CATEGORIES
 
 _WIDTH, _HEIGHT = 1000.0, 26.0
 _NUMBERED_FROM = 40.0
@@ -33,15 +33,15 @@ def phase_bar(phases: Sequence[PhaseFacts], longest_seconds: float, title: str) 
     return _bar(told, longest_seconds, title)
 
 
-def share_bar(shares: Sequence[TimeShare], title: str) -> Markup:
-    """Draws a job's whole time, divided by cause."""
-    told = [(share_colour(one), one.seconds, one.cause) for one in shares]
-    return _bar(told, sum(one.seconds for one in shares), title)
+def seconds_bar(seconds: Mapping[str, float], title: str) -> Markup:
+    """Draws a job's whole time, divided by category."""
+    told = [(category_colour(name), spent, name) for name, spent in seconds.items()]
+    return _bar(told, sum(seconds.values()), title)
 
 
-def share_colour(share: TimeShare) -> int:
-    """The number of a cause's colour, in bar and table."""
-    return CAUSES.index(share.cause) + 1
+def category_colour(category: str) -> int:
+    """The number of a category's colour, in bar and table."""
+    return CATEGORIES.index(category) + 1 if category in CATEGORIES else len(CATEGORIES)
 
 
 def _bar(told: Sequence[tuple[int, float, str]], longest_seconds: float, title: str) -> Markup:

@@ -13,7 +13,6 @@ from surefoot_operator.cli.local.ledger import Account
 from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
 from surefoot_operator.cli.report.curves import Point
-from surefoot_operator.cli.report.time_shares import TimeShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,9 @@ class ReportFacts:
     incidents: tuple[IncidentFacts, ...] = ()
     account: Account | None = None
     comparison: Comparison | None = None
-    shares: tuple[TimeShare, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By category, the operator's own account; empty: it did not count yet."""
+    goodput: float | None = None
     stalls: StallFacts = field(default_factory=StallFacts)
     checkpoints: Checkpoints | None = None
     newest_checkpoint: str = ""

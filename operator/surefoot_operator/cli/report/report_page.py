@@ -23,7 +23,6 @@ from surefoot_operator.cli.report.page_sections import (
 )
 from surefoot_operator.cli.report.page_style import STYLE
 from surefoot_operator.cli.report.report_facts import ReportFacts
-from surefoot_operator.cli.report.time_shares import share_of
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _KINDS = {"Complete": "outcome good", "Failed": "outcome bad"}
@@ -73,10 +72,9 @@ def _heading(facts: ReportFacts) -> Markup:
 
 def _figures(facts: ReportFacts) -> Markup:
     found = [figure("Steps", _steps(facts), _worlds(facts))]
-    if facts.shares:
-        trained = share_of(facts.shares, "training") if facts.loss is not None else None
-        said = "" if trained is None else f"{100 * trained:.0f} % training that counts"
-        found.append(figure("Elapsed", duration(sum(one.seconds for one in facts.shares)), said))
+    if facts.seconds:
+        said = "" if facts.goodput is None else f"goodput {facts.goodput:.1%}"
+        found.append(figure("Elapsed", duration(sum(facts.seconds.values())), said))
     failures = [one for one in facts.incidents if not one.planned]
     took = [one.took_seconds for one in failures if one.took_seconds is not None]
     recovered = f"median {duration(statistics.median(took))} to the first new step" if took else ""

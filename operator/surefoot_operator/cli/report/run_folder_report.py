@@ -57,7 +57,10 @@ def report_of_run(
         struck=struck,
         comparison=comparison,
     )
-    return with_ledger(facts_of_view(view, f"the run folder {root}"), records)
+    # of a run that was broken off nobody writes the end: it went on until its last step
+    abandoned = bool(view.nodes) and not any(node.ready for node in view.nodes or ())
+    until = max((line.at_seconds for _, line in lines), default=None) if abandoned else None
+    return with_ledger(facts_of_view(view, f"the run folder {root}", until), records)
 
 
 def _undisturbed(root: Path, status: JobStatus | None) -> dict[int, float] | None:

@@ -9,6 +9,7 @@ import pytest
 from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run
 from support.stored import view_of_snapshot
+from surefoot_operator.api.status import TimeSpent
 from surefoot_operator.cli.jobs.job_timeline import timeline_of
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.local.faults import Fault
@@ -39,11 +40,17 @@ def test_what_counts_is_told_from_what_was_run_again(facts: ReportFacts) -> None
     assert (facts.account.lost, facts.account.repeated) == (0, 0)
 
 
-def test_each_moment_counts_once(facts: ReportFacts) -> None:
-    seconds = {one.cause: round(one.seconds, 3) for one in facts.shares}
-    assert sum(seconds.values()) == pytest.approx(26)
-    # 13 to 16 s: the recovery, in which the second of step 11 lies; the two lost steps ended at its beginning
-    assert seconds == {"starting": 1, "recovery": 3, "repeated": 2, "stall": 0.02, "training": 18.98, "other": 1}
+def test_seconds_are_the_operators_own_account_up_to_now() -> None:
+    spent = TimeSpent("training", BEGAN + 16, training_seconds=12, recovering_seconds=3, starting_seconds=1)
+    looked = view()
+    assert looked.stored.status is not None
+    stored = replace(looked.stored, status=replace(looked.stored.status, time_spent=spent))
+    found = facts_of_view(replace(looked, now=BEGAN + 20, stored=stored), "here")
+    assert found.seconds == {"training": 16, "recovering": 3, "starting": 1}
+    assert found.goodput == 0.8
+    # a run that was broken off went on until its last step, not until somebody looked
+    assert facts_of_view(replace(looked, now=BEGAN + 9999, stored=stored), "here", BEGAN + 17).seconds["training"] == 13
+    assert (facts_of_view(looked, "here").seconds, facts_of_view(looked, "here").goodput) == ({}, None)
 
 
 def test_phases_are_the_figures_of_the_timeline(facts: ReportFacts) -> None:
@@ -90,5 +97,4 @@ def test_a_running_job_counts_no_step_that_some_rank_has_not_finished() -> None:
 def test_a_cluster_tells_no_step_and_says_nothing_of_them() -> None:
     found = facts_of_view(view(), "a cluster")
     assert (found.loss, found.account, found.checkpoints) == (None, None, None)
-    assert {one.cause for one in found.shares} == {"recovery", "other"}
     assert [one.worker for one in found.placements] == [f"{one.index}-{one.attempt}" for one in running().workers]

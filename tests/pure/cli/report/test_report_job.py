@@ -104,4 +104,3 @@ def test_a_clusters_job_becomes_a_page_named_like_it(
     assert main(["report", "gpt"]) == 0
     text = (tmp_path / "gpt.html").read_text()
     assert "A cluster keeps no loss of each step" in text
-    assert "training is not told from starting" in text

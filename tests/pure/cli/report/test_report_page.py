@@ -20,6 +20,7 @@ from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
 from surefoot_operator.cli.report.gather_facts import RunRecords, facts_of_view, with_ledger
 from surefoot_operator.cli.report.report_facts import ReportFacts
 from surefoot_operator.cli.report.report_page import page
+from surefoot_operator.policy.reporting.time_spent import CATEGORIES
 
 ONE_EPOCH = (LineageEntry(1, None, 1),)
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>]]>&lt;"
@@ -90,6 +91,19 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
     ):  # fmt: skip
         assert said in found.text, said
     assert found.tags["svg"] >= 6  # two charts for two widths, a recovery, the job's time, keys
+
+
+def test_each_category_of_seconds_has_its_words_and_a_swatch() -> None:
+    seconds = {name: float(place) for place, name in enumerate(CATEGORIES, 1)}
+    found = read(replace(of_run(broken_run()), seconds=seconds, goodput=0.25))
+    assert "goodput 25.0%" in found.text
+    for place, name in enumerate(CATEGORIES, 1):
+        assert f"{name}: " in found.text
+        assert ("class", f"swatch c{place}") in found.attributes
+    assert (
+        "a-category-of-a-newer-operator"
+        in read(replace(of_run(broken_run()), seconds={"a-category-of-a-newer-operator": 3.0})).text
+    )
 
 
 def test_what_strangers_wrote_is_text() -> None:
