@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
-from bench import floor, holders, persistent, reshards
+from bench import floor, holders, persistent, reshards, small_tensors
 from bench.jobs import attempt, run_module
 from bench.settings import PROBE, PROBE_SAVING, Size
 from bench.summary import OURS, all_figures, summary
@@ -122,6 +122,14 @@ class Run:
         }
         return attempt(lambda: run_module("bench.planning", [json.dumps(task)], {}, size.system_seconds * 2))
 
+    def small_tensors(self) -> list[dict[str, Any]]:
+        task = json.dumps(small_tensors.TASK)
+        state = small_tensors.TASK["tensors"] * small_tensors.TASK["elements"] * 4
+        seconds = self.size.system_seconds
+        return [
+            self._beside_holders(state, "bench.small_tensors", [task], seconds) for _ in range(self.size.small_turns)
+        ]
+
     def persistent(self) -> dict[str, Any]:
         size = self.size
         layers, width = size.persistent_layers, persistent.WIDTH
@@ -164,6 +172,8 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     restores = run.said("restores", run.restores())
     resharding = run.said("reshards", run.reshards())
     planning = run.said("plans", run.planning())
+    small = run.small_tensors()
+    run.said("small tensors", next((turn for turn in small if "error" in turn), {}))
     to_s3 = run.said("S3", run.persistent())
     sections = {"floor": base, "restores": restores, "reshards": resharding, "planning": planning, "persistent": to_s3}
     load.append(os.getloadavg())
@@ -178,11 +188,19 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
         "size": {**size.as_json(), "state_bytes": run.state_bytes},
         "calibration": calibration,
         "figures": all_figures(turns),
-        "errors": _errors({**turns, "calibration": [calibration], **{name: [one] for name, one in sections.items()}}),
+        "errors": _errors(
+            {
+                **turns,
+                "calibration": [calibration],
+                "small_tensors": small,
+                **{name: [one] for name, one in sections.items()},
+            }
+        ),
         **sections,
         "floor": _rate(run.state_bytes, base),
+        "small_tensors": small,
         "turns": turns,
-        "summary": summary(turns, restores, planning),
+        "summary": summary(turns, restores, planning, small),
     }
 
 

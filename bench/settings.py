@@ -72,6 +72,8 @@ class Size:
     """Worlds that DCP plans for too; it takes minutes at many ranks."""
     plan_dcp_caches: bool
     """Whether DCP's planning with its own cache stands beside it."""
+    small_turns: int
+    """Turns of 10,000 small tensors, each with five saves and three restores that count."""
     persistent_layers: int
     """Layers, of width 1,024, of the program that goes to S3."""
     persistent_saves: int
@@ -100,6 +102,7 @@ QUICK = Size(
     plan_tensors=900,
     plan_dcp_ranks=(),
     plan_dcp_caches=False,
+    small_turns=1,
     persistent_layers=1,
     persistent_saves=2,
     system_seconds=90.0,
@@ -119,6 +122,7 @@ FULL = Size(
     plan_tensors=3000,
     plan_dcp_ranks=(8, 64, 256),
     plan_dcp_caches=True,
+    small_turns=5,
     persistent_layers=3,
     persistent_saves=5,
     system_seconds=600.0,

@@ -23,7 +23,10 @@ Turns = Mapping[str, list[dict[str, Any]]]
 """System → its turns; a turn that failed has `error` and is left out of every figure."""
 
 
-def summary(turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, Any]) -> dict[str, float | None]:
+def summary(
+    turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, Any], small: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, float | None]:
+    """`small`: turns of `small_tensors`."""
     each = all_figures(turns)
     ours, saving = each.get(OURS, {}), each.get("torch.save", {})
     rates = [each[n].get("gb_per_second") for n in LOCAL if n in each]
@@ -48,7 +51,22 @@ def summary(turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, An
         "restore_over_dcp_load": restore_ratio(restores),
         "plan_milliseconds_256_ranks": planning.get("surefoot", {}).get("each"),
         "dcp_plan_milliseconds_256_ranks": planning.get("dcp", {}).get("each"),
+        **_of_small_tensors([turn for turn in small if "error" not in turn]),
     }
+
+
+def _of_small_tensors(turns: list[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Medians over all turns; the first save of each, which proves the state restorable, is left out."""
+    calls = [1e3 * (call + join) for t in turns for call, join in _later(t["in_call_seconds"], t["join_seconds"])]
+    return {
+        "stall_milliseconds_10000_tensors": best(calls, median),
+        "prepare_seconds_10000_tensors": best([t["prepare_seconds"] for t in turns], median),
+        "restore_seconds_10000_tensors": best([s for t in turns for s in t["restore_seconds"]], median),
+    }
+
+
+def _later(*columns: list[float]) -> Iterable[tuple[float, ...]]:
+    return list(zip(*columns, strict=True))[1:]
 
 
 def all_figures(turns: Turns) -> dict[str, dict[str, float | None]]:

@@ -25,6 +25,9 @@ KEYS = [
     "restore_over_dcp_load",
     "plan_milliseconds_256_ranks",
     "dcp_plan_milliseconds_256_ranks",
+    "stall_milliseconds_10000_tensors",
+    "prepare_seconds_10000_tensors",
+    "restore_seconds_10000_tensors",
 ]
 
 
@@ -67,7 +70,17 @@ def test_ratios_are_of_what_was_measured() -> None:
         "sagemaker": [turn(0.2, 3.0, 5.0)],
     }
     restores = {"surefoot": {"seconds": [9.0, 0.5, 0.5]}, "dcp.load": {"seconds": [9.0, 1.0, 1.0]}}
-    found = summary(turns, restores, {"surefoot": {"each": 2.0}, "dcp": {"each": 5000.0}})
+    one = {
+        "in_call_seconds": [9.0, 0.02, 0.03, 0.04],
+        "join_seconds": [9.0, 0.001, 0.001, 0.001],
+        "prepare_seconds": 0.5,
+        "restore_seconds": [0.3, 0.4, 0.8],
+    }
+    small = [one, {"error": "too slow"}, {**one, "prepare_seconds": 0.7}]
+    found = summary(turns, restores, {"surefoot": {"each": 2.0}, "dcp": {"each": 5000.0}}, small)
+    assert found["stall_milliseconds_10000_tensors"] == pytest.approx(31.0)
+    assert found["prepare_seconds_10000_tensors"] == pytest.approx(0.6)
+    assert found["restore_seconds_10000_tensors"] == pytest.approx(0.4)
     assert found["stall_over_warm_copy"] == pytest.approx(0.2)
     assert found["first_stall_over_median"] == pytest.approx(2.0)
     assert found["r2_gb_per_second"] == pytest.approx(2.0)
