@@ -43,6 +43,11 @@ class WorkerSeen:
     unstarted: str = ""
     """Why its agent cannot be started, in its fabric's own words; empty: nothing is known to be in the way."""
 
+    @property
+    def ended(self) -> str:
+        """How it ended, with its exit code where that is known."""
+        return "ended" if self.exit_code is None else f"ended with exit code {self.exit_code}"
+
 
 @dataclass(frozen=True, slots=True)
 class CreateSeen:

@@ -161,7 +161,7 @@ def never_trained(worker: WorkerSeen) -> str:
         return could_not_start(worker)
     said = worker.message.strip().splitlines()[-1:]  # the last line of a log is where a traceback names its cause
     detail = f": {said[0][:_LONGEST_DETAIL]}" if said else ""
-    return f"worker {worker.index} ended with exit code {worker.exit_code} before it could train{detail}"
+    return f"worker {worker.index} {worker.ended} before it could train{detail}"
 
 
 def _failing_until(facts: Facts, workers: Iterable[WorkerSeen]) -> float:
@@ -285,7 +285,7 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
     elif worker.unstarted and ended_by_itself(facts, worker):
         reason = "it could not be started"
     elif worker.phase in ("Succeeded", "Failed"):
-        reason = f"it ended with exit code {worker.exit_code}"
+        reason = f"it {worker.ended}"
     else:
         reason = "it is not needed any more, or silent and replaced"
     return [DeleteWorker(worker.name, worker.uid, force, reason)]

@@ -119,7 +119,7 @@ def _by_fabric(facts: Facts, member: Member, worker: WorkerSeen | None, session:
     if worker is None:
         return Loss("agent-lost", f"worker {member.index} was deleted", sign, *_at(member))
     detail = f" ({worker.message})" if worker.message else ""
-    reason = f"worker {member.index} ended with exit code {worker.exit_code}{detail}"
+    reason = f"worker {member.index} {worker.ended}{detail}"
     return Loss("agent-lost", reason, sign, *_at(member))
 
 

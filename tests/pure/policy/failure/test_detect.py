@@ -57,6 +57,15 @@ def test_a_worker_that_the_fabric_calls_failed_is_lost_at_once() -> None:
     assert kind(seen) == "agent-lost"
 
 
+@pytest.mark.parametrize(
+    ("code", "said"), [(137, "worker 1 ended with exit code 137 (why)"), (None, "worker 1 ended (why)")]
+)
+def test_an_exit_code_is_said_where_it_is_known(code: int | None, said: str) -> None:
+    """Of a worker that went with its node there is none."""
+    seen = with_worker(running(), 1, phase="Failed", exit_code=code, message="why")
+    assert decided(seen).status.incidents[-1].reason == said
+
+
 def test_a_worker_that_no_longer_exists_is_lost_at_once() -> None:
     seen = running()
     assert claims(replace(seen, workers=seen.workers[:2]))
