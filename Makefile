@@ -22,8 +22,9 @@ setup: $(VENV)/.ready ## make .venv with everything the project needs
 
 .PHONY: demo
 EXAMPLE ?= gpt
-demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json). EXAMPLE=text_stream: on a stream
+demo: $(VENV)/.ready ## three nodes train a GPT, one dies and returns; compared with an undisturbed run (build/demo.json, build/demo.html). EXAMPLE=text_stream: on a stream
 	$(BIN)/surefoot local -f examples/$(EXAMPLE).yaml --nodes 3 --fault 'node:1@step=30,for=1' --compare --run-folder build/demo --report build/demo.json
+	$(BIN)/surefoot report --run-folder build/demo --to build/demo.html
 
 .PHONY: system
 system: # tests want a redis-server of 7 beside the 6.2 of the wheel, and Prometheus; as root on Debian they can be had

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 import pytest
 
 from support.local_run import SECONDS, Job, assert_equal, assert_little_lost, assert_whole, faults, run
+from surefoot_operator.cli.main import main
 
 PACE = ("--pace", "0.05")
 
@@ -34,6 +36,10 @@ def test_a_killed_trainer_and_a_killed_node_change_nothing_of_the_result(tmp_pat
         assert incident["restored_from"] == "staging+memory"
     assert report["checkpoints"]["bytes"] > 0
     assert "samples lost 0, repeated 0" in done.said.splitlines()
+    assert main(["report", "--run-folder", str(tmp_path / "run"), "--to", str(tmp_path / "run.html")]) == 0
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    for said in ("the same job without faults", "samples lost", *(one["reason"] for one in report["incidents"])):
+        assert html.escape(said) in page
 
 
 @pytest.mark.long
