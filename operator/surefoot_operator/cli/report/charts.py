@@ -215,12 +215,22 @@ def _marks(chart: Chart, axes: Axes) -> Markup:
     """Marks that would lie on each other share one, which names the first and the last."""
     groups: list[tuple[float, list[ChartMark]]] = []
     for mark in sorted(chart.marks, key=lambda one: one.x):
-        at = axes.x(min(max(mark.x, axes.x_from), axes.x_to))
-        if groups and at - groups[-1][0] < _mark_width(groups[-1][1]) + _MARK_GAP_PIXELS:
-            groups[-1][1].append(mark)
-        else:
-            groups.append((at, [mark]))
+        at, marks = axes.x(min(max(mark.x, axes.x_from), axes.x_to)), [mark]
+        # a label that grows may reach the one before it
+        while (
+            groups and _left(at, marks, axes) < _left(*groups[-1], axes) + _mark_width(groups[-1][1]) + _MARK_GAP_PIXELS
+        ):
+            before = groups.pop()
+            before[1].extend(marks)
+            at, marks = before
+        groups.append((at, marks))
     return joined(*(_mark(at, marks, axes) for at, marks in groups))
+
+
+def _left(at: float, marks: Sequence[ChartMark], axes: Axes) -> float:
+    """Where a label begins; one at the edge is moved inwards."""
+    width = _mark_width(marks)
+    return min(max(at - width / 2, 0.0), axes.frame.width - width)
 
 
 def _mark_width(marks: Sequence[ChartMark]) -> float:
@@ -234,7 +244,7 @@ def _mark_label(marks: Sequence[ChartMark]) -> str:
 def _mark(at: float, marks: Sequence[ChartMark], axes: Axes) -> Markup:
     planned = all(mark.planned for mark in marks)
     width = _mark_width(marks)
-    left = min(max(at - width / 2, 0.0), axes.frame.width - width)  # one at the edge keeps its whole label
+    left = _left(at, marks, axes)
     more = f"; and {len(marks) - _MOST_SAID} more" if len(marks) > _MOST_SAID else ""
     return element(
         "g",

@@ -46,14 +46,17 @@ def test_a_mark_beyond_the_last_step_is_drawn_at_the_edge() -> None:
     assert 0 <= left <= left + width <= FRAMES[0].width
 
 
-def test_many_marks_never_lie_on_each_other() -> None:
+@given(st.lists(st.integers(0, 999), max_size=150))
+def test_marks_never_lie_on_each_other_and_none_is_lost(steps: list[int]) -> None:
     points = [(float(step), 1.0) for step in range(1000)]
-    marks = tuple(ChartMark(9 * number, str(number), "x") for number in range(1, 110))
-    for drawing in drawn_chart(chart(points, marks)).text.split("</svg>")[:2]:
+    marks = tuple(ChartMark(step, str(number), "x") for number, step in enumerate(sorted(steps), 1))
+    for drawing, frame in zip(drawn_chart(chart(points, marks)).text.split("</svg>"), FRAMES, strict=False):
         boxes = [(float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)" y="19" width="([\d.]+)"', drawing)]
-        inner = boxes[:-1]  # the last is moved inwards, at most by half of itself
-        assert len(boxes) > 3
-        assert all(x + w <= further for (x, w), (further, _) in pairwise(inner))
+        assert all(x >= 0 and x + w <= frame.width + 0.02 for x, w in boxes)
+        assert all(x + w <= further for (x, w), (further, _) in pairwise(boxes))
+        labels = [text.split("–") for text in re.findall(r'y="33">([^<]+)<', drawing)]
+        told = [number for label in labels for number in range(int(label[0]), int(label[-1]) + 1)]
+        assert told == list(range(1, len(steps) + 1))
 
 
 def test_bands_beyond_the_curve_are_left_out() -> None:
