@@ -70,7 +70,7 @@ def list_persistent(
         for n, o in orders.outstanding.items()
         if is_listing(o, older is not None) and o.epoch == epoch and o.message.older_job == older  # type: ignore[union-attr]
     }
-    oldest = sorted(same)[:-MOST_LISTINGS]
+    oldest = sorted(same)[: max(0, len(same) - MOST_LISTINGS)]
     others = {n: o for n, o in orders.outstanding.items() if not is_listing(o, older is not None) or n in same}
     kept = {n: o for n, o in others.items() if n not in oldest}
     number = orders.next_request
