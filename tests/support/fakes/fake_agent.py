@@ -21,7 +21,7 @@ from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode, version_of
 log = logging.getLogger(__name__)
 
 M = TypeVar("M")
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 class FakeAgent:

@@ -20,7 +20,7 @@ from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refu
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 
 T = TypeVar("T")
-DEADLINE = 60.0
+DEADLINE = 120.0
 """Nothing in a test takes this long unless it hangs."""
 
 
