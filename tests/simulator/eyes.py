@@ -243,10 +243,12 @@ class Eyes:
             if len(kept) > settings.keep + PILE:
                 oracle.fail(f"{node.name} keeps parts of {len(kept)} checkpoints though everything is well")
         tier = simulation.persistent
-        listed = {save.checkpoint for save in tier.manifests} if tier is not None else set()
-        long_ago = max(simulation.faults_until, oracle.claimed_at) + LISTED_SECONDS < engine.now
+        before = engine.now - LISTED_SECONDS
+        manifests = tier.manifests if tier is not None else {}
+        listed = {save.checkpoint for save in manifests if self.kept_since.get(save, engine.now) < before}
+        long_ago = max(simulation.faults_until, oracle.claimed_at) < before
         if long_ago and len(listed) > 2 + PILE:
-            oracle.fail(f"the persistent tier keeps {len(listed)} checkpoints though everything is well")
+            oracle.fail(f"the persistent tier keeps {len(listed)} old checkpoints though everything is well")
         self._copied(world.epoch)
 
     def _copied(self, epoch: int) -> None:

@@ -288,7 +288,7 @@ class Oracle(Watcher):
         """Complete in the persistent tier, or once fully replicated, and no copy gone since but by faults or for newer."""
         tier = self.simulation.persistent
         saves = self.saves_of(checkpoint)
-        if tier is not None and all(tier.holds(save) for save in saves):
+        if tier is not None and all(tier.holds(save) or tier.struck(save) for save in saves):
             return True
         return checkpoint in self.certified and all(self.ever[save] for save in saves)
 

@@ -229,8 +229,10 @@ class Persistent:
     def delete(self, checkpoint: Checkpoint) -> None:
         self._answers()
         self.watcher.deleting(checkpoint)
-        for save in [s for s in self.manifests if s.checkpoint == checkpoint]:
-            del self.manifests[save]
+        for save in [s for s in (*self.manifests, *self.gone) if s.checkpoint == checkpoint]:
+            self.manifests.pop(save, None)
+            self.damaged.pop(save, None)
+            self.gone.discard(save)
         for key in [k for k in self.chunks if k[0].checkpoint == checkpoint]:
             del self.chunks[key]
 

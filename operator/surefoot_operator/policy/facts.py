@@ -144,10 +144,25 @@ def node_lost(facts: Facts, name: str | None) -> bool:
         return True
     # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
     # moment ago is no witness yet: agents connect again, and a cluster that doubts most nodes may be wrong about all
-    if facts.now - facts.told_on.get(name, -math.inf) <= facts.spec.health_policy.heartbeat_timeout_seconds:
+    silence = facts.spec.health_policy.heartbeat_timeout_seconds
+    if facts.now - facts.told_on.get(name, -math.inf) <= silence or _steps_without_word(facts, name, silence):
         return False
     unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
     return unheard and _observers_agree(facts)
+
+
+def _steps_without_word(facts: Facts, name: str, silence: float) -> bool:
+    """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
+    world, told = facts.status.world, facts.told_on.get(name)
+    if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
+        return False
+    last = last_step_seconds(facts, world.epoch)
+    return last is not None and last > told and facts.now - last <= silence
+
+
+@derived_once
+def _member_nodes(facts: Facts) -> frozenset[str]:
+    return frozenset(member.node for member in facts.members.values())
 
 
 @derived_once

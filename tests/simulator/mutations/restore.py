@@ -27,6 +27,7 @@ from surefoot_operator.observed import HolderSeen, Observed
 from surefoot_operator.policy import claimed_plan, facts, indexes, plan
 from surefoot_operator.policy.actions import Plan
 from surefoot_operator.policy.maintenance import maintain as upkeep
+from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world import claim, restore_point
 
 
@@ -68,6 +69,12 @@ def _ranks_that_are_there(ranks: Any) -> frozenset[str]:
 def _whoever_lives(known: facts.Facts, session: Any) -> bool:
     """Silent or not: whoever ever said hello may be a member."""
     return facts.worker_id(session) in known.workers
+
+
+def _whoever_spoke(known: facts.Facts) -> list[Any]:
+    """One agent per wanted index, whether its line is there or not."""
+    newest = {s.index: s for s in sorted(known.sessions.values(), key=lambda s: s.attempt)}
+    return [s for s in newest.values() if s.index in wanted_indexes(known)]
 
 
 def _named_by_anybody(status: Any, ready: Any, replicas: int) -> desired_messages.DesiredState:
@@ -115,5 +122,5 @@ RESTORE = (
     Mutation("drains of the old epoch are not awaited", patches=((restore_point, "_draining", constant(None)),), settings=DYING_TRAINERS),
     Mutation("facts of an older epoch count in the next", patches=((sessions, "_in_epoch", lambda s, e: replace(
         s, seen=replace(s.seen, epoch=max(e, s.seen.epoch)))),), settings=ENDING),
-    Mutation("whoever ever said hello may be a member", patches=((claim, "usable", _whoever_lives),)),
+    Mutation("whoever ever said hello may be a member", patches=((claim, "usable", _whoever_lives), (claim, "newest_attempts", _whoever_spoke))),
 )  # fmt: skip

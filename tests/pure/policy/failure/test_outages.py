@@ -49,8 +49,8 @@ def test_a_worker_that_is_heard_is_deleted_on_no_node(ready: bool) -> None:
 
 def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard() -> None:
     seen = with_session(doubted(running()), 1, heard_seconds=NOW - 4)
-    assert [name for name in ("n0", "n1", "n2") if node_lost(gather(seen), name)] == ["n1"]
     still = replace(seen, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in seen.sessions))
+    assert [name for name in ("n0", "n1", "n2") if node_lost(gather(still), name)] == ["n1"]
     incident = plan(still).status.incidents[-1]
     assert (incident.kind, incident.node) == ("node-lost", "n1")
     assert AWAY in incident.reason
@@ -60,7 +60,7 @@ def test_a_doubted_node_is_lost_once_its_agent_is_silent_while_others_are_heard(
 def test_where_nobody_is_heard_and_no_node_is_well_none_is_lost() -> None:
     seen = doubted(running())
     for index in range(3):
-        seen = with_session(seen, index, heard_seconds=NOW - 4)
+        seen = with_session(seen, index, heard_seconds=NOW - 4, step_at_seconds=NOW - 4.1)
     assert not any(node_lost(gather(seen), name) for name in ("n0", "n1", "n2"))
     assert plan(seen).status.world == seen.status.world
     well = replace(seen, nodes=(*seen.nodes, NodeSeen("n3", "n3", True)))
@@ -94,4 +94,17 @@ def test_a_line_that_breaks_under_a_doubted_node_loses_it_only_once_its_agent_is
     assert not node_lost(gather(seen), "n0")
     assert plan(seen).status.world == seen.status.world
     silent = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 4, heard_seconds=NOW - 4)
-    assert node_lost(gather(silent), "n0")
+    stands = replace(silent, sessions=tuple(replace(s, step_at_seconds=NOW - 4.1) for s in silent.sessions))
+    assert node_lost(gather(stands), "n0")
+
+
+def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_line_is_broken() -> None:
+    """Found by the simulator: an API server that was away and a line of 3.6 s were two witnesses that both erred."""
+    broken = with_session(doubted(running()), 0, connected=False, since_seconds=NOW - 20, heard_seconds=NOW - 20)
+    steps = with_session(broken, 1, step_at_seconds=NOW - 0.5)
+    assert not node_lost(gather(steps), "n0")
+    assert plan(steps).status.world == steps.status.world
+    assert deleted(steps) == []
+    long_ago = replace(broken, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in broken.sessions))
+    assert node_lost(gather(long_ago), "n0"), "steps that ended say nothing"
+    assert node_lost(gather(claimed(steps)), "n0"), "of a world that is over nobody steps"
