@@ -62,7 +62,11 @@ class SpareWatch:
 
     def _judge_pods(self, epoch: int, operators: int) -> None:
         simulation = self._simulation
-        world, fabric = simulation.store.status.world, simulation.fabric
+        engine, world, fabric = simulation.engine, simulation.store.status.world, simulation.fabric
+        if engine.now < fabric.unkind_until + REPLACED_SECONDS:  # what was refused is asked for again after a pause
+            left = fabric.unkind_until + REPLACED_SECONDS - engine.now
+            engine.after(left, engine.environment, self._judge_pods, epoch, operators)
+            return
         moved = world is None or world.epoch != epoch or operators != len(simulation.operators)
         quiet = fabric.answers == "at once" and not simulation.store.unkind and simulation.operators[-1].process.running
         if moved or simulation.over or simulation.job.spec.suspend or not quiet:
