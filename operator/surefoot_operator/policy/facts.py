@@ -34,6 +34,9 @@ from surefoot_operator.policy.indexes import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
+RECONNECT_GRACE_SECONDS = 0.25
+"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
+
 UNHEARD_SECONDS = 30.0
 """Workers not heard in this term are judged only after so long, and only with a witness."""
 
@@ -145,19 +148,18 @@ def node_lost(facts: Facts, name: str | None) -> bool:
     # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
     # moment ago is no witness yet: agents connect again, and a cluster that doubts most nodes may be wrong about all
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    if facts.now - facts.told_on.get(name, -math.inf) <= silence or _steps_without_word(facts, name, silence):
+    if facts.now - facts.told_on.get(name, -math.inf) <= silence or _steps_without_word(facts, name):
         return False
     unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
     return unheard and _observers_agree(facts)
 
 
-def _steps_without_word(facts: Facts, name: str, silence: float) -> bool:
+def _steps_without_word(facts: Facts, name: str) -> bool:
     """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
     world, told = facts.status.world, facts.told_on.get(name)
     if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
         return False
-    last = last_step_seconds(facts, world.epoch)
-    return last is not None and last > told and facts.now - last <= silence
+    return moving_until(facts, told) is not None
 
 
 @derived_once
@@ -317,6 +319,23 @@ def seconds_per_step(facts: Facts) -> float | None:
     return max(
         (s.progress.step_seconds for s in facts.sessions.values() if s.progress.step_seconds is not None), default=None
     )
+
+
+def moving_until(facts: Facts, since_seconds: float) -> float | None:
+    """Until when the epoch advances after `since_seconds`; None: it stands.
+
+    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
+    the next could have been told.
+    """
+    last = last_step_seconds(facts, facts.world.epoch)
+    if last is None or last <= since_seconds:
+        return None
+    until = (
+        last
+        + facts.spec.health_policy.heartbeat_seconds
+        + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
+    )
+    return until if facts.now < until else None
 
 
 def data_read(facts: Facts, epoch: int) -> DataRead | None:

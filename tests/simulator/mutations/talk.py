@@ -98,7 +98,7 @@ def _row_of_all(facts: Any, last_step: int) -> bool:
 _allowance = budget.allowance
 
 
-def _hasty(facts: Any, *seconds: float) -> float | None:
+def _hasty(facts: Any, since_seconds: float) -> float | None:
     """Steps that others tell of are no sign of life."""
     return None
 
@@ -125,9 +125,9 @@ TALK = (
              settings=replace(ROUGH, kinds=("node dies", "agent dies"), step_seconds=2.0, steps=12, faults=14)),
     Mutation("steps that were made do not end a row of restarts", patches=((budget, "_progressed", _row_of_all),),
              settings=replace(ROUGH, kinds=("trainer dies",), faults=10, steps=120, fault_span_seconds=25.0)),
-    Mutation("steps that others tell of are no sign of life", patches=((failures, "_moving_until", _hasty),), settings=UNHEARD),
+    Mutation("steps that others tell of are no sign of life", patches=((failures, "moving_until", _hasty),), settings=UNHEARD),
     Mutation("a line that breaks is a worker that is lost",
-             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "_moving_until", _hasty)), settings=BROKEN),
+             patches=((failures, "RECONNECT_GRACE_SECONDS", 0.0), (failures, "moving_until", _hasty)), settings=BROKEN),
     Mutation("requests of an older world are still answered", patches=((orders, "moved", lambda order, *_: order),),
              redundant="answers bear the epoch that they were asked for, and whoever reads them compares it"),
     Mutation("a replaced agent may come back", patches=((sessions, "refusal", constant(None)),),

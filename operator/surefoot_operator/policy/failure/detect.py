@@ -13,6 +13,7 @@ from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.facts import (
+    RECONNECT_GRACE_SECONDS,
     UNHEARD_SECONDS,
     Facts,
     announced_departure,
@@ -20,15 +21,13 @@ from surefoot_operator.policy.facts import (
     is_responsive,
     last_step_seconds,
     member_sessions,
+    moving_until,
     node_lost,
     seconds_per_step,
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck
 from surefoot_operator.policy.failure.standstill import reported_hang, standstill
 from surefoot_operator.policy.indexes import worker_id
-
-RECONNECT_GRACE_SECONDS = 0.25
-"""How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
 
 RECONNECT_SECONDS = 1.0
 """A living agent is back on a line that broke by then: it tries at once, and TLS and the token's review take their time."""
@@ -165,7 +164,7 @@ def _broken(facts: Facts, session: SessionSeen, member: Member, epoch_dead: bool
     is overdue; and an agent that does not come back within the heartbeat timeout is as silent as one without a word.
     """
     if not epoch_dead:
-        moving = _moving_until(facts, session.since_seconds, facts.spec.health_policy.heartbeat_seconds)
+        moving = moving_until(facts, session.since_seconds)
         if moving is not None:
             return Recheck(moving)
         silent = session.since_seconds + facts.spec.health_policy.heartbeat_timeout_seconds
@@ -198,25 +197,12 @@ def _silent(facts: Facts, session: SessionSeen, member: Member) -> Loss | Rechec
     if facts.now <= due:
         return Recheck(due)
     # others tell of their steps with each heartbeat, however many they make in between
-    moving = _moving_until(facts, session.heard_seconds, facts.spec.health_policy.heartbeat_seconds)
+    moving = moving_until(facts, session.heard_seconds)
     if moving is not None:
         return Recheck(moving)
     silence = facts.spec.health_policy.heartbeat_timeout_seconds
     reason = f"worker {member.index} sent no heartbeat for more than {silence:g} seconds"
     return Loss("worker-silent", reason, due, *_at(member), witnessed=False)
-
-
-def _moving_until(facts: Facts, since_seconds: float, told_every_seconds: float = 0.0) -> float | None:
-    """Until when the epoch counts as advancing after `since_seconds`; None if it stands still.
-
-    One step may still be reported just after a rank died, so a step is proof of life for two step times only, and until
-    the next could have been told.
-    """
-    last = last_step_seconds(facts, facts.world.epoch)
-    if last is None or last <= since_seconds:
-        return None
-    until = last + told_every_seconds + max(RECONNECT_GRACE_SECONDS, 2 * (seconds_per_step(facts) or 0.0))
-    return until if facts.now < until else None
 
 
 def _echo(facts: Facts, exits: list[SessionSeen], losses: list[Loss]) -> Loss | Recheck | None:

@@ -17,6 +17,7 @@ from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
 from surefoot_operator.policy.facts import (
+    RECONNECT_GRACE_SECONDS,
     Facts,
     bad_of,
     departure_reason,
@@ -28,7 +29,6 @@ from surefoot_operator.policy.facts import (
     vacate_reason,
 )
 from surefoot_operator.policy.failure import incidents
-from surefoot_operator.policy.failure.detect import RECONNECT_GRACE_SECONDS
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.restore_choices import Chosen

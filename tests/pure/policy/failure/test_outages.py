@@ -105,6 +105,10 @@ def test_a_doubted_node_whose_ranks_step_with_the_others_lives_however_long_its_
     assert not node_lost(gather(steps), "n0")
     assert plan(steps).status.world == steps.status.world
     assert deleted(steps) == []
+    slow = broken
+    for index in range(3):
+        slow = with_session(slow, index, step_at_seconds=NOW - 8, step_seconds=10.0)
+    assert not node_lost(gather(slow), "n0"), "steps may take longer than silence is borne"
     long_ago = replace(broken, sessions=tuple(replace(s, step_at_seconds=NOW - 10) for s in broken.sessions))
     assert node_lost(gather(long_ago), "n0"), "steps that ended say nothing"
     assert node_lost(gather(claimed(steps)), "n0"), "of a world that is over nobody steps"
