@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -29,7 +30,7 @@ from surefoot_operator.cli.jobs.run_folder_reads import read_run
 from surefoot_operator.cli.jobs.stored_job import StoredJob
 from surefoot_operator.cli.jobs.top_table import COLUMNS, TopRow, in_view, plain_line, top_row
 from surefoot_operator.cli.local.run_snapshot import ProgressRate
-from surefoot_operator.cli.output import say
+from surefoot_operator.cli.output import clock, say
 
 _LEAST_SECONDS = 0.5
 _MOST_MESSAGES = 5
@@ -75,16 +76,10 @@ async def _of_folder(given: argparse.Namespace) -> Sequence[StoredJob]:
     return [view.stored]
 
 
-class TopView(Protocol):
+class TopView(AbstractContextManager["TopView"], Protocol):
     """Where rows are shown; a context manager that restores the terminal."""
 
     def show(self, rows: Sequence[TopRow], note: str) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def view_for(once: bool) -> TopView:
@@ -194,13 +189,13 @@ class LineTop:
         for row in rows:
             known = (row.state, row.cells[3], row.message)  # ages change at every look
             if self._shown.get(row.job) != known:
-                say(f"{time.strftime('%H:%M:%S')} {plain_line(row)}")
+                say(f"{clock()} {plain_line(row)}")
             self._shown[row.job] = known
         for gone in self._shown.keys() - {row.job for row in rows}:
             del self._shown[gone]
-            say(f"{time.strftime('%H:%M:%S')} {gone} is gone")
+            say(f"{clock()} {gone} is gone")
         if bool(note) != bool(self._note):
-            say(f"{time.strftime('%H:%M:%S')} {note or 'the API server answers again'}")
+            say(f"{clock()} {note or 'the API server answers again'}")
         self._note = note
 
     def __enter__(self) -> Self:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,25 +21,19 @@ from rich.text import Text
 from surefoot.protocol.plain import plain
 from surefoot_operator.cli.local.run_snapshot import NewestCheckpoint, Row, RunSnapshot, take
 from surefoot_operator.cli.local.supervise import Scene
-from surefoot_operator.cli.output import say
+from surefoot_operator.cli.output import clock, say
 
 _DRAW_SECONDS = 0.2
 _LINE_SECONDS = 2.0
 _BAR_WIDTH = 60
 
 
-class View(Protocol):
+class View(AbstractContextManager["View"], Protocol):
     """A display of the run; a context manager that restores the terminal."""
 
     def show(self, scene: Scene) -> None: ...
 
     def tell(self, sentence: str, warning: bool) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def view_for(plain: bool) -> View:
@@ -62,10 +57,10 @@ class PlainView:
         line = "; ".join(part for part in (picture.headline(), picture.waits()) if part)
         if line != self._last:
             self._last = line
-            say(f"{_clock()} {line}")
+            say(f"{clock()} {line}")
 
     def tell(self, sentence: str, warning: bool) -> None:
-        say(f"{_clock()} {'! ' if warning else ''}{sentence}")
+        say(f"{clock()} {'! ' if warning else ''}{sentence}")
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +87,7 @@ class LiveView:
         self._live.update(drawn(take(scene, self._known)), refresh=True)
 
     def tell(self, sentence: str, warning: bool) -> None:
-        self._console.print(Text(plain(f"{_clock()} {sentence}"), style="yellow" if warning else ""))
+        self._console.print(Text(plain(f"{clock()} {sentence}"), style="yellow" if warning else ""))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -130,7 +125,3 @@ def _table(rows: tuple[Row, ...]) -> Table:
                 row.node, row.state, row.worker, str(line.rank), str(line.epoch), str(line.step), loss, style=style
             )
     return table
-
-
-def _clock() -> str:
-    return time.strftime("%H:%M:%S")

@@ -259,12 +259,10 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
 
 def _lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Holders that come back are read as ever; of the persistent tier nobody tells, so it is listed now and then."""
-    text, seen = total_loss.waiting(facts, left_out), facts.seen.persistent
+    text = total_loss.waiting(facts, left_out)
     if facts.spec.checkpoint.persistent is None:
         return Waiting(text, lost=text)
-    again = (seen.asked_seconds or facts.now) + total_loss.LIST_AGAIN_SECONDS
-    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
-    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    actions, again = _list_again(facts, total_loss.LIST_AGAIN_SECONDS)
     return Waiting(text, actions, again, lost=text)
 
 
@@ -281,12 +279,18 @@ def _late_uploads(facts: Facts) -> Waiting | None:
 
 def _once_more(facts: Facts, left_out: tuple[LeftOut, ...]) -> Waiting:
     """Some record was not given: what it says decides, so the tier is listed again until it is."""
-    persistent, named = facts.seen.persistent, next(one for one in left_out if one.silent)
-    again = (persistent.asked_seconds or facts.now) + UNANSWERED_AGAIN_SECONDS
-    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
-    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    named = next(one for one in left_out if one.silent)
+    actions, again = _list_again(facts, UNANSWERED_AGAIN_SECONDS)
     reason = f"no other checkpoint is left, and the persistent tier does not return a record that decides: {named}"
     return Waiting(f"{reason}. It is listed again; make the tier answer, or remove that record", actions, again)
+
+
+def _list_again(facts: Facts, pause_seconds: float) -> tuple[tuple[ListPersistentTier, ...], float]:
+    """Another listing once the pause behind the last is over, and when that is."""
+    again = (facts.seen.persistent.asked_seconds or facts.now) + pause_seconds
+    there = min((s.index for s in facts.sessions.values() if is_responsive(facts, s)), default=None)
+    actions = (ListPersistentTier(facts.world.epoch, there),) if there is not None and facts.now >= again else ()
+    return actions, again
 
 
 def describe(world: World, parent: Checkpoint | None) -> str:
