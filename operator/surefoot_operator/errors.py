@@ -51,6 +51,10 @@ class FabricError(OperatorError):
     """What was asked is never right: asked again unchanged it is refused again."""
 
 
+class NotLeading(FabricError):
+    """Without the lease nothing is decided or written."""
+
+
 class JobRefused(FabricError):
     """The job cannot be run as it is stored.
 

@@ -22,6 +22,8 @@ class CoordinatorSettings:
     """0: any free one."""
     hello_seconds: float = 5.0
     """A connection that has not said hello, or could not be authenticated, by then is closed."""
+    lead_seconds: float = 3.5
+    """Agents that come to one that does not lead are kept for so long: it may lead in a moment, and nobody else does."""
     close_seconds: float = 0.5
     """How long a closing line is waited for before it is cut."""
     send_queue: int = 256

@@ -40,6 +40,14 @@ def make_heavy(top: str) -> None:
                 file.write_text(str(WEIGHT * one))
 
 
+def enter(folder: str, process: int) -> None:
+    """A process, with the children that it will have, where folders have a weight; made if need be."""
+    for hierarchy in _hierarchies():
+        if any((hierarchy / folder).parent.joinpath(name).exists() for name in _ONE):
+            (hierarchy / folder).mkdir(exist_ok=True)
+            (hierarchy / folder / "cgroup.procs").write_text(str(process))
+
+
 def remove(node: Node) -> None:
     """Its cgroups, deepest first; nobody may live in them any more."""
     remove_tree(f"{TOP}/{node.name}")

@@ -1,11 +1,15 @@
-"""Every name, address and path of the cluster, in one place. Pure: it touches nothing."""
+"""Every name, address and path of the cluster, in one place. Pure: it touches nothing.
+
+With another folder in SUREFOOT_CLUSTER_FOLDER a cluster of kind stands beside one of network namespaces: neither knows the other.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path("/var/lib/surefoot-cluster")
+ROOT = Path(os.environ.get("SUREFOOT_CLUSTER_FOLDER", "/var/lib/surefoot-cluster"))
 STATE_FILE = ROOT / "state.json"
 LOGS = ROOT / "logs"
 SECRETS = ROOT / "secrets"
@@ -13,6 +17,9 @@ RUNS = ROOT / "runs"  # what trainings write down: the one folder that pods may 
 AUDIT_LOG = LOGS / "audit.jsonl"
 KUBECONFIG = ROOT / "kubeconfig"
 CACHE = Path.home() / ".cache" / "surefoot"
+_KEY = ROOT.name.removeprefix("surefoot-")
+COMMAND_LOCK = CACHE / f"{_KEY}.lock"  # outside the cluster's folder, so that `down` can remove that whole
+USE_LOCK = CACHE / f"{_KEY}.use"
 PROJECT = Path(__file__).resolve().parents[2]
 
 BRIDGE = "sf-bridge"

@@ -96,6 +96,6 @@ def required() -> State:
 def locked() -> Iterator[None]:
     """One command at a time; the lock lies outside the cluster's folder so that `down` can remove that whole."""
     layout.CACHE.mkdir(parents=True, exist_ok=True)
-    with (layout.CACHE / "cluster.lock").open("w") as lock:
+    with layout.COMMAND_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -227,7 +227,7 @@ def test_a_leader_that_leaves_hands_lease_and_label_over(
 
 
 @pytest.mark.long
-def test_a_frozen_leader_is_followed_and_ends_when_it_thaws(
+def test_a_frozen_leader_is_followed_and_leads_no_more_when_it_thaws(
     api: Api, engine: Engine, operators: dict[str, Operator]
 ) -> None:
     for name in operators:
@@ -244,8 +244,8 @@ def test_a_frozen_leader_is_followed_and_ends_when_it_thaws(
     api.call("POST", JOBS, asked)
     assert wait(lambda: len(workers(api)) == 1, SECONDS)
     first.signal(signal.SIGCONT)
-    assert first.ends() == 1
-    assert "the lease could not be renewed" in first.text()
+    # after a short freeze it finds another in the lease and ends; after a long one it stands by
+    first.says("the operator cannot run: the lease is held by b-|the lease could not be renewed")
     # it may have heard of the job in the moment before it ended: it has done nothing about it
     assert "WorldClaimed" not in first.text()
     assert len(workers(api)) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from cluster.engine import Engine
@@ -13,7 +16,7 @@ from cluster.scenarios.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-LEASE_SECONDS = 20.0
+LEASE_SECONDS = 10.0
 """Another leads by then."""
 
 AWAY_SECONDS = 60.0
@@ -77,4 +80,26 @@ def test_an_api_server_that_was_away_for_a_minute_costs_no_worker(stage: Stage, 
     row = struck.row("API server away for a minute, a trainer killed when it was back")
     row.whole_again_seconds = whole
     stage.wait_led(job)
+    stage.check(job, row)
+
+
+@pytest.mark.long
+def test_a_node_that_dies_while_the_api_server_is_away_is_missed_once_it_is_back(
+    stage: Stage, engine_of: Engine
+) -> None:
+    job = stage.training("away", ELASTIC)
+    node = faults.victim(job, stage.installed)
+    before = strike(job)
+    engine_of.kill_daemon("kube-apiserver")
+    stage.still(job, AWAY_SECONDS / 2)
+    engine_of.crash(node, silently=True)
+    time.sleep(AWAY_SECONDS / 2)  # nobody can be asked how it goes
+    engine_of.start_daemon("kube-apiserver")
+    job.wait("the API server answers", lambda: answered(lambda: bool(stage.installed.nodes())), 60.0)
+    struck = replace(before, at=time.time()).wait()  # counted from its return
+    job.wait_training(2, 10)
+    engine_of.return_node(node)
+    row = struck.row("node crashed while the API server was away for a minute, from its return")
+    row.whole_again_seconds = stage.whole_again(job, struck)
+    assert row.worlds[:2] == [3, 2]
     stage.check(job, row)

@@ -19,13 +19,12 @@ from cluster.engine import Engine
 from cluster.errors import ClusterError
 from cluster.kind import KindCluster
 
-LOCK = layout.CACHE / "cluster.use"
 HELD = "SUREFOOT_CLUSTER_HELD"
 """In the environment of what runs under the lock, here or in a child: it takes none of its own."""
 
 
 @contextmanager
-def held(alone: bool, lock: Path = LOCK) -> Iterator[None]:
+def held(alone: bool, lock: Path = layout.USE_LOCK) -> Iterator[None]:
     """Waits, and says so, while others use the cluster."""
     if os.environ.get(HELD):
         yield

@@ -12,7 +12,8 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.watched_objects import WatchedObjects
 
 SECONDS = 60.0

@@ -14,7 +14,7 @@ from surefoot.holder import Credentials
 from surefoot_operator.api.spec import FINALIZER
 from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.fabric.interface import WorkerEnvironment
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.memory import JobHolders
 from surefoot_operator.reconcile import Reconciler

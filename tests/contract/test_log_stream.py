@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 PATH = "/api/v1/namespaces/n/pods/p/log"
 

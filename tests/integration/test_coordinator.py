@@ -169,13 +169,32 @@ async def test_whoever_does_not_belong_is_refused_by_name(standing: Standing) ->
 
 
 async def test_an_operator_that_does_not_lead_asks_to_come_again_and_cuts_its_lines(standing: Standing) -> None:
-    stand = await standing()
+    stand = await standing(CoordinatorSettings(lead_seconds=0.2))
     async with FakeAgent(stand.server.url, hello(0)) as agent:
         await agent.heard(Welcome)
         stand.server.lead(False)
         await agent.ended()
     async with refused(stand, hello(0)) as word:
         assert word.retry
+
+
+async def test_who_comes_to_one_that_stands_by_is_welcomed_the_moment_it_leads(standing: Standing) -> None:
+    stand = await standing(CoordinatorSettings(lead_seconds=60.0, hello_seconds=60.0))
+    stand.server.lead(False)
+    async with FakeAgent(stand.server.url, hello(0)) as agent:
+        stand.server.lead(True)
+        await agent.heard(Welcome)
+
+
+async def test_who_is_asked_to_come_again_is_on_the_way_here(standing: Standing) -> None:
+    async def later(_: Hello) -> Refused | None:
+        return Refused("ask again", retry=True)
+
+    stand = await standing(DEFAULT, later)
+    before = stand.channel.sessions.turned_away_seconds
+    async with refused(stand, hello(0)):
+        pass
+    assert stand.channel.sessions.turned_away_seconds > before
 
 
 async def test_a_connection_without_a_hello_is_closed(standing: Standing) -> None:

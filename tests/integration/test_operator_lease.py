@@ -5,16 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.controller.leader.election import LeaseTimings
-from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost, NotLeading
+from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLost
+from surefoot_operator.errors import NotLeading
+from surefoot_operator.fabric.kubernetes.api import Api
 
 WHERE = LeaseAt("surefoot-system", "surefoot-operator")
-SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05)
+SHORT = LeaseTimings(lease_seconds=1.0, renew_seconds=0.6, retry_seconds=0.05, stand_down_seconds=1.5, call_seconds=0.4)
 SECONDS = 60.0
+
+
+class Cut:
+    """A way to the server that can be cut for one of those who use it."""
+
+    def __init__(self, server: FakeApi) -> None:
+        self.server, self.cut = server, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.cut:
+            silent(name, "")
+        return getattr(self.server, name)
 
 
 class Clock:
@@ -36,15 +52,30 @@ def elector(server: FakeApi, name: str, now: Callable[[], float] = time.monotoni
     return Elector(server.api, WHERE, name, SHORT, now)
 
 
+async def term(one: Elector) -> None:
+    """From the lease's taking to the end of the term."""
+    await one.acquire()
+    await one.hold()
+
+
 async def leads(one: Elector) -> None:
     async with asyncio.timeout(SECONDS):
-        await one.leading.wait()
+        while not one.leading:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def holder_is(server: FakeApi, name: str) -> None:
     async with asyncio.timeout(SECONDS):
         while server.objects.get(WHERE.path, {}).get("spec", {}).get("holderIdentity") != name:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+def may_act(one: Elector) -> bool:
+    try:
+        one.may_act()
+    except NotLeading:
+        return False
+    return True
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -54,9 +85,9 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 async def test_one_of_two_leads_and_the_other_follows_when_it_gives_the_lease_back(server: FakeApi) -> None:
     first, second = elector(server, "a"), elector(server, "b")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
-    waiting = asyncio.create_task(second.run())
+    waiting = asyncio.create_task(term(second))
     spec = server.objects[WHERE.path]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("a", 1, 0)
     first.may_act()
@@ -73,37 +104,81 @@ async def test_one_of_two_leads_and_the_other_follows_when_it_gives_the_lease_ba
 
 async def test_a_lease_that_is_not_renewed_passes_to_who_watched_it(server: FakeApi) -> None:
     first, second = elector(server, "a"), elector(server, "b")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
-    waiting = asyncio.create_task(second.run())
+    waiting = asyncio.create_task(term(second))
     await ended(running)  # killed: it gives nothing back
     await leads(second)
     await ended(waiting)
 
 
-async def test_a_leader_whose_server_is_away_ends_by_itself(server: FakeApi) -> None:
+async def test_a_leader_whose_server_is_away_may_not_act_and_stands_down_in_place(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     server.before = silent
-    with pytest.raises(LeaseLost, match="could not be renewed"):
-        await asyncio.wait_for(running, SECONDS)
-    with pytest.raises(NotLeading):
-        first.may_act()
+    async with asyncio.timeout(SECONDS):
+        while may_act(first):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not running.done()  # its term is not over yet
+    await asyncio.wait_for(running, SECONDS)
+    assert not first.leading
+    server.before = lambda verb, path: None
+    await asyncio.wait_for(first.acquire(), SECONDS)
+    first.may_act()
+    assert server.objects[WHERE.path]["spec"]["leaseTransitions"] == 1  # another term
 
 
-async def test_a_leader_whose_server_hangs_ends_in_time_too(server: FakeApi) -> None:
+async def test_a_leader_whose_server_hangs_stands_down_in_time_too(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     server.reachable.clear()
-    with pytest.raises(LeaseLost, match="could not be renewed"):
+    await asyncio.wait_for(running, SECONDS)
+    assert not first.leading
+
+
+async def test_a_term_goes_on_where_nobody_led_meanwhile(server: FakeApi) -> None:
+    """Longer away than it may act, shorter than until it stands down."""
+    first = elector(server, "a")
+    running = asyncio.create_task(term(first))
+    await leads(first)
+    server.before = silent
+    async with asyncio.timeout(SECONDS):
+        while may_act(first):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    server.before = lambda verb, path: None
+    async with asyncio.timeout(SECONDS):
+        while not may_act(first):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert first.leading
+    assert not running.done()
+    assert server.objects[WHERE.path]["spec"]["leaseTransitions"] == 0
+    await ended(running)
+
+
+async def test_a_leader_that_was_away_gives_way_to_who_took_the_lease(server: FakeApi) -> None:
+    away = Cut(server)
+    first, second = (
+        Elector(cast(Api, away), WHERE, "a", replace(SHORT, stand_down_seconds=SECONDS)),
+        elector(server, "b"),
+    )
+    running = asyncio.create_task(term(first))
+    await leads(first)
+    away.cut = True
+    following = asyncio.create_task(term(second))
+    await leads(second)
+    assert not may_act(first)
+    away.cut = False
+    with pytest.raises(LeaseLost, match="the lease is held by b"):
         await asyncio.wait_for(running, SECONDS)
+    second.may_act()
+    await ended(following)
 
 
 async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     tried: list[str] = []
 
@@ -124,7 +199,7 @@ async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
 async def test_an_answer_that_was_lost_is_found_again(server: FakeApi) -> None:
     """The server took the renewal, we never heard: the next one fails its test, and is made anew from what stands."""
     first = elector(server, "a")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     server.keep(WHERE.path, server.objects[WHERE.path])
     before = server.objects[WHERE.path]["metadata"]["resourceVersion"]
@@ -138,19 +213,19 @@ async def test_an_answer_that_was_lost_is_found_again(server: FakeApi) -> None:
 async def test_who_was_frozen_may_not_act_even_before_it_knows(server: FakeApi) -> None:
     clock = Clock()
     first = elector(server, "a", clock)
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     first.may_act()
     clock.ahead = 60.0  # as after SIGCONT: no code of ours has run yet
     with pytest.raises(NotLeading):
         first.may_act()
-    with pytest.raises(LeaseLost, match="could not be renewed for 6"):
-        await asyncio.wait_for(running, SECONDS)
+    await asyncio.wait_for(running, SECONDS)
+    assert not first.leading
 
 
 async def test_somebody_else_in_the_lease_ends_a_leader(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(first.run())
+    running = asyncio.create_task(term(first))
     await leads(first)
     stored = server.objects[WHERE.path]
     server.keep(WHERE.path, {**stored, "spec": {**stored["spec"], "holderIdentity": "z"}})
@@ -160,10 +235,9 @@ async def test_somebody_else_in_the_lease_ends_a_leader(server: FakeApi) -> None
 
 async def test_two_that_come_at_one_moment_make_one_leader(server: FakeApi) -> None:
     both = [elector(server, "a"), elector(server, "b")]
-    tasks = [asyncio.create_task(one.run()) for one in both]
-    async with asyncio.timeout(SECONDS):
-        await asyncio.wait([asyncio.create_task(one.leading.wait()) for one in both], return_when="FIRST_COMPLETED")
+    tasks = [asyncio.create_task(term(one)) for one in both]
+    await asyncio.wait([asyncio.create_task(leads(one)) for one in both], return_when="FIRST_COMPLETED")
     await asyncio.sleep(5 * SHORT.retry_seconds)  # nothing announces that the second does not follow
-    assert [one.leading.is_set() for one in both].count(True) == 1
+    assert [one.leading for one in both].count(True) == 1
     for task in tasks:
         await ended(task)

@@ -26,7 +26,7 @@ from surefoot_operator.controller.credentials.secret_store import (
 )
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.settings import CoordinatorSettings
 
 WHERE = SecretAt("system", "kept")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot_operator.api.status import JobStatus
+from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import DeleteWorker, DropPersisted, DropSaves, Plan
 from surefoot_operator.policy.maintenance.maintain import Maintenance
@@ -81,6 +81,7 @@ class Eyes:
         if world.state == "Committed":
             if self.simulation.store.status.world != old:
                 return  # decided over what is past, by a reading that came late: the write compares the world, and is refused
+            self._there(observed, world)
             self._looked_for(observed, new)
             self._listed_last(by, observed, world.epoch)
         elif old is not None and old.state == "Committed":
@@ -101,6 +102,14 @@ class Eyes:
     def committed(self, read: set[HolderId], given_up: tuple[str, ...]) -> None:
         """Of those that were named only who was read for this epoch holds what counts; others follow as they are named."""
         self.named = {name for name in self.named & read if name.instance not in given_up}
+
+    def _there(self, observed: Observed, world: World) -> None:
+        """Whoever is made a member speaks, by what the leader itself has before it, and its pod has not ended."""
+        speaking = {s.incarnation for s in observed.sessions if s.connected}
+        living = {(w.index, w.attempt) for w in observed.workers if w.phase not in ("Succeeded", "Failed")}
+        for member in world.members:
+            if member.incarnation not in speaking or (member.index, member.attempt) not in living:
+                self.oracle.fail(f"{member} becomes a member of epoch {world.epoch}, and is known to be away")
 
     def _looked_for(self, observed: Observed, new: JobStatus) -> None:
         ready = {h.endpoint.holder for h in observed.holders if h.state == "Ready"}

@@ -88,6 +88,7 @@ class Operator:
         known = frozenset(WorkerId(w.index, w.attempt) for w in self.simulation.fabric.workers())
         refused = sessions.refusal(self.sessions, hello, known)
         if refused is not None:
+            self.sessions = sessions.turned_away(self.sessions, self.now) if refused.retry else self.sessions
             connection.line.send(self.process, refused)
             connection.line.close(self.process)
             self.connections.remove(connection)
@@ -170,6 +171,7 @@ class Operator:
             workers=fabric.workers(),
             nodes=fabric.seen_nodes(),
             sessions=sessions.seen(self.sessions),
+            turned_away_seconds=self.sessions.turned_away_seconds,
             holders=self._holders(),
             persistent=order.persistent,
             hold=order.hold.seen if order.hold is not None else None,

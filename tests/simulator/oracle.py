@@ -255,9 +255,8 @@ class Oracle(Watcher):
 
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
         if save in holder.index:
-            self.drops += 1
-            others = self.ever[save] - {holder}
-            if holder.fence >= self.base or not others:  # else its copies count in nothing, and others have it
+            self.drops += 1  # what an unsealed holder has counts in nothing, as long as it lies elsewhere
+            if holder.fence >= self.base or not self._exists(save, but=holder):
                 self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})")
         self.ever[save].discard(holder)
 
@@ -280,9 +279,9 @@ class Oracle(Watcher):
                 return
         self.fail(f"{what}, and nothing newer on the lineage of epoch {self.base} is safe")
 
-    def _exists(self, save: RankSave) -> bool:
+    def _exists(self, save: RankSave, but: Holder | None = None) -> bool:
         tier = self.simulation.persistent
-        return bool(self.ever[save]) or (tier is not None and tier.holds(save))
+        return bool(self.ever[save] - {but}) or (tier is not None and tier.holds(save))
 
     def _safe(self, checkpoint: Checkpoint) -> bool:
         """Complete in the persistent tier, or once fully replicated, and no copy gone since but by faults or for newer."""

@@ -36,7 +36,8 @@ from surefoot_operator.controller.memory_maintenance import MemoryMaintenance
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
 from surefoot_operator.memory import TierAccess
@@ -73,13 +74,15 @@ class ClusterOperator:
         self._server: AgentServer | None = None
         self._runners: JobRunners | None = None
         self._beside = TaskSet(self._beside_failed)
+        self._term = TaskSet(self._beside_failed)
+        """What runs while this replica leads."""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = "the operator is starting"
 
     async def run(self, ended: asyncio.Event) -> None:
         """Stands by, leads, and shuts down once `ended` is set.
 
-        Raises LeaseLost if it led and may not any more; FabricError, OSError.
+        Raises LeaseLost if it led and somebody else does now; FabricError, OSError.
         """
         living = asyncio.create_task(self._live(), name="live")
         ending = asyncio.create_task(ended.wait(), name="ended")
@@ -107,19 +110,33 @@ class ClusterOperator:
         self._wakening.start()
         self._runners = JobRunners(shared, self._settings.only_namespace)
         self._begun = ""
-        self._beside.start(self._elector.run())
-        await self._elector.leading.wait()
+        self._beside.start(self._compete(shared, self._runners))
+        await asyncio.Event().wait()
+
+    async def _compete(self, shared: Shared, runners: JobRunners) -> None:
+        """Leads, term after term: one that could not renew its lease stands by, warm, until the server answers."""
+        while True:
+            await self._elector.acquire()
+            self._begin_term(shared, runners)
+            await self._elector.hold()
+            await self._end_term(shared, runners)
+
+    def _begin_term(self, shared: Shared, runners: JobRunners) -> None:
         self._clock.begin()
-        self._runners.start()
+        runners.start()
         shared.server.lead(True)
         metrics.leader.set(1)
-        self._beside.start(self._label.hold())
-        self._beside.start(self._runners.resync())
-        self._beside.start(self._tier(shared, self._runners).run())
-        log.info(
-            "leading, with %d jobs; agents connect to %s", len(self._runners.running), self._settings.coordinator_url
-        )
-        await asyncio.Event().wait()
+        self._term.start(self._label.hold())
+        self._term.start(runners.resync())
+        self._term.start(self._tier(shared, runners).run())
+        log.info("leading, with %d jobs; agents connect to %s", len(runners.running), self._settings.coordinator_url)
+
+    async def _end_term(self, shared: Shared, runners: JobRunners) -> None:
+        """Lets the agents go first: whoever leads now is elsewhere. Their next term begins with nothing of this one."""
+        shared.server.lead(False)
+        metrics.leader.set(0)
+        await self._within("jobs", runners.close())
+        await self._within("the leader's tasks", self._term.close())
 
     def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
         given = self._settings
@@ -242,8 +259,9 @@ class ClusterOperator:
     async def _let_go(self) -> None:
         if self._runners is not None:
             await self._runners.close()
+        await self._term.close()
         await self._beside.close()
-        if self._elector.leading.is_set():
+        if self._elector.leading:
             try:
                 await self._label.drop()
             except FabricError as error:

@@ -20,7 +20,7 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError, SpecError
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings

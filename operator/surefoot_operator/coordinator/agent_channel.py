@@ -90,6 +90,10 @@ class AgentChannel:
     def refusal(self, hello: Hello) -> Refused | None:
         return transitions.refusal(self.sessions, hello, self._known)
 
+    def turn_away(self) -> None:
+        """Records that an agent of this job was asked to come again."""
+        self.sessions = transitions.turned_away(self.sessions, self._clock())
+
     def join(self, hello: Hello, line: AgentConnection) -> None:
         """Accepts a hello; its connection replaces the worker's older one."""
         worker = WorkerId(hello.index, hello.attempt)

@@ -61,7 +61,7 @@ class AgentServer:
         self._authenticate = authenticate
         self._tls = tls
         self._jobs: dict[str, AgentChannel] = {}
-        self._leading = False
+        self._led = asyncio.Event()
         self._open: set[AgentConnection] = set()
         self._shared = SharedTexts()
         self._gate: ConnectionLimiter | None = None
@@ -94,8 +94,10 @@ class AgentServer:
 
         One that stops leading disconnects every agent: they must not follow its messages any more.
         """
-        self._leading = leading
-        if not leading:
+        if leading:
+            self._led.set()
+        else:
+            self._led.clear()
             for line in tuple(self._open):
                 line.cut()
 
@@ -123,7 +125,7 @@ class AgentServer:
 
         Agents continue and look for another coordinator.
         """
-        self._leading = False
+        self._led.clear()
         await asyncio.gather(*(line.close(self._settings.close_seconds) for line in tuple(self._open)))
         if self._listening is not None:
             self._listening.close()
@@ -172,7 +174,7 @@ class AgentServer:
         try:
             async with asyncio.timeout(self._settings.hello_seconds):
                 hello = await self._hello(websocket, line)
-                if not self._leading:
+                if not await self._leads_soon():
                     return _refused("not-leading", Refused("this operator does not lead: ask again", retry=True))
                 channel = self._jobs.get(hello.job)
                 if channel is None:
@@ -180,6 +182,8 @@ class AgentServer:
                     return _refused("foreign-job", Refused(text, retry=self._settings.foreign_retry))
                 bad = await self._authenticate(hello)
                 if bad is not None:
+                    if bad.retry:
+                        channel.turn_away()
                     return _refused("token", bad)
         except TimeoutError:
             text = f"no hello, or no answer about its token, within {self._settings.hello_seconds:g} s"
@@ -190,12 +194,24 @@ class AgentServer:
             return _refused("protocol", Refused(str(error), retry=False))
         bad = channel.refusal(hello)
         if bad is not None:
+            if bad.retry:
+                channel.turn_away()
             return _refused("worker", bad)
         agents = sum(line.worker is not None for line in self._open)
         if agents >= self._settings.lines:
             text = f"{agents} agents are connected, no more are accepted: raise `lines` in the operator's settings"
             return _refused("full", Refused(text, retry=True))
         return hello, channel
+
+    async def _leads_soon(self) -> bool:
+        """Whether this operator leads, or does within moments.
+
+        A new leader's agents are there when it begins, instead of finding it one after another.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.lead_seconds):
+                await self._led.wait()
+        return self._led.is_set()
 
     async def _hello(self, websocket: web.WebSocketResponse, line: AgentConnection) -> Hello:
         frame = await websocket.receive()

@@ -62,6 +62,7 @@ async def observed(
         workers=shown.workers,
         nodes=shown.nodes,
         sessions=sessions_seen(sessions),
+        turned_away_seconds=sessions.turned_away_seconds,
         holders=dependencies.memory.seen(),
         persistent=sessions.orders.persistent,
         older=orders.older,  # as `covers` knows it: what came meanwhile comes with the next snapshot

@@ -19,7 +19,7 @@ from surefoot.task_set import TaskSet
 from surefoot_operator import metrics, names
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator.desired_messages import DesiredState, desired_state_after
-from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, WorldMoved
+from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, NotLeading, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, SetFinalizer
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 GATHERING_SECONDS = 0.005
 """Several messages of one happening come within so long: they are answered by one plan."""
+_SUSPENDED_SECONDS = 0.25
 _NOTICE_CHARACTERS = 900
 """Of what an agent wants people to hear; an event has 1024."""
 
@@ -102,6 +103,9 @@ class Reconciler:
                 try:
                     pause = await self._in_turn()
                     failures = 0
+                except NotLeading:
+                    await asyncio.sleep(_SUSPENDED_SECONDS)  # the lease is renewed soon, or this loop is cancelled
+                    continue
                 except WorldMoved as moved:
                     log.info("%s", moved)
                     pause = self._backoff(failures := failures + 1)

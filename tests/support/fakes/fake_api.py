@@ -11,7 +11,8 @@ import copy
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 Body = dict[str, Any]
 
@@ -36,6 +37,9 @@ class FakeApi:
     @property
     def api(self) -> Api:
         return cast(Api, self)
+
+    def check_allowed(self) -> None:
+        """Whoever uses this one may write."""
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("GET", path)

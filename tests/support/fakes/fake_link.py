@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from surefoot.ipc.backend import ReusableSave
-from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
+from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -25,6 +25,7 @@ class FakeLink:
     at_level: int = 0
     saves: list[tuple[Staged, bytes, bytes]] = field(default_factory=list)
     steps: list[Stepped] = field(default_factory=list)
+    pauses: list[Pausing] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     closed: int | None = None
@@ -65,6 +66,9 @@ class FakeLink:
 
     def stepped(self, message: Stepped) -> None:
         self.steps.append(message)
+
+    def pausing(self, message: Pausing) -> None:
+        self.pauses.append(message)
 
     def held_at(self, step: int) -> bool:
         return self.hold == step

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 

@@ -11,7 +11,7 @@ from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import Right, refused
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
 _MOST_BYTES = 8 << 20
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.labels import MANAGED_BY, OPERATOR, core_path
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 Pure; called by `lease`. Times in a lease are other machines' and are never compared with ours: a lease has expired once
 we ourselves have seen it unchanged for its duration. All seconds are of one monotonic clock that includes suspend. The
-algorithm is that of Kubernetes' client-go.
+algorithm is that of Kubernetes' client-go, but for a leader whose server is away: it may not act, and waits in place. A
+renewal that tests what it wrote last is accepted only where nobody wrote since, so that nobody else has led meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimings:
-    lease_seconds: float = 15.0
+    lease_seconds: float = 3.0
     """Others wait so long after the last change that they saw."""
-    renew_seconds: float = 10.0
-    """A leader that could not renew for so long stops leading: earlier than anybody else can take over."""
-    retry_seconds: float = 2.0
+    renew_seconds: float = 2.0
+    """A leader that could not renew for so long may not act: earlier than anybody else can take over."""
+    retry_seconds: float = 0.5
     """Between two renewals, and between two looks of somebody who waits."""
+    stand_down_seconds: float = 10.0
+    """A leader that could not renew for so long lets its agents go: another may lead, which it cannot see."""
+    call_seconds: float = 1.5
+    """How long an answer is waited for at first; doubled with each that did not come."""
+    longest_call_seconds: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class LeaseSeen:
     """Empty: it was given back."""
     version: str
     """Another value after each write."""
-    lease_seconds: float = 15.0
+    lease_seconds: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +49,17 @@ class Candidate:
     changed_at: float = 0.0
     """When we first saw the lease as it is."""
     leads_until: float | None = None
-    """None: we do not lead."""
+    """When we may not act any more, unless renewed; None: we do not lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The candidate's next call.
 
-    `acquire` and `renew` are writes that test what was read; `lost` is final for this process.
+    `acquire` and `renew` are writes that test what was read; `stand-down` ends the term, `lost` the process.
     """
 
-    verb: Literal["look", "acquire", "renew", "wait", "lost"]
+    verb: Literal["look", "acquire", "renew", "wait", "stand-down", "lost"]
     reason: str
     after_seconds: float = 0.0
     """With `wait`: when to ask again at the latest."""
@@ -71,6 +77,23 @@ def written(candidate: Candidate, lease: LeaseSeen, asked_at: float, timings: Le
     return replace(
         candidate, lease=lease, looked=True, changed_at=asked_at, leads_until=asked_at + timings.renew_seconds
     )
+
+
+def stood_down(candidate: Candidate) -> Candidate:
+    """Ends the term; what was last known of the lease stays."""
+    return replace(candidate, leads_until=None)
+
+
+def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
+    """Returns how many seconds the next call may take.
+
+    A server that is slow is given time, one that hangs costs little. `timeouts`: how many calls in a row were not answered in time. No call outlasts the term.
+    """
+    limit = min(timings.longest_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
+    if candidate.leads_until is None:
+        return limit
+    term_ends = candidate.leads_until - timings.renew_seconds + timings.stand_down_seconds
+    return max(timings.retry_seconds, min(limit, term_ends - now))
 
 
 def leads(candidate: Candidate, now: float) -> bool:
@@ -93,7 +116,7 @@ def decide(candidate: Candidate, now: float, timings: LeaseTimings) -> Step:
     if not lease.holder:
         return Step("acquire", "the last leader released the lease")
     if lease.holder == candidate.identity:
-        return Step("acquire", "a former process of this replica held the lease, and has ended")
+        return Step("acquire", "this replica held the lease, and nobody has since")
     unchanged = now - candidate.changed_at
     if unchanged >= lease.lease_seconds:
         return Step("acquire", f"{lease.holder} has not renewed its lease for {unchanged:.1f} s")
@@ -107,10 +130,10 @@ def _leading(candidate: Candidate, until: float, now: float, timings: LeaseTimin
         return Step("lost", "the lease was deleted")
     if lease.holder != candidate.identity:
         return Step("lost", f"the lease is held by {lease.holder or 'nobody'}")
-    if now >= until:
-        late = now - until + timings.renew_seconds
-        return Step("lost", f"the lease could not be renewed for {late:.1f} s")
-    due = until - timings.renew_seconds + timings.retry_seconds
-    if now >= due:
+    renewed_at = until - timings.renew_seconds
+    late = now - renewed_at
+    if late >= timings.stand_down_seconds:
+        return Step("stand-down", f"the lease could not be renewed for {late:.1f} s")
+    if late >= timings.retry_seconds:
         return Step("renew", "the lease is renewed")
-    return Step("wait", "the lease was just renewed", min(due, until) - now)
+    return Step("wait", "the lease was just renewed", timings.retry_seconds - late)

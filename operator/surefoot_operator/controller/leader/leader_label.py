@@ -13,7 +13,8 @@ from typing import Any
 
 from surefoot_operator.api.spec import GROUP
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.labels import core_path
 
 log = logging.getLogger(__name__)

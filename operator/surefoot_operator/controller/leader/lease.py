@@ -1,6 +1,7 @@
 """Reads, takes, renews and releases the leader's Lease.
 
-Touches the API server. The composition root acts while `leading` is set, and exits when `run` raises LeaseLost.
+Touches the API server. The composition root acts between `acquire` and the end of `hold`, and exits when that raises
+LeaseLost.
 """
 
 from __future__ import annotations
@@ -9,27 +10,26 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from surefoot_operator.controller.leader import election
 from surefoot_operator.controller.leader.election import Candidate, LeaseSeen, LeaseTimings, Step
-from surefoot_operator.errors import FabricError, OperatorError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.errors import FabricError, NotLeading, OperatorError
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 log = logging.getLogger(__name__)
 
 Body = dict[str, Any]
+_SAID_FAILURES = 3
+"""Of calls in a row that fail, so many are logged: an outage may last for hours."""
 
 
 class LeaseLost(OperatorError):
     """Another replica may lead; nothing that was begun may be finished."""
-
-
-class NotLeading(FabricError):
-    """A write was attempted without the lease."""
 
 
 def clock() -> float:
@@ -54,7 +54,8 @@ class LeaseAt:
 class Elector:
     """Competes for the lease as one candidate.
 
-    `run` until cancelled or lost, then `release`; `may_act` may be called at any time.
+    `acquire`, then `hold` until it stands down, and so on until cancelled or lost; then `release`. `may_act` may be
+    called at any time.
     """
 
     def __init__(
@@ -70,29 +71,44 @@ class Elector:
         self._candidate = Candidate(identity)
         self._body: Body | None = None
         self._waited_for = ""
-        self.leading = asyncio.Event()
+        self._failures = self._timeouts = 0
+        """Calls in a row that failed, and those that were not answered in time."""
+        self.leading = False
         self.heard_at = now()
         """When the API server last answered about the lease."""
 
     def may_act(self) -> None:
         """Raises NotLeading unless the lease is ours by our own clock."""
         if not election.leads(self._candidate, self._now()):
-            raise NotLeading("this operator is not the leader: nothing was written")
+            raise NotLeading("this operator does not hold the lease: nothing is decided or written")
 
-    async def run(self) -> None:
-        """Acquires and renews the lease. Raises LeaseLost once it is lost."""
-        while True:
+    async def acquire(self) -> None:
+        """Waits until nobody else leads, and takes the lease."""
+        while not self.leading:
             step = election.decide(self._candidate, self._now(), self._timings)
-            if step.verb == "lost":
-                raise LeaseLost(f"{step.reason}: another replica may lead")
             if step.verb == "wait":
                 self._say(step)
                 await asyncio.sleep(max(0.01, step.after_seconds))
-                if self.leading.is_set():
-                    continue
-            if not await self._tried(step):
-                # jitter: two that wait for one lease must not come at one moment
-                await asyncio.sleep(self._pause() * random.uniform(0.5, 1.0))
+            await self._try(step)
+
+    async def hold(self) -> None:
+        """Renews the lease; returns once it stands down.
+
+        Raises LeaseLost if somebody else took it. Between its own deadline and that, it may not act, and goes on where it was if a renewal is accepted.
+        """
+        while True:
+            step = election.decide(self._candidate, self._now(), self._timings)
+            if step.verb == "wait":
+                await asyncio.sleep(max(0.01, step.after_seconds))
+                continue
+            if step.verb in ("lost", "stand-down"):
+                self.leading = False
+                self._candidate = election.stood_down(self._candidate)
+                if step.verb == "lost":
+                    raise LeaseLost(f"{step.reason}: another replica may lead")
+                log.warning("%s: standing by until the API server answers", step.reason)
+                return
+            await self._try(step)
 
     async def release(self) -> None:
         """Releases the lease, so that no replica waits for its expiry.
@@ -103,25 +119,23 @@ class Elector:
             return
         given = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now_text()}
         body = {**self._body, "spec": {**self._body["spec"], **given}}
-        self._candidate = replace(self._candidate, leads_until=None)
-        self.leading.clear()
+        self._candidate, self.leading = election.stood_down(self._candidate), False
         try:
-            async with asyncio.timeout(self._timings.retry_seconds):
+            async with asyncio.timeout(self._timings.renew_seconds):
                 await self._api.put(self._where.path, body)
             log.info("released the lease")
         except (FabricError, TimeoutError) as error:
             log.warning("could not release the lease, other replicas wait until it expires: %s", error)
 
+    async def _try(self, step: Step) -> None:
+        """Does the step's call; pauses if it did not come out as hoped."""
+        if not await self._tried(step):
+            # jitter: two that wait for one lease must not come at one moment
+            await asyncio.sleep(self._timings.retry_seconds / (4 if self.leading else 1) * random.uniform(0.5, 1.0))
+
     async def _tried(self, step: Step) -> bool:
-        """Does the step's call; whether it came out as hoped."""
-        leading = self.leading.is_set()
-        limit = self._timings.retry_seconds if leading else self._timings.renew_seconds / 2
         try:
-            async with asyncio.timeout(limit):
-                if step.verb in ("look", "wait"):
-                    await self._look()
-                else:
-                    await self._write(step)
+            await self._answered(self._look() if step.verb in ("look", "wait") else self._write(step))
         except ApiRefused as error:
             self.heard_at = self._now()
             if error.code not in (404, 409):
@@ -129,19 +143,38 @@ class Elector:
                 return False
             return await self._looked_again()
         except (FabricError, TimeoutError) as error:
-            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
+            self._say_away(error)
             return False
+        self._failures = 0
         return True
 
     async def _looked_again(self) -> bool:
         """Somebody else wrote, or deleted: what stands now decides."""
         try:
-            async with asyncio.timeout(self._timings.retry_seconds):
-                await self._look()
+            await self._answered(self._look())
         except (FabricError, TimeoutError) as error:
-            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
+            self._say_away(error)
             return False
-        return self.leading.is_set()
+        return self.leading
+
+    async def _answered(self, call: Coroutine[Any, Any, None]) -> None:
+        """Waits for a call within its limit. Raises FabricError, TimeoutError."""
+        limit = election.call_limit(self._candidate, self._timeouts, self._now(), self._timings)
+        try:
+            async with asyncio.timeout(limit):
+                await call
+        except TimeoutError:
+            self._timeouts += 1
+            raise
+        except ApiSilent:
+            self._timeouts = 0
+            raise
+        self._timeouts = 0
+
+    def _say_away(self, error: BaseException) -> None:
+        self._failures += 1
+        if self._failures <= _SAID_FAILURES:
+            log.warning("cannot reach the lease, retrying: %s", error or "the API server did not answer in time")
 
     async def _look(self) -> None:
         try:
@@ -167,7 +200,7 @@ class Elector:
         self._candidate = election.written(self._candidate, lease, asked_at, self._timings)
         if step.verb == "acquire":
             log.info("this operator (%s) leads: %s", self._candidate.identity, step.reason)
-            self.leading.set()
+            self.leading = True
 
     def _wanted(self, anew: bool) -> Body:
         old = self._body or {}
@@ -181,11 +214,8 @@ class Elector:
         metadata = old.get("metadata") or {"name": self._where.name, "namespace": self._where.namespace}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
-    def _pause(self) -> float:
-        return self._timings.retry_seconds / (4 if self.leading.is_set() else 1)
-
     def _say(self, step: Step) -> None:
-        if not self.leading.is_set() and step.reason != self._waited_for:
+        if step.reason != self._waited_for:
             self._waited_for = step.reason
             log.info("standing by: %s", step.reason)
 

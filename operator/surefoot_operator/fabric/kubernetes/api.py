@@ -17,29 +17,12 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 CALL_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
 JSON_PATCH = "application/json-patch+json"
 Body = dict[str, Any]
-
-
-class ApiRefused(FabricError):
-    """The server answered with an error code."""
-
-    def __init__(self, asked: str, code: int, reason: str, message: str) -> None:
-        super().__init__(f"the API server refused to {asked}: {code} {reason}: {message}")
-        self.code = code
-        self.reason = reason
-        self.lasting = code in (400, 422)
-
-
-class ApiSilent(FabricError):
-    """The server did not answer; whether the call succeeded is unknown."""
-
-    def __init__(self, asked: str, problem: BaseException) -> None:
-        said = str(problem) or type(problem).__name__
-        super().__init__(f"the API server did not answer when asked to {asked}: {said}; trying again later")
 
 
 class Api:
@@ -58,6 +41,11 @@ class Api:
         It raises FabricError to refuse the write, as a replica that lost its lease must.
         """
         return Api(self._client, self._call_seconds, may_write)
+
+    def check_allowed(self) -> None:
+        """Raises FabricError where a write would be refused."""
+        if self._may_write is not None:
+            self._may_write()
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> Body:
         return await self._call("GET", path, query=query)
@@ -138,8 +126,8 @@ class Api:
 
     async def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str | int], kind: str) -> str:
         asked = f"{method} {path}"
-        if method != "GET" and self._may_write is not None:
-            self._may_write()
+        if method != "GET":
+            self.check_allowed()
         try:
             response = await self._send(method, path, body, query, kind, self._timeout)
             async with response:

@@ -13,7 +13,8 @@ from surefoot_operator.api.spec import FINALIZER, KIND
 from surefoot_operator.api.yaml_names import API_VERSION
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.kubernetes import labels
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.status_patch import timestamp
 from surefoot_operator.policy.actions import DeleteWorker, Event
 

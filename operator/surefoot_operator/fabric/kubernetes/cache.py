@@ -103,7 +103,11 @@ class ClusterCache:
             del self._listeners[kind, job]
 
     def check_fresh(self) -> None:
-        """Raises FabricError if a watch is stale: no plan may use it."""
+        """Raises FabricError if no plan may be made.
+
+        A watch is stale, or nothing may be written.
+        """
+        self.api.check_allowed()
         for feed in self._feeds:
             if not feed.fresh:
                 raise FabricError(

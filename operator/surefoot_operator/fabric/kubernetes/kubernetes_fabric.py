@@ -20,7 +20,7 @@ from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved
 from surefoot_operator.fabric.interface import FabricSeen, HolderPlace, TierAccess, WorkerEnvironment
 from surefoot_operator.fabric.kubernetes import api_writes, holders, labels, nodes, pod_observations, pods, status_patch
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache, Listener
 from surefoot_operator.fabric.kubernetes.derived_cache import DerivedCache
 from surefoot_operator.fabric.kubernetes.purging import purge_pod

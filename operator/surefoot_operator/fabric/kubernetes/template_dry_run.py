@@ -10,7 +10,8 @@ import logging
 from typing import Any
 
 from surefoot_operator.fabric.kubernetes import api_writes
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 log = logging.getLogger(__name__)
 

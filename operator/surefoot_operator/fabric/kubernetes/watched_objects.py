@@ -18,7 +18,8 @@ from typing import Any
 from surefoot.protocol.backoff import Backoff
 from surefoot_operator import metrics
 from surefoot_operator.errors import FabricError
-from surefoot_operator.fabric.kubernetes.api import Api, ApiRefused
+from surefoot_operator.fabric.kubernetes.api import Api
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ WATCH_SECONDS = 30
 SILENCE_SECONDS = WATCH_SECONDS + 5.0
 STALE_SECONDS = 45.0
 PAGE = 500
-_BACKOFF = Backoff(0.1, 5.0)
+_BACKOFF = Backoff(0.1, 2.0)
 _FORGOTTEN = 4096
 _SHORT_SECONDS = 1.0
 

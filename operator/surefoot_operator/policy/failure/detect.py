@@ -27,6 +27,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck
 from surefoot_operator.policy.failure.standstill import reported_hang, standstill
+from surefoot_operator.policy.failure.testimony import unheard_until
 from surefoot_operator.policy.indexes import worker_id
 
 RECONNECT_SECONDS = 1.0
@@ -126,9 +127,12 @@ def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
     worker = facts.workers.get(worker_id(member))
     if worker is not None and worker.phase == "Succeeded":
         return None
-    due = facts.seen.term_seconds + UNHEARD_SECONDS
+    told, due = unheard_until(facts), facts.seen.term_seconds + UNHEARD_SECONDS
+    if told is not None and facts.now >= told:
+        reason = f"worker {member.index} has not come to this leader, and the others, which have, make no step"
+        return Loss("worker-silent", reason, told, *_at(member), witnessed=False)
     if facts.now < due:
-        return Recheck(due)
+        return Recheck(due if told is None else min(due, told))
     if worker is not None and worker.phase == "Running" and not node_lost(facts, member.node):
         return None
     reason = f"worker {member.index} has not connected since this operator started, and nothing reports it running"

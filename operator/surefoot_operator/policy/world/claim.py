@@ -29,6 +29,7 @@ from surefoot_operator.policy.facts import (
     vacate_reason,
 )
 from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.restore_choices import Chosen
@@ -220,10 +221,16 @@ def _returning(facts: Facts, identity: WorkerId, incarnation: str) -> float:
     if worker is None or worker.phase != "Running" or departure_reason(facts, worker) or node_lost(facts, worker.node):
         return 0.0
     if session is None:
-        return facts.seen.term_seconds + RECONNECTING_SECONDS
+        patience = facts.seen.term_seconds + RECONNECTING_SECONDS
+        # this leader claimed the epoch itself, and had waited for whoever did not come
+        return min(patience, arrivals_over(facts)) if _claimed_here(facts) and most_have_come(facts) else patience
     if session.incarnation == incarnation and not session.connected:
         return session.since_seconds + RECONNECT_GRACE_SECONDS
     return 0.0
+
+
+def _claimed_here(facts: Facts) -> bool:
+    return facts.world.changed_seconds > facts.seen.term_seconds
 
 
 def _arriving(facts: Facts, ready: set[WorkerId]) -> float:

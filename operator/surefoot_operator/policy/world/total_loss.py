@@ -66,10 +66,11 @@ def waiting(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
 
 
 def _where(facts: Facts) -> str:
-    named = sorted({e.holder.node for e in facts.status.named_holders})
+    named = {e.holder.node for e in facts.status.named_holders}
+    members = {m.node for m in facts.world.members}
     if not named:  # the fabric knows of each that it is gone
-        nodes = sorted({m.node for m in facts.world.members})
-        return f"; its workers saved from {listed(nodes)}, and those holders are gone" if nodes else ""
+        return f"; its workers saved from {listed(sorted(members))}, and those holders are gone" if members else ""
     silent = sorted({e.holder.node for e in silent_holders(facts)})
-    text = f"; it was on the holders of {listed(named)}"
+    # a holder that was known to be gone a moment before the others is named no more, and had its workers' saves too
+    text = f"; it was on the holders of {listed(sorted(named | members))}"
     return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"

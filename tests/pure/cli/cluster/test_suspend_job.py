@@ -18,7 +18,7 @@ from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
 from surefoot_operator.cli.cluster.suspend_job import change, standing
 from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
 PATH = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 

@@ -18,7 +18,7 @@ from surefoot_operator.cli.doctor.cluster_look import CRD, JOB_KIND, REVIEWS, SC
 from surefoot_operator.cli.doctor.findings import Finding
 from surefoot_operator.cli.jobs import job_source
 from surefoot_operator.cli.main import main
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
 ROOT = Path(__file__).parents[4]
 

@@ -23,7 +23,7 @@ from surefoot_operator.cli.jobs.stored_job import StoredJob, stored_job
 from surefoot_operator.cli.jobs.top_jobs import JobsTop, LineTop, TableTop, drawn_top
 from surefoot_operator.cli.jobs.top_table import TopRow, top_row
 from surefoot_operator.cli.main import main
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 

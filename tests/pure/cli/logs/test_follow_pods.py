@@ -17,7 +17,7 @@ from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
 from surefoot_operator.cli.logs import follow_pods
 from surefoot_operator.cli.logs.follow_pods import PodFollower
 from surefoot_operator.cli.logs.followed_logs import FollowChoice
-from surefoot_operator.fabric.kubernetes.api import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
 JOB = "/apis/surefoot.dev/v1alpha1/namespaces/team/trainingjobs/gpt"
 PODS = "/api/v1/namespaces/team/pods"

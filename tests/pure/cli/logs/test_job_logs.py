@@ -16,7 +16,7 @@ from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused
 from surefoot_operator.cli.logs import job_logs
 from surefoot_operator.cli.main import build_parser, main
-from surefoot_operator.fabric.kubernetes.api import ApiRefused
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.processes.job_store import Store
 from surefoot_operator.fabric.processes.run_folder import RunFolder
 

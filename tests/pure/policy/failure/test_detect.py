@@ -38,6 +38,18 @@ def exited(seen: Observed, index: int, code: int = 1, secondary: bool = False, a
     return with_session(seen, index, exit=gone)
 
 
+def told_slow(seen: Observed, step_seconds: float) -> Observed:
+    return replace(seen, sessions=tuple(told(s, step_seconds=step_seconds) for s in seen.sessions))
+
+
+def unpaced(seen: Observed) -> Observed:
+    return replace(seen, sessions=tuple(told(s, step_seconds=None) for s in seen.sessions))
+
+
+def late_word(seen: Observed, ago: float) -> Observed:
+    return replace(seen, sessions=tuple(replace(s, heard_seconds=seen.now - ago) for s in seen.sessions))
+
+
 def stood_still(seen: Observed, seconds: float) -> Observed:
     """Nobody made a step for so long, everybody is heard."""
     return replace(seen, sessions=tuple(replace(s, step_at_seconds=seen.now - seconds) for s in seen.sessions))
@@ -124,6 +136,49 @@ def test_others_say_that_a_step_is_overdue_once_it_is_and_not_before() -> None:
     )
     assert claims(seen)
     assert not claims(unheard)
+
+
+def new_leader(
+    missing: tuple[int, ...] = (1,), *, came: float = 2.5, stood: float = 2.5, workers: int = 3, **other: float
+) -> Observed:
+    """Its term began 3 s ago; the others `came` so long ago, and the first word of steps is `stood` seconds old."""
+    seen = running(workers=workers)
+    there = tuple(
+        replace(s, since_seconds=NOW - came, step_at_seconds=NOW - stood)
+        for s in seen.sessions
+        if s.index not in missing
+    )
+    return replace(seen, term_seconds=NOW - 3.0, sessions=there, **other)
+
+
+def test_who_never_came_to_a_new_leader_is_lost_by_the_others_testimony() -> None:
+    assert claims(new_leader())
+    assert kind(new_leader()) == "worker-silent"
+    assert claims(new_leader(workers=2))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(new_leader(came=0.9), id="the others came a moment ago"),
+        pytest.param(new_leader(turned_away_seconds=NOW - 0.9), id="somebody was asked to come again"),
+        pytest.param(new_leader(stood=0.3), id="they make steps: it lives"),
+        pytest.param(told_slow(new_leader(), 10.0), id="the step may still come"),
+        pytest.param(new_leader((0, 1)), id="most did not come: this leader may be cut off"),
+        pytest.param(new_leader((0, 1, 2)), id="nobody came"),
+        pytest.param(unpaced(new_leader()), id="nobody knows how long a step takes"),
+        pytest.param(late_word(new_leader(), 2.0), id="nobody has said since that the step is overdue"),
+    ],
+)
+def test_who_never_came_is_waited_for_while_another_reason_is_possible(seen: Observed) -> None:
+    assert not claims(seen)
+    assert 0 < (decided(seen).wake_after_seconds or 0) <= 27.0
+
+
+def test_who_never_came_beside_dead_peers_is_waited_for_until_nobody_else_comes() -> None:
+    seen = told_slow(new_leader(), 10.0)
+    assert claims(exited(seen, 0, secondary=True))
+    assert kind(exited(seen, 0, secondary=True)) == "worker-silent"
 
 
 def test_a_broken_line_is_no_loss_while_steps_advance() -> None:

@@ -49,6 +49,16 @@ def condition(made: Plan | JobStatus) -> Condition | None:
     return next((c for c in status.conditions if c.type == "CheckpointLost"), None)
 
 
+def test_a_holder_that_went_a_moment_before_the_others_is_told_as_one_that_had_it() -> None:
+    seen = lost()
+    rest = tuple(e for e in seen.status.named_holders if e.holder.node != "n0")
+    assert len(rest) < len(seen.status.named_holders)
+    seen = replace(seen, status=replace(seen.status, named_holders=rest))
+    found = condition(decided(seen))
+    assert found is not None
+    assert "it was on the holders of n0, n1, n2" in found.message
+
+
 @pytest.mark.parametrize("ago", [60.0, 7 * 86400.0])
 def test_a_total_loss_waits_and_says_what_is_lost_and_what_may_be_done(ago: float) -> None:
     made = decided(lost(ago=ago))
