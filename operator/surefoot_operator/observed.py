@@ -14,6 +14,7 @@ from typing import Literal
 from surefoot.protocol.completeness import Covers, LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.rank_places import RankPlace
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.api.status import JobStatus
@@ -109,6 +110,17 @@ class ExitSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingSeen:
+    """One agent's word that nothing moves in its ranks.
+
+    True as long as their step is still `step`.
+    """
+
+    step: int
+    places: tuple[RankPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Recent steps, stalls and drains of one agent, in seconds.
 
@@ -171,6 +183,8 @@ class SessionSeen:
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
+    standing: StandingSeen | None = None
+    """Where its ranks stand in `epoch` without anything moving; None: they step, or it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,5 +302,7 @@ class Observed:
     """Nodes that could take another worker now; None where only a scheduler knows."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)
     """What agents see of holders that are silent to the operator."""
+    turned_away_seconds: float = 0.0
+    """When an agent of this job was last asked to come again; 0: none was in this term."""
     creates: tuple[CreateSeen, ...] = ()
     """Workers that were asked for and are not there: under way, or refused."""

@@ -24,6 +24,7 @@ from surefoot.protocol.messages import (
     Refused,
     Stopped,
     StoreReady,
+    StuckRanks,
     UnreadableSave,
 )
 from surefoot.protocol.progress import NOTHING_TOLD
@@ -32,7 +33,7 @@ from surefoot_operator.coordinator import order_answers
 from surefoot_operator.coordinator import orders as order_book
 from surefoot_operator.coordinator.agent_timings import timed
 from surefoot_operator.coordinator.orders import Orders
-from surefoot_operator.observed import ExitSeen, SessionSeen, Timings
+from surefoot_operator.observed import ExitSeen, SessionSeen, StandingSeen, Timings
 
 MOST_NOTICES = 64
 
@@ -66,6 +67,8 @@ class Sessions:
     notices: tuple[tuple[WorkerId, Notice], ...] = ()
     speakers: Mapping[str, WorkerId] = field(default_factory=dict)
     """Whose agent each incarnation is that has a session."""
+    turned_away_seconds: float = 0.0
+    """When an agent was last asked to come again; 0: none was."""
 
 
 def begin(job: str, now: float) -> Sessions:
@@ -105,6 +108,14 @@ def refusal(sessions: Sessions, hello: Hello, known: frozenset[WorkerId] | None)
             f"incarnation {hello.incarnation} is already {other}: each agent start needs its own", retry=False
         )
     return None
+
+
+def turned_away(sessions: Sessions, now: float) -> Sessions:
+    """Records that an agent was asked to come again.
+
+    Not all that live have joined then.
+    """
+    return replace(sessions, turned_away_seconds=now)
 
 
 def connected(sessions: Sessions, hello: Hello, now: float) -> Sessions:
@@ -175,6 +186,8 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
             session = replace(session, store=(message.epoch, message.address))
         case Exited() | Held() | UnreadableSave() | Finished():
             session = _fact(session, message, now)
+        case StuckRanks():
+            session = _standing(session, message)
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
@@ -214,6 +227,7 @@ def _in_epoch(session: Session, epoch: int) -> Session:
         finished_steps=0,
         held=None,
         unreadable=None,
+        standing=None,
     )
     return replace(session, seen=blank)
 
@@ -225,11 +239,13 @@ def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -
     """
     session = _in_epoch(session, beat.epoch)
     old = session.seen
-    progress, grown, timings = old.progress, False, old.timings
+    progress, grown, turned, timings = old.progress, False, False, old.timings
     if beat.epoch == old.epoch and beat.epoch:
         begun = world.parent.step if world is not None and world.epoch == beat.epoch and world.parent else 0
         grown = beat.progress.step > max(progress.step, begun)
         timings = timed(timings, beat, grown, now)
+        # a pause that is announced, or over, is a sign of life, and the time to the next step counts from it
+        turned = old.step_at_seconds is not None and beat.progress.paused != progress.paused
         progress = beat.progress.after(progress)
     fresh = replace(
         old,
@@ -241,10 +257,18 @@ def beaten(world: World | None, session: Session, beat: Heartbeat, now: float) -
         copies=beat.copies,
         leaving=beat.leaving,
         progress=progress,
-        step_at_seconds=now if grown else old.step_at_seconds,
+        step_at_seconds=now if grown or turned else old.step_at_seconds,
         timings=timings,
     )
     return replace(session, seen=fresh)
+
+
+def _standing(session: Session, message: StuckRanks) -> Session:
+    session = _in_epoch(session, message.epoch)
+    if message.epoch != session.seen.epoch:
+        return session
+    told = StandingSeen(message.step, message.places) if message.places else None
+    return replace(session, seen=replace(session.seen, standing=told))
 
 
 def _stopped(session: Session, epoch: int) -> Session:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefoot.agent.looks import Look
 from surefoot.agent.state import Departure
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
@@ -119,6 +120,17 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerPaused:
+    """A trainer begins a pause to do `what`; empty: ends it."""
+
+    epoch: int
+    local: int
+    what: str
+    seconds: float | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class HoldAnswered:
     epoch: int
     local: int
@@ -171,6 +183,8 @@ class StacksTaken:
 
     epoch: int
     detail: str
+    look: Look | None = None
+    """The same for comparison; None where some rank gave no stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +207,7 @@ Event = (
     | TrainerExited
     | TrainerAttached
     | StepDone
+    | TrainerPaused
     | HoldAnswered
     | HoldReached
     | TrainerRestored

@@ -180,10 +180,10 @@ class AgentProcess:
 
     async def _take_stacks(self, epoch: int) -> None:
         try:
-            found = await self._trainers.stacks()
+            found, look = await self._trainers.look()
         except Exception as error:  # noqa: BLE001  the trainers are to be ended all the same
-            found = self._unexpected.record("taking stacks", error)
-        self.dispatch(on.StacksTaken(epoch, found))
+            found, look = self._unexpected.record("taking stacks", error), None
+        self.dispatch(on.StacksTaken(epoch, found, look))
 
     def _stop_store(self, epoch: int) -> None:
         if self._store is not None and self._store[0] < epoch:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from surefoot.agent.looks import Look
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.messages import Assign, Exited, FromAgent
 from surefoot.protocol.progress import NOTHING_TOLD, Progress, of_worker
@@ -34,6 +35,10 @@ class LocalRank:
     held: int | None = None
     accepted: bool | None = None
     """Its answer to the hold that is being asked for."""
+    paused: str = ""
+    """Why no step is to be expected of it; empty: one is."""
+    pause_seconds: float | None = None
+    """How long that may take; None: as long as a step."""
 
     @property
     def step(self) -> int:
@@ -80,6 +85,12 @@ class AgentState:
     """What is said of the trainers once their stacks are taken, and before they are killed."""
     stacks: str | None = None
     """Where the trainers stood when half of the step timeout was over, for people; None: nobody asked since the last step."""
+    gaps: tuple[float, ...] = ()
+    """Recent steps of the started epoch, in seconds."""
+    looks: int = 0
+    """How often was looked where the trainers stand since the last step."""
+    look: Look | None = None
+    """What was seen last; None: nothing since the last step."""
     facts: tuple[FromAgent, ...] = field(default=())
     flushing: bool = False
     flushed: bool = False
@@ -108,7 +119,25 @@ class AgentState:
         """Merges all local ranks' progress in the started epoch."""
         told = of_worker([r.progress for r in self.ranks])
         ended = tuple(r.rank for r in self.ranks if r.code == 0)
-        return replace(told, restored=self.restored, restored_from=self.restored_from, ended=ended)
+        longest = max((r.pause_seconds for r in self.ranks if r.pause_seconds is not None), default=None)
+        return replace(
+            told,
+            restored=self.restored,
+            restored_from=self.restored_from,
+            ended=ended,
+            paused=self.paused,
+            pause_seconds=longest,
+        )
+
+    @property
+    def paused(self) -> str:
+        """Why a local rank announced a pause; empty: none did."""
+        return next((r.paused for r in self.ranks if r.paused), "")
+
+    @property
+    def step_limit_seconds(self) -> float:
+        """After how long without a step the trainers hang."""
+        return max(self.step_timeout_seconds, *(r.pause_seconds or 0.0 for r in self.ranks), 0.0)
 
     @property
     def stalled(self) -> bool:

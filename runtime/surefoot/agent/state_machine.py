@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.agent import events as on
+from surefoot.agent import stuck_ranks
 from surefoot.agent.events import Command, Event
 from surefoot.agent.state import AgentState as AgentState
 from surefoot.agent.state import LocalRank as LocalRank
@@ -66,10 +67,13 @@ def _take(state: AgentState, event: Event) -> Step:
             return replace(_leave(state, code), departure=departure), (on.Beat(),)
         case on.Flushed(epoch):
             return (replace(state, flushing=False, flushed=True) if epoch == state.started else state), ()
-        case on.StacksTaken(epoch, detail):
+        case on.StacksTaken(epoch, detail, look):
             if epoch != state.started:
                 return state, ()
-            return _told_where(state, detail) if state.killing else (replace(state, stacks=detail), ())
+            if state.killing:
+                return _told_where(state, detail)
+            # asked for before a step that was made since: then it says nothing any more
+            return (state, ()) if state.looks == 0 else stuck_ranks.looked(replace(state, stacks=detail), look)
         case on.StoreUp(epoch, address):
             if epoch != state.claimed:
                 return state, ()
@@ -137,6 +141,9 @@ def _start(state: AgentState) -> Step:
         hold=None,
         progress_at=None,
         stacks=None,
+        gaps=(),
+        looks=0,
+        look=None,
         begun_at=None,
         exit_report=None,
     )
@@ -219,13 +226,11 @@ def _tick(state: AgentState, at: float) -> Step:
     if state.progress_at is None or not state.alive or state.killing:
         return state, ()
     waiting = any(r.held is not None or r.closed or not r.alive for r in state.ranks)
-    standing = 0.0 if waiting else at - state.progress_at
-    if standing <= state.step_timeout_seconds:
-        if state.stacks is not None or 2 * standing <= state.step_timeout_seconds:
-            return state, ()
-        # whoever finds the hang first kills its ranks, and all others end with them before they could be asked
-        return replace(state, stacks=""), (on.TakeStacks(state.started),)
-    cause = f"hang: no step for {state.step_timeout_seconds:g} s after step {state.step}"
+    since, limit = 0.0 if waiting else at - state.progress_at, state.step_limit_seconds
+    if since <= limit:
+        return stuck_ranks.look_if_due(state, since)
+    doing = f" of {state.paused}" if state.paused else ""
+    cause = f"hang: no step for {limit:g} s{doing} after step {state.step}"
     return _end(state, Exited(state.started, _behind(state), -9, cause, secondary=False, step=state.step, kind="hang"))
 
 
@@ -258,6 +263,7 @@ TrainerEvent = (
     on.TrainerExited
     | on.TrainerAttached
     | on.StepDone
+    | on.TrainerPaused
     | on.HoldAnswered
     | on.HoldReached
     | on.TrainerRestored
@@ -275,6 +281,8 @@ def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
             return _exited(state, mine, event)
         case on.StepDone():
             return _stepped(state, mine, event)
+        case on.TrainerPaused():
+            return _paused(state, mine, event)
         case on.TrainerAttached():
             return _with(state, mine, attached=True), ()
         case on.TrainerClosed():
@@ -306,8 +314,20 @@ def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
     told = event.progress
     if told.stall_seconds is None:  # most steps are not saved
         told = replace(told, stall_seconds=mine.progress.stall_seconds)
-    after = replace(_with(state, mine, progress=told), progress_at=event.at, stacks=None)
-    return after, (on.Beat(),) if first and after.step > 0 else ()
+    gaps = state.gaps
+    if mine.local == 0 and told.step_seconds is not None:  # ranks of one worker step together
+        gaps = (*gaps, told.step_seconds)[-stuck_ranks.MOST_GAPS :]
+    after, said = stuck_ranks.moved(replace(_with(state, mine, progress=told), gaps=gaps), event.at)
+    return after, (*said, on.Beat()) if first and after.step > 0 else said
+
+
+def _paused(state: AgentState, mine: LocalRank, event: on.TrainerPaused) -> Step:
+    """The announced pause of a rank begins or ends: either is a sign of life, and the time counts anew from it."""
+    after = _with(state, mine, paused=event.what, pause_seconds=event.seconds)
+    if state.progress_at is None:
+        return after, (on.Beat(),)
+    after, said = stuck_ranks.moved(after, event.at)
+    return after, (*said, on.Beat())
 
 
 def _hold_answered(state: AgentState, mine: LocalRank, event: on.HoldAnswered) -> Step:

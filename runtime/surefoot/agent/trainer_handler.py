@@ -101,6 +101,8 @@ class TrainerSessionHandler:
                 if local == 0:  # ranks of one worker step together
                     metrics.step_seconds.observe(message.progress.step_seconds or 0.0)
                 dispatch(on.StepDone(epoch, local, message.progress, time.monotonic()))
+            case line.Pausing(what=what, seconds=seconds):
+                dispatch(on.TrainerPaused(epoch, local, what, seconds, time.monotonic()))
             case line.Staged():
                 save = RankSave(epoch, message.step, trainer.rank)
                 self._agent.staging.stage(local, save, state.assign.world if state.assign is not None else 0, message)

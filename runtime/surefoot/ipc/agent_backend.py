@@ -29,7 +29,7 @@ from surefoot.ipc.memfd import map_whole
 from surefoot.ipc.metric_deltas import MetricGrowth
 from surefoot.ipc.stacks import install
 from surefoot.ipc.staged_replies import StagedReplies
-from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
+from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 _ATTACH_SECONDS = 30.0
@@ -175,6 +175,9 @@ class AgentBackend:
         self._send(message)
         # hardly anything but a save counts in a trainer; the reader looks, for the training would wait
         self._uncounted = self._uncounted or message.skipped or message.progress.stall_seconds is not None
+
+    def pausing(self, message: Pausing) -> None:
+        self._send(message)
 
     def held_at(self, step: int) -> bool:
         with self._changed:

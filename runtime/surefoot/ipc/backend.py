@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
+from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -76,6 +76,10 @@ class SaveBackend(Protocol):
 
     def stepped(self, message: Stepped) -> None:
         """Reports a finished step."""
+        ...
+
+    def pausing(self, message: Pausing) -> None:
+        """Reports the begin or the end of an announced pause."""
         ...
 
     def held_at(self, step: int) -> bool:

@@ -69,6 +69,14 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Pausing:
+    """The script pauses its steps to do `what`; empty: no more."""
+
+    what: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class HoldReply:
     step: int
     accepted: bool
@@ -127,6 +135,7 @@ FromTrainer = (
     | FindStagedSaves
     | Staged
     | Stepped
+    | Pausing
     | HoldReply
     | Holding
     | RestoreDone

@@ -9,6 +9,7 @@ from surefoot.protocol.codec import flat, since
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
+from surefoot.protocol.rank_places import RankPlace
 
 # ---- agent → coordinator ------------------------------------------------------------------------------------------
 
@@ -185,6 +186,20 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckRanks:
+    """Every local rank stands still; without `places`, no more.
+
+    Stack and I/O were the same in two looks.
+    """
+
+    SINCE: ClassVar[int] = 3
+    epoch: int
+    step: int
+    """Last step that every local rank had finished."""
+    places: tuple[RankPlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Becomes an event for people; `reason` is CamelCase and stable."""
 
@@ -194,7 +209,7 @@ class Notice:
 
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | Notice
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks | Notice
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------

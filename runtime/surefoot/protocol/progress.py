@@ -45,6 +45,10 @@ class Progress:
     """Passes over the data that are consumed, the share of the present one included; of a worker, the mean of its ranks."""
     step_samples: int | None = since(3, None)
     """Samples that the last step consumed; of a worker, of all its ranks."""
+    paused: str = since(3, "")
+    """Why no step is to be expected now, in the script's own word ("evaluation"); empty: one is."""
+    pause_seconds: float | None = since(3, None)
+    """How long that may take, where the script said so."""
 
     def after(self, before: Progress) -> Progress:
         """Merges this report over an earlier one of the same epoch.

@@ -1,11 +1,12 @@
 """A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
 
 local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
-                 [--raises STEP]
+                 [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
 machine is. A run whose gates are open already never stops. With --raises every rank of the first epoch ends by an
-exception in the middle of that step.
+exception in the middle of that step. With --evaluates rank 0 computes behind that step for some seconds, unannounced,
+while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ import surefoot
 BATCH = 12
 
 
+def evaluate(seconds: float) -> None:
+    model, until = torch.nn.Linear(64, 64), time.monotonic() + seconds
+    while time.monotonic() < until:
+        model(torch.randn(64, 64)).sum().item()
+        sorted(str(number) for number in range(1000))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
@@ -33,6 +41,9 @@ def main() -> None:
     parser.add_argument("--first-dtype", default="float64")
     parser.add_argument("--unstageable", type=int, default=0)
     parser.add_argument("--raises", type=int, default=0)
+    parser.add_argument("--evaluates", type=int, default=0)
+    parser.add_argument("--evaluates-seconds", type=float, default=0.0)
+    parser.add_argument("--hangs", type=int, default=0)
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -64,8 +75,14 @@ def main() -> None:
         dist.all_reduce(mean)
         checkpointer.step(mean)
         time.sleep(given.pace)  # a step takes as long as a small model's
-        while step in gates and not gates[step].exists():
-            time.sleep(0.02)
+        if step in gates and not gates[step].exists():
+            with checkpointer.pause("gate"):
+                while not gates[step].exists():
+                    time.sleep(0.02)
+        if step == given.evaluates and dist.get_rank() == 0:
+            evaluate(given.evaluates_seconds)
+        if step == given.hangs and dist.get_rank() == 1 and os.environ["SUREFOOT_EPOCH"] == "1":
+            time.sleep(1000)
     checkpointer.close()
     dist.destroy_process_group()
 

@@ -7,10 +7,21 @@ proves nothing, nor does whose timer ran out first: then nobody is blamed, and n
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 from surefoot.protocol.plain import listed
+from surefoot.protocol.rank_places import odd_rank
+from surefoot.protocol.step_limit import learned_limit_seconds
+from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen
-from surefoot_operator.policy.facts import Facts, has_stepped, is_responsive, last_step_seconds, member_sessions
+from surefoot_operator.policy.facts import (
+    Facts,
+    has_stepped,
+    is_responsive,
+    last_step_seconds,
+    member_sessions,
+    step_of,
+)
 from surefoot_operator.policy.failure.losses import Loss, Recheck
 
 _MOST_NAMED = 8
@@ -29,8 +40,46 @@ def standstill(facts: Facts) -> Loss | Recheck | None:
     last = last_step_seconds(facts, epoch)
     if last is None:
         return None
-    due = last + facts.spec.health_policy.step_timeout_seconds
+    early = _proven(facts, last)
+    if early is not None:
+        return early
+    due = last + _limit_seconds(facts)
     return Recheck(due) if facts.now < due else _hang(facts, due)
+
+
+def _limit_seconds(facts: Facts) -> float:
+    """After how long a world without a step hangs, whatever its ranks seem to do."""
+    paused = [s.progress.pause_seconds or 0.0 for s in _running(facts) if s.progress.paused]
+    return max(facts.spec.health_policy.step_timeout_seconds, *paused, 0.0)
+
+
+def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
+    """A hang that every rank's stack shows, sooner than a time alone could tell.
+
+    Not while any rank has announced a pause, nor at the step where the last hang was found: if a program really stands
+    there for long, its limit decides the second time.
+    """
+    epoch, running = facts.world.epoch, _running(facts)
+    incident = facts.status.incidents[-1] if facts.status.incidents else None
+    again = incident is not None and incident.kind == "hang" and step_of(facts, epoch) <= incident.last_step + 1
+    if again or len(running) < len(facts.world.members) or any(s.progress.paused for s in running):
+        return None
+    if not all(is_responsive(facts, s) and s.standing is not None for s in running):
+        return None
+    if any(s.standing is not None and s.standing.step != s.progress.step for s in running):
+        return None
+    ceiling = facts.spec.health_policy.step_timeout_seconds
+    usual = [seconds for s in running for seconds in s.timings.steps]
+    due = last_seconds + learned_limit_seconds(usual, ceiling)
+    if facts.now < due:
+        return Recheck(due)
+    if due >= last_seconds + ceiling:
+        return None
+    evidence = (
+        f"no step for {due - last_seconds:.0f} s, and steps take {median(usual):.2g} s: in no rank did stack or I/O"
+        " move between two looks"
+    )
+    return _hang(facts, due, evidence)
 
 
 def reported_hang(facts: Facts) -> Loss | None:
@@ -44,18 +93,39 @@ def reported_hang(facts: Facts) -> Loss | None:
     return _hang(facts, min(e.at_seconds for e in told)) if told else None
 
 
-def _hang(facts: Facts, at_seconds: float) -> Loss:
-    """Blames the one worker that stands at an earlier step than all others, if everybody is heard and there is one."""
+def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
+    """Blames the one rank that stands elsewhere, or at an earlier step, than all others, if there is one."""
     members = [s for _, s in member_sessions(facts) if s is not None]
-    limit = facts.spec.health_policy.step_timeout_seconds
+    if evidence is None:
+        paused = next((s.progress.paused for s in members if s.progress.paused), "")
+        doing = f", while it had announced {paused}" if paused else ""
+        evidence = f"no step for stepTimeoutSeconds ({_limit_seconds(facts):g} s){doing}"
+    odd = _elsewhere(facts)
+    if odd is not None:
+        rank, worker, place = odd
+        where = f"rank {rank} on worker {worker.index} stands {place}, all others wait elsewhere"
+        loss = Loss("hang", f"{evidence}; {where}", at_seconds, worker.index, worker.node, True)
+        return replace(loss, rank=rank)
     slow = _behind(facts)
     loss = Loss(
         "hang",
-        f"no step for stepTimeoutSeconds ({limit:g} s); {_where(facts, slow)}",
+        f"{evidence}; {_where(facts, slow)}",
         at_seconds,
         application=all(is_responsive(facts, s) for s in members),
     )
     return loss if slow is None else replace(loss, worker=slow.index, node=slow.node, rank=_rank(facts, slow))
+
+
+def _elsewhere(facts: Facts) -> tuple[int, Member, str] | None:
+    """The one rank whose stack differs, where every agent has told where its own stand."""
+    told = [s.standing for s in _running(facts)]
+    if len(told) < len(facts.world.members) or any(one is None for one in told):
+        return None
+    found = odd_rank(place for one in told if one is not None for place in one.places)
+    if found is None:
+        return None
+    rank, place = found
+    return rank, facts.world.members[rank // facts.spec.nproc_per_node], place
 
 
 def _running(facts: Facts) -> list[SessionSeen]:

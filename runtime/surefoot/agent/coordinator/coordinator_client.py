@@ -30,10 +30,11 @@ UNANSWERED = Backoff(0.05, 0.5)
 ANSWERED = Backoff(0.05, 6.5)
 """Where somebody answers each try costs a handshake, and thousands of agents may ask at once."""
 _LONGEST_ASKED_SECONDS = 10.0
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 0.5
+"""A pod that went with its node answers nothing; the next try may reach its successor."""
 _OPEN_SECONDS = 5.0
 _PING_SECONDS = 10.0
-_UNHEARD_MILLISECONDS = 4000
+_UNHEARD_MILLISECONDS = 3000
 """Data that the other machine's kernel does not acknowledge for so long ends the line: that node is gone."""
 _NAME_SECONDS = 60
 """How long a resolved address is used: a name server may have died together with the leader."""
@@ -104,7 +105,7 @@ class CoordinatorClient:
         connector = aiohttp.TCPConnector(ttl_dns_cache=_NAME_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while True:
-                welcomed, answered, self._after = False, True, 0.0
+                welcomed, answered, self._after, began = False, True, 0.0, time.monotonic()
                 try:
                     welcomed = await self._converse(session)
                 except AgentRefused:
@@ -121,6 +122,8 @@ class CoordinatorClient:
                     self._outbox = None
                 failures = 0 if welcomed else failures + 1
                 wait = (ANSWERED if answered else UNANSWERED).seconds(failures, random.random())
+                if answered and not welcomed:
+                    wait = max(UNANSWERED.first_seconds, wait - (time.monotonic() - began))  # it was kept waiting there
                 # what was asked for is waited at least in part: a server that names a time names it to all
                 asked = min(self._after, _LONGEST_ASKED_SECONDS) * random.uniform(0.5, 1.5)
                 await asyncio.sleep(max(wait, asked))

@@ -8,11 +8,13 @@ say.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.ipc.stacks import Taken
+from surefoot.protocol.rank_places import RankPlace
 
 LONGEST = 2000
 """Characters that one worker's ranks may fill in an incident."""
@@ -20,6 +22,9 @@ _LONGEST_GROUP = 400
 _MOST_RANKS = 16
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*:$")
+_INNERMOST_FRAMES = 5
+_COLLECTIVES = ("_engine_run_backward", "synchronize")
+"""Functions outside torch.distributed in which a rank waits for others."""
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/surefoot/")
 
 
@@ -43,6 +48,35 @@ def summary(taken: Sequence[Taken]) -> str:
         for place, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
     ]
     return "\n".join(lines)[:LONGEST]
+
+
+def rank_places(taken: Sequence[Taken]) -> tuple[RankPlace, ...]:
+    """Groups ranks by their whole main thread.
+
+    Empty if some rank gave no stack, which proves nothing.
+    """
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for one in taken:
+        frames = main_thread(one.text)
+        if one.why or not frames:
+            return ()
+        groups.setdefault(frames, []).append(one.rank)
+    return tuple(
+        RankPlace(tuple(ranks), _digest(frames), _place(frames)[:_LONGEST_GROUP], _waits(frames))
+        for frames, ranks in sorted(groups.items(), key=lambda group: group[1])
+    )
+
+
+def _digest(frames: tuple[Frame, ...]) -> str:
+    """Of names without their folders, which differ from node to node."""
+    return hashlib.blake2b("\n".join(map(str, frames)).encode(), digest_size=8).hexdigest()
+
+
+def _waits(frames: tuple[Frame, ...]) -> bool:
+    """Whether the innermost frames are a collective, or the backward pass that runs them."""
+    return any(
+        "/torch/distributed/" in frame.file or frame.function in _COLLECTIVES for frame in frames[:_INNERMOST_FRAMES]
+    )
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.agent.events import TrainerExited
+from surefoot.agent.looks import Look
 from surefoot.agent.trainers import out_of_memory
+from surefoot.agent.trainers.activity import activity_of
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
-from surefoot.agent.trainers.stack_summary import main_thread, summary
+from surefoot.agent.trainers.stack_summary import main_thread, rank_places, summary
 from surefoot.ipc import stacks
 from surefoot.launcher.child import Child
 from surefoot.launcher.start import Starter
@@ -39,6 +42,8 @@ class _LocalTrainer:
     stacks_file: Path
     child: Child | None = None
     code: int | None = None
+    stood: str = ""
+    """Where it was said to stand last."""
 
 
 @dataclass(slots=True)
@@ -101,23 +106,31 @@ class TrainerSupervisor:
             if entry.child is not None:
                 entry.child.kill()
 
-    async def stacks(self) -> str:
-        """Summarizes where living trainers are; each main thread is logged.
+    async def look(self) -> tuple[str, Look | None]:
+        """Summarizes where living trainers are.
 
-        The complete stacks stay beside their logs.
+        A main thread is logged where it was not before. The complete stacks stay beside their logs.
+
+        Returns:
+            Lines for people, and the same for comparison: None where some rank gave no stack.
         """
         living = [e for e in self._running.values() if e.child is not None and e.code is None]
         taken = await asyncio.gather(*(stacks.take(e.rank, e.child.pid, e.stacks_file) for e in living if e.child))
         for one, entry in zip(taken, living, strict=True):
-            where = "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
+            where = one.why or "\n  ".join(map(str, main_thread(one.text)[:_MOST_FRAMES]))
+            if entry.stood == where:
+                continue
+            entry.stood = where
             _log.warning(
                 "rank %d makes no progress, its main thread: %s; all its threads: %s",
                 one.rank,
-                one.why or where,
+                where,
                 entry.stacks_file,
                 extra={"rank": one.rank, "epoch": self._epoch},
             )
-        return summary(taken)
+        places = rank_places(taken)
+        pids = [entry.child.pid for entry in living if entry.child is not None]
+        return summary(taken), Look(time.monotonic(), places, activity_of(pids)) if places else None
 
     async def close(self) -> None:
         self.kill(self._epoch)

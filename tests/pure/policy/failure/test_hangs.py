@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.builders import BEGAN, running, with_session
+from surefoot.protocol.rank_places import RankPlace
 from surefoot_operator.api.spec import FailurePolicy
 from surefoot_operator.api.status import Incident
-from surefoot_operator.observed import ExitSeen, Observed
+from surefoot_operator.observed import ExitSeen, Observed, StandingSeen, Timings
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
 
@@ -63,6 +64,75 @@ def test_the_one_that_stands_at_an_earlier_step_is_blamed(own: bool) -> None:
     assert incident.kind == "hang"
     assert blamed(incident) == (2, "n2", 2)
     assert "rank 2 on worker 2 is at step 41" in incident.reason
+
+
+PLACES = (
+    RankPlace((0,), "a", "in all_reduce", waiting=True),
+    RankPlace((1,), "b", "in load (me/train.py:28)", waiting=False),
+    RankPlace((2,), "a", "in all_reduce", waiting=True),
+)
+
+
+def proven(seconds: float = 121.0, places: tuple[RankPlace, ...] = PLACES, **progress: object) -> Observed:
+    """Each agent has told that nothing moves in its rank; steps took a second."""
+    seen = still(seconds=seconds)
+    for index, place in enumerate(places):
+        standing, timings = StandingSeen(42, (place,)), Timings(steps=(1.0,) * 12)
+        seen = with_session(seen, index, standing=standing, timings=timings, **progress)
+    return seen
+
+
+def test_a_hang_that_every_stack_shows_is_found_by_the_jobs_own_pace_and_names_who_differs() -> None:
+    incident = decided(proven())
+    assert (incident.kind, *blamed(incident)) == ("hang", 1, "n1", 1)
+    assert incident.reason == (
+        "no step for 120 s, and steps take 1 s: in no rank did stack or I/O move between two looks;"
+        " rank 1 on worker 1 stands in load (me/train.py:28), all others wait elsewhere"
+    )
+
+
+def test_where_all_stand_alike_the_hang_is_found_and_nobody_named() -> None:
+    alike = tuple(RankPlace((rank,), "a", "in all_reduce", waiting=True) for rank in range(3))
+    incident = decided(proven(places=alike))
+    assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
+
+
+def test_the_odd_one_is_named_at_the_ceiling_too() -> None:
+    seen = with_session(proven(seconds=601.0), 0, timings=Timings())
+    assert blamed(decided(seen)) == (1, "n1", 1)
+
+
+def test_what_is_not_proven_waits_for_the_ceiling() -> None:
+    moving = with_session(proven(), 2, standing=None)
+    stepped = with_session(proven(), 2, standing=StandingSeen(41, PLACES[2:]))
+    unheard = with_session(proven(), 2, connected=False, since_seconds=NOW - 0.1)
+    early = proven(seconds=119.0)
+    few = proven()
+    for index in range(3):
+        few = with_session(few, index, timings=Timings(steps=(1.0,) * 3))
+    paused = proven(paused="evaluation")
+    for seen in (moving, stepped, unheard, early, few, paused):
+        assert plan(seen).status.incidents == ()
+
+
+def test_what_stood_so_for_long_before_is_given_the_whole_time() -> None:
+    hang = Incident("hang", "it stood", None, None, 0, BEGAN, first_step_seconds=BEGAN + 1, last_step=42)
+    seen = proven()
+    seen = replace(seen, status=replace(seen.status, incidents=(hang,)))
+    assert plan(seen).status.incidents == (hang,)
+    past = replace(hang, last_step=30)
+    seen = replace(seen, status=replace(seen.status, incidents=(past,)))
+    assert decided(seen).kind == "hang"
+
+
+def test_an_announced_pause_has_the_time_that_it_announced() -> None:
+    def pausing(seconds: float) -> Observed:
+        return proven(seconds=seconds, paused="evaluation", pause_seconds=650.0)
+
+    assert plan(pausing(640.0)).status.incidents == ()
+    assert decided(pausing(651.0)).reason.startswith(
+        "no step for stepTimeoutSeconds (650 s), while it had announced evaluation; "
+    )
 
 
 def test_two_that_stand_at_an_earlier_step_are_named_and_not_blamed() -> None:

@@ -1,0 +1,46 @@
+"""Compares two looks at trainers that make no step.
+
+Pure. A stack alone says little: a rank that reads or computes for long shows it as well. One that shows the same stack
+twice, while it and its children neither read, write nor compute, hangs or waits for one that does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.protocol.rank_places import RankPlace
+
+_IO_BYTES = 1 << 20
+"""Less is what threads of a library say to each other while the program stands."""
+_CPU_SHARE = 0.05
+"""Of a core, by children alone: a rank that waits in a collective spins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What processes have done since they began."""
+
+    io_bytes: int = 0
+    """Read and written, of the trainers and their children."""
+    children_cpu_seconds: float = 0.0
+    """Of the trainers' children, as a loader's workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where all living local ranks stand, at one moment."""
+
+    at: float
+    places: tuple[RankPlace, ...]
+    activity: Activity
+
+
+def stands_still(before: Look, after: Look) -> bool:
+    """Whether nothing has moved between two looks."""
+    wrote = after.activity.io_bytes - before.activity.io_bytes
+    computed = after.activity.children_cpu_seconds - before.activity.children_cpu_seconds
+    return (
+        after.places == before.places
+        and 0 <= wrote < _IO_BYTES
+        and 0.0 <= computed <= _CPU_SHARE * (after.at - before.at)
+    )
