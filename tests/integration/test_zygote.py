@@ -189,6 +189,21 @@ async def test_an_import_that_starts_a_thread_leads_to_a_cold_start(tmp_path: Pa
         await starter.close()
 
 
+async def test_the_thread_of_an_allocator_that_survives_forks_keeps_nothing_from_being_forked(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    # pandas, datasets and transformers' Trainer import it, and are slow to import
+    script.write_text("import pyarrow\nprint(pyarrow.array(range(100_000)).nbytes)\n")
+    client, _ = await become_warm(LaunchProgram((), script=str(script)), tmp_path)
+    try:
+        with (tmp_path / "log").open("ab") as output:
+            request = ForkRequest(LaunchProgram((), script=str(script)), ENVIRONMENT, str(tmp_path), output.fileno())
+            child = await client.fork_trainer(request)
+        assert await asyncio.wait_for(child.exited, 60) == 0
+        assert (tmp_path / "log").read_text() == "800000\n"
+    finally:
+        await client.close()
+
+
 async def test_a_dead_proxy_does_not_turn_success_into_failure(warm: Warm) -> None:
     source = """
 import weakref

@@ -47,6 +47,13 @@ def test_a_command_without_its_part_says_which(modules: tuple[str, ...], program
     assert "Traceback" not in done.stderr or "Checkpointer" in said
 
 
+def test_a_run_on_one_machine_needs_no_client_of_a_cluster() -> None:
+    """The runtime's image has none: there, whatever any command imports must be in the extras `local` and `runtime`."""
+    done = without(("kubernetes", "shtab", "kopf", "cryptography"), COMMAND.format(["local", "-f", "no-such.yaml"]))
+    assert "no-such.yaml" in done.stderr, done.stderr
+    assert "is not installed" not in done.stderr
+
+
 def test_the_version_is_said_where_nothing_else_can_run() -> None:
     done = without(("yaml", "rich", "torch"), COMMAND.format(["--version"]))
     assert (done.returncode, done.stdout) == (0, f"surefoot {surefoot.__version__}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,16 +16,18 @@ from typing import Any, Literal
 import torch
 
 from surefoot import metrics
-from surefoot.checkpointer import forks, restoring
+from surefoot.checkpointer import forks, refusals, restoring
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
-from surefoot.checkpointer.loss_check import LossCheck
+from surefoot.checkpointer.loss_check import LossCheck, plain_loss
 from surefoot.checkpointer.named_objects import Stateful, stateful_objects
-from surefoot.checkpointer.saving import Saver, described, reason_of
+from surefoot.checkpointer.pauses import announced
+from surefoot.checkpointer.saving import Saver
+from surefoot.checkpointer.standing import RankStanding
 from surefoot.checkpointer.state_guard import StateGuard
-from surefoot.errors import ConfigurationError, StateNotRestorable
+from surefoot.errors import ConfigurationError
 from surefoot.ipc.backend import SaveBackend
 from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.identities import Checkpoint
@@ -106,6 +107,7 @@ class Checkpointer:
         self._step = 0
         self._since = time.perf_counter()
         self._saved_before = False
+        self._stall: float | None = None
         self._losses = LossCheck(self._link)
         self._stepped = False
         self._restored = False
@@ -138,7 +140,7 @@ class Checkpointer:
         self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
         if self._step > 0:
-            self._prepare()
+            self._saver.prepare_first()
         self._guard.restored(self._step)
         self._since = time.perf_counter()
         return self._step
@@ -157,15 +159,16 @@ class Checkpointer:
             StateNotRestorable: an object's state could be saved and not restored.
         """
         self._refuse_in_child("step")
-        self._refuse_unrestored()
+        if not self._restored and not self._stepped:
+            refusals.refuse_unrestored(self._link.attached.parent)
         self._step += 1
         self._guard.step_ends()
         stall = self._stall_of_last_save()
         if not self._stepped:
             self._stepped = True
             self._program.prove()
-            self._prepare()
-        told = _plain(loss)
+            self._saver.prepare_first()
+        told = plain_loss(loss)
         self._program.suspect = not self._losses.check(self._step, told)
         held = self._link.held_at(self._step)
         skipped = False
@@ -188,6 +191,25 @@ class Checkpointer:
         """
         self._program.look_ahead(self._step)
         yield
+
+    @contextmanager
+    def pause(self, what: str, at_most_seconds: float | None = None) -> Iterator[None]:
+        """Announces that no step is to be expected: an evaluation, an export.
+
+        Call it on every rank, also where one rank alone works. Without it a world that stands still is ended after
+        `healthPolicy.stepTimeoutSeconds`, or sooner where every rank's stack says that it hangs.
+
+        Args:
+            what: a word or two for status and logs.
+            at_most_seconds: after so long it counts as a hang; None: after `stepTimeoutSeconds`.
+
+        Raises:
+            ConfigurationError: `what` is empty, or the time not above zero.
+        """
+        self._refuse_in_child("pause")
+        with announced(self._link, what, at_most_seconds) as spent:
+            yield
+        self._since += spent.seconds  # it is no part of the step that follows
 
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not.
@@ -218,6 +240,11 @@ class Checkpointer:
         """Lists the checkpoints that can be restored now, oldest first."""
         return restoring.restorable(self._connected)
 
+    @property
+    def standing(self) -> RankStanding:
+        """Where this rank is, without asking anybody."""
+        return RankStanding.of(self._link.attached, self._step, self._saver.staged_step, self._stall)
+
     def load_weights(
         self,
         model: torch.nn.Module,
@@ -242,20 +269,19 @@ class Checkpointer:
             ConfigurationError: there is no such checkpoint.
             StateMismatch: names the first difference that is not allowed.
         """
-        found = [c for c in self.list() if step is None or c.step == step]
-        if not found:
-            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
-        restoring.load_weights(self._connected, found[-1], model, name, Fit(strict, (), convert_dtypes))
-        return found[-1].step
+        return restoring.load_weights(self._connected, step, model, name, Fit(strict, (), convert_dtypes))
 
-    def close(self) -> None:
-        """Saves the last step unless another has begun, flushes and detaches."""
+    def close(self, *, save: bool = True) -> None:
+        """Saves the last step unless another has begun, flushes and detaches.
+
+        `save=False`: without a save, as the objects hold something else by now.
+        """
         if self._closed:
             return
         self._saver.wait()
-        missing = self._step > 0 and self._saver.staged_step != self._step and self._step != self._restored_step
-        if missing and self._may_save():
+        parent = self._link.attached.parent
+        missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
+        if save and missing and self._may_save():
             self._save_for_certain()
         self._end(flush_seconds=CLOSE_SECONDS)
 
@@ -273,11 +299,6 @@ class Checkpointer:
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _restored_step(self) -> int:
-        parent = self._link.attached.parent
-        return parent.step if parent else 0
-
     def disown(self) -> None:
         """Disables this object in a forked child: the parent owns its resources."""
         self._disowned = self._closed = True
@@ -286,25 +307,13 @@ class Checkpointer:
 
     def _refuse_in_child(self, call: str) -> None:
         if self._disowned:
-            raise ConfigurationError(
-                f"{call}() was called in process {os.getpid()}, which a rank forked and which is no rank itself:"
-                " only the process that built the Checkpointer may use it"
-            )
+            raise forks.called_in_child(call)
 
     def _before_change(self) -> None:
         if self._disowned:
             return
         self._guard.optimizer_begins()
         self._saver.join()
-
-    def _refuse_unrestored(self) -> None:
-        """Training from the beginning beside older steps, under their numbers, would let retention remove those."""
-        parent = self._link.attached.parent
-        if not self._restored and not self._stepped and parent is not None:
-            raise ConfigurationError(
-                f"step() was called and restore() was not, and this job has {parent}: call restore() before training,"
-                " or begin another job (folder=, or job=)"
-            )
 
     def _may_save(self) -> bool:
         """Returns whether the state is still that of the last finished step; logs if it is not."""
@@ -318,15 +327,6 @@ class Checkpointer:
         self._link.say("SaveSkipped", text)
         return False
 
-    def _prepare(self) -> None:
-        try:
-            self._saver.prepare()
-        except StateNotRestorable:
-            raise
-        except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
-            _log.warning("the first save could not be prepared: %s", described(error))
-            metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
-
     def _stall_of_last_save(self) -> float | None:
         """Takes the stall of the last save: inside the call, and before the optimizer step that followed."""
         stall, self._saver.stall_seconds = self._saver.stall_seconds, 0.0
@@ -334,6 +334,7 @@ class Checkpointer:
         if not saved:
             return None
         metrics.stall_seconds.observe(stall)
+        self._stall = stall
         return stall
 
     def _save_if_free(self, level: int) -> bool:
@@ -388,10 +389,6 @@ class Checkpointer:
             self.close()
         else:
             self._end(flush_seconds=1.0)
-
-
-def _plain(loss: torch.Tensor | float | None) -> float | None:
-    return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
 
 _OPTIONS = tuple(n for n, p in signature(Checkpointer.__init__).parameters.items() if p.kind is Parameter.KEYWORD_ONLY)

@@ -11,6 +11,8 @@ import os
 import weakref
 from typing import Protocol
 
+from surefoot.errors import ConfigurationError
+
 
 class Inherited(Protocol):
     """An object that a forked child inherits and must not use."""
@@ -29,6 +31,14 @@ _watched: weakref.WeakSet[Inherited] = weakref.WeakSet()
 def watch(owner: Inherited) -> None:
     """Disowns `owner` in every process that is forked from now on."""
     _watched.add(owner)
+
+
+def called_in_child(call: str) -> ConfigurationError:
+    """The error of a call in a process that a rank forked."""
+    return ConfigurationError(
+        f"{call}() was called in process {os.getpid()}, which a rank forked and which is no rank itself:"
+        " only the process that built the Checkpointer may use it"
+    )
 
 
 def _disown_all() -> None:

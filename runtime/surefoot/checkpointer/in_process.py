@@ -17,7 +17,7 @@ from surefoot import metrics
 from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
-from surefoot.ipc.trainer_messages import Attached, Staged, Stepped
+from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 
@@ -91,6 +91,9 @@ class InProcessBackend:
 
     def stepped(self, message: Stepped) -> None:
         """Does nothing: no agent follows the progress."""
+
+    def pausing(self, message: Pausing) -> None:
+        """Does nothing: nobody waits for the next step."""
 
     def held_at(self, step: int) -> bool:
         return False

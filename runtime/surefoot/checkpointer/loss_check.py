@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 
+import torch
+
 from surefoot import metrics
 from surefoot.ipc.backend import SaveBackend
 
@@ -32,3 +34,8 @@ class LossCheck:
             self._backend.say("LossNotFinite", text)
         self._finite = finite
         return finite
+
+
+def plain_loss(loss: torch.Tensor | float | None) -> float | None:
+    """The loss as a number, whatever it was given as."""
+    return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)

@@ -20,7 +20,7 @@ import torch
 from surefoot import metrics
 from surefoot.checkpointer.backends import ConnectedBackend
 from surefoot.checkpointer.gloo_peers import RestorePeers, ShareReads, restore_peers
-from surefoot.errors import StateMismatch, Unreadable
+from surefoot.errors import ConfigurationError, StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
 from surefoot.ipc.backend import ReusableSave, SaveBackend
 from surefoot.protocol.identities import Checkpoint
@@ -132,9 +132,21 @@ def _collector_paused() -> Iterator[None]:
 
 
 def load_weights(
-    connected: ConnectedBackend, checkpoint: Checkpoint, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
-) -> None:
-    """Fills a model's parameters and buffers from what was saved as `name`."""
+    connected: ConnectedBackend, step: int | None, model: torch.nn.Module, name: str, fit: Fit = EXACTLY
+) -> int:
+    """Fills a model's parameters and buffers from what was saved as `name`.
+
+    Returns:
+        The step that the weights are of.
+
+    Raises:
+        ConfigurationError: there is no checkpoint of `step`, or none at all where that is None.
+    """
+    found = [c for c in restorable(connected) if step is None or c.step == step]
+    if not found:
+        which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise ConfigurationError(f"there is {which} to take weights from; list() says which there are")
+    checkpoint = found[-1]
     about = connected.link.attached
     program = Program({name: model}, (about.rank, about.world))
     with _reader(connected, checkpoint) as reader, torch.no_grad():
@@ -142,6 +154,7 @@ def load_weights(
         fill(reader, program.targets())
         program.convert()
     _say_differences(connected.link, told)
+    return checkpoint.step
 
 
 def restorable(connected: ConnectedBackend) -> list[Checkpoint]:

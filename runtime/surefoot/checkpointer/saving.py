@@ -78,6 +78,21 @@ class Saver:
         self._preparing = threading.Thread(target=self._make_ready, args=work, name="surefoot-prepare", daemon=True)
         self._preparing.start()
 
+    def prepare_first(self) -> None:
+        """Prepares the first save, and counts it where that fails.
+
+        The training goes on; each due save tries again, and says why it fails.
+
+        Raises:
+            StateNotRestorable: an object's state could be saved and not restored.
+        """
+        try:
+            self.prepare()
+        except StateNotRestorable:
+            raise
+        except Exception as error:  # noqa: BLE001  no save is worth the training
+            self._count_unprepared(error)
+
     def save(self, step: int, wait_seconds: float) -> Result:
         """Begins the save of `step`: eager copies finish here, lazy ones later.
 
@@ -136,8 +151,11 @@ class Saver:
         except StagingRefused as refusal:
             self._report_refusal(refusal)
         except Exception as error:  # noqa: BLE001  # the training goes on; each due save tries again, and says why it fails
-            _log.warning("the first save could not be prepared: %s", described(error))
-            metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
+            self._count_unprepared(error)
+
+    def _count_unprepared(self, error: Exception) -> None:
+        _log.warning("the first save could not be prepared: %s", described(error))
+        metrics.checkpoint_failures.labels(tier="staging", reason=reason_of(error)).inc()
 
     def _join_preparation(self) -> None:
         """Waits for what `prepare` began."""

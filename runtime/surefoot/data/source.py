@@ -69,7 +69,7 @@ def _said(shards: Sequence[DataShard]) -> bytes:
     return "\n".join(lines).encode()
 
 
-def checks_of(shards: Sequence[DataShard], most: int = 8192) -> bytes:
+def checks_of(shards: Sequence[DataShard], most: int = 4096) -> bytes:
     """Returns two bytes of digest for each shard.
 
     Above `most` shards, for each group of neighbours: the digests are saved with every checkpoint.
@@ -86,7 +86,7 @@ def identity_of(shards: Sequence[DataShard]) -> str:
     return hashlib.blake2b(_said(shards), digest_size=8).hexdigest()
 
 
-def changed_shard(shards: Sequence[DataShard], checks: bytes, most: int = 8192) -> str | None:
+def changed_shard(shards: Sequence[DataShard], checks: bytes, most: int = 4096) -> str | None:
     """Returns the name of the first shard that does not match `checks`.
 
     Where shards are checked in groups, it is the first of the group. None where every check matches, or their number is

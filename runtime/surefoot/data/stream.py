@@ -34,10 +34,10 @@ from surefoot.data.stream_state import (
     joined_spans,
     lanes_as_plain,
     lanes_of_plain,
-    left_as_plain,
     left_behind,
-    left_of_plain,
+    left_told,
     taken_over,
+    told_left,
 )
 from surefoot.data.torch_options import check_options, refuse_options
 from surefoot.errors import ConfigurationError, StateMismatch
@@ -86,6 +86,9 @@ class ElasticStream:
         ConfigurationError: a number, rank or source that cannot be.
         DataError: a source cannot be read, or is not what it was.
     """
+
+    told_once = ("checks", "left")
+    """Keys of its state that the first rank tells for all, as they are large and alike."""
 
     def __init__(
         self,
@@ -259,7 +262,7 @@ class ElasticStream:
             "batches": self._batches + self._consumption.consumed,
             "lanes": sorted(list(plain) for lane, plain in cursors.items() if lane in own),
             "shadow": sorted(list(plain) for lane, plain in cursors.items() if lane not in own),
-            "left": [left_as_plain(left, lengths) for left, lengths in zip(self._left, self._lengths, strict=True)],
+            "left": told_left(self._left, self._lengths) if 0 in own else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,7 +271,7 @@ class ElasticStream:
         Raises StateMismatch where an argument that the order depends on, or a source, is not what it was.
         """
         check_state(state, self._order(), self._identities, self._kinds, self._shards)
-        left = [left_of_plain(p, lengths) for p, lengths in zip(state["left"], self._lengths, strict=True)]
+        left = left_told([state], self._lengths)
         self._go_on(lanes_of_plain([*state["lanes"], *state["shadow"]]), int(state["batches"]), left)
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> None:
@@ -287,7 +290,7 @@ class ElasticStream:
         if len({int(state["batches"]) for state in states}) > 1 and self.deterministic:
             raise StateMismatch("the ranks' states are of different steps: they are not of one checkpoint")
         cursors, batches = taken_over(states), int(states[0]["batches"])
-        left = [left_of_plain(p, lengths) for p, lengths in zip(states[0]["left"], self._lengths, strict=True)]
+        left = left_told(states, self._lengths)
         if self.deterministic:
             self._go_on(cursors, batches, left)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,35 +118,92 @@ def lanes_of_plain(plain: Iterable[Sequence[int]]) -> dict[int, LaneCursor]:
     return {numbers[0]: LaneCursor.of_plain(numbers[1:]) for numbers in plain}
 
 
-def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
-    """Returns, by pass, whole shards as bits and other extents as numbers.
+def told_left(left: Sequence[Left], lengths: Sequence[Lengths]) -> list[dict[str, Any]]:
+    """Returns, of each source, what older worlds left, as plain values."""
+    return [left_as_plain(one, of) for one, of in zip(left, lengths, strict=True)]
 
-    A pass hardly begun has as many extents as the source has shards; numbers for each would make the state large.
+
+def left_told(states: Sequence[Mapping[str, Any]], lengths: Sequence[Lengths]) -> list[Left]:
+    """Builds what older worlds left from the state that tells it.
+
+    Raises:
+        StateMismatch: none of them does, so a rank's state came without the first one's part of it.
+    """
+    told = next((state["left"] for state in states if state["left"] is not None), None)
+    if told is None:
+        raise StateMismatch(
+            "what older worlds left of a pass is in the state of the stream's rank 0 alone, and was not given with this"
+            " one's: build the streams with the rank= and world= that they were saved with"
+        )
+    return [left_of_plain(one, of) for one, of in zip(told, lengths, strict=True)]
+
+
+def left_as_plain(left: Left, lengths: Lengths) -> dict[str, Any]:
+    """Returns, by pass, whole shards as bits, other extents as numbers.
+
+    Packed: a pass hardly begun has as many extents as the source has shards, and a world of a thousand ranks leaves two pieces
+    of each of its own; numbers in words would make the state large.
     """
     found = {}
     for turn, extents in left.items():
         bits = bytearray(-(-len(lengths) // 8))
         others: list[int] = []
+        before = 0
         for extent in extents:
             if extent == Extent(extent.shard, 0, lengths[extent.shard]):
                 bits[extent.shard // 8] |= 1 << extent.shard % 8
             else:
-                others += [extent.shard, extent.start, -1 if extent.stop is None else extent.stop, *extent[3:]]
-        found[str(turn)] = [b64encode(bytes(bits)).decode(), others]
+                size = -1 if extent.stop is None else extent.stop - extent.start
+                others += [extent.shard - before, extent.start, size, *extent[3:]]
+                before = extent.shard
+        found[str(turn)] = b64encode(zlib.compress(bytes(bits) + packed(others), 9)).decode()
     return found
 
 
 def left_of_plain(plain: Mapping[str, Any], lengths: Lengths) -> dict[int, list[Extent]]:
     """Builds the extents of what `left_as_plain` returned, whole shards last."""
     found = {}
-    for turn, (text, others) in plain.items():
-        bits = b64decode(text)
-        extents = [
-            Extent(others[at], others[at + 1], None if others[at + 2] < 0 else others[at + 2], *others[at + 3 : at + 5])
-            for at in range(0, len(others), _WIDTH)
-        ]
+    for turn, told in plain.items():
+        extents = list[Extent]()
+        if isinstance(told, str):
+            body = zlib.decompress(b64decode(told))
+            bits, numbers = body[: -(-len(lengths) // 8)], unpacked(body[-(-len(lengths) // 8) :])
+            shard = 0
+            for at in range(0, len(numbers), _WIDTH):
+                step, start, size, emitted, used = numbers[at : at + _WIDTH]
+                shard += step
+                extents.append(Extent(shard, start, None if size < 0 else start + size, emitted, used))
+        else:  # as former versions saved it
+            bits, others = b64decode(told[0]), told[1]
+            for at in range(0, len(others), _WIDTH):
+                shard, start, stop, emitted, used = others[at : at + _WIDTH]
+                extents.append(Extent(shard, start, None if stop < 0 else stop, emitted, used))
         whole = [s for s in range(len(lengths)) if bits[s // 8] >> s % 8 & 1]
         found[int(turn)] = extents + [Extent(shard, 0, lengths[shard]) for shard in whole]
+    return found
+
+
+def packed(numbers: Iterable[int]) -> bytes:
+    """Returns integers seven bits a byte, the sign lowest."""
+    found = bytearray()
+    for number in numbers:
+        rest = number << 1 if number >= 0 else (-number << 1) - 1
+        while rest > 127:
+            found.append(rest & 127 | 128)
+            rest >>= 7
+        found.append(rest)
+    return bytes(found)
+
+
+def unpacked(body: bytes) -> list[int]:
+    """Returns the integers that `packed` was given."""
+    found, number, shift = list[int](), 0, 0
+    for byte in body:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            found.append(-(number + 1 >> 1) if number & 1 else number >> 1)
+            number, shift = 0, 0
     return found
 
 

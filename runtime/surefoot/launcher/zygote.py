@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from surefoot.ipc import stacks
@@ -27,6 +28,11 @@ from surefoot.linux_process import die_with_parent
 
 PACKET_BYTES = 1 << 20
 """Largest request: mostly the environment of a trainer."""
+
+
+FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that a fork may leave behind: jemalloc locks and resets its own around one. pyarrow begins it, and with it pandas,
+datasets and transformers' Trainer, whose imports take longest of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,9 @@ class _Zygote:
 
     def _fork(self, body: dict[str, Any], fds: tuple[int, ...]) -> _Request | None:
         parent = os.getpid()
-        threads = len(os.listdir("/proc/self/task"))
-        if threads != 1:
-            why = f"{threads} threads run in the warm process: an import of the program started them"
+        others = _threads_beside_this()
+        if others:
+            why = f"{len(others) + 1} threads run in the warm process: an import of the program started them"
             self._say({"said": "refused", "id": body["id"], "why": why})
         else:
             sys.stdout.flush()  # else a child would write it a second time
@@ -103,6 +109,18 @@ class _Zygote:
 
     def _say(self, body: dict[str, Any]) -> None:
         self._line.send(json.dumps(body).encode())
+
+
+def _threads_beside_this() -> list[str]:
+    """The names of other threads that a child would miss."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if int(thread) != os.getpid():
+                names.append(
+                    Path(f"/proc/self/task/{thread}/comm").read_text(encoding="ascii", errors="replace").strip()
+                )
+    return [name for name in names if name not in FORK_SAFE_THREADS]
 
 
 def _become(request: _Request) -> None:

@@ -62,6 +62,17 @@ class Inlined:
             ) from error
         return _inlined(state, self.whose)
 
+    def own_parts(self, name: str, own: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what a rank gets back: its own parts.
+
+        This object's keys in `told_once` are the first rank's: a thousand ranks would else save as many copies of
+        what is alike for all.
+        """
+        once = getattr(self.subject, "told_once", ()) if self.whose == "divided" else ()
+        if not once or name not in own or name not in first:
+            return own
+        return {name: {**own[name], **{key: first[name][key] for key in once if key in first[name]}}}
+
     def load_state_dict(self, state: Any) -> None:
         self.subject.load_state_dict(_restored(state))
 

@@ -358,7 +358,7 @@ class Program:
 
     def _values_for(self, part: ProgramPart, shared: Mapping[str, Any], own: Mapping[str, Any] | None) -> Any:
         if part.name in self._inlined and own is not None and self._same_world:
-            shared = own  # at the same size each rank gets back what it saved
+            shared = {"parts": self._inlined[part.name].own_parts(part.name, own["parts"], shared["parts"])}
         elif self._is_local(part.name) or part.name in self._anew:
             return _ABSENT  # divided before, or begins anew
         if part.name not in shared["parts"]:

@@ -2,7 +2,8 @@
 
 Local paths; `s3://` through boto3; and whatever fsspec has a file system for (`http://`, `gs://`, `hf://`, …). A file
 that changes in the middle of a run would mix two data sets unseen: local and S3 reads each compare modification time or
-ETag, fsspec's only when a file is opened. A store that fails or is slow is asked again, `TRIES` times.
+ETag, and so do reads of web servers that keep `If-Match`; others are compared when a file is opened. A store that fails
+or is slow is asked again, `TRIES` times.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ WAITS = Backoff(0.2)
 CALL_SECONDS = 60.0
 SAMPLED_BYTES = 4096
 CHUNK_BYTES = 1 << 20
+PIECE_BYTES = 16 << 10
+"""Of an answer's body: its time is looked at between two, as a read's own limit begins anew with each byte."""
 
 
 class FileAt(NamedTuple):
@@ -236,8 +239,26 @@ def _read(file: FileAt, start: int, stop: int) -> bytes:
     if _scheme(file.url) == "s3":
         bucket, key = _s3_place(file.url)
         asked = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": file.tag}
-        return bytes(_s3_call(lambda: _s3(os.getpid()).get_object(**asked)["Body"], file.url).read())
-    return bytes(_system(_scheme(file.url), os.getpid()).cat_file(file.url, start=start, end=stop))
+        return _in_time(_s3_call(lambda: _s3(os.getpid()).get_object(**asked)["Body"], file.url))
+    web = _scheme(file.url) in ("http", "https") and file.tag.startswith('"')  # a weak ETag matches nothing
+    try:
+        more = {"headers": {"If-Match": file.tag}} if web else {}
+        return bytes(_system(_scheme(file.url), os.getpid()).cat_file(file.url, start=start, end=stop, **more))
+    except Exception as error:
+        if web and getattr(error, "status", None) == 412:
+            raise _changed(file, "its ETag is another") from error
+        raise
+
+
+def _in_time(body: Any) -> bytes:
+    """Returns all of an answer's body; raises TimeoutError where that takes longer than a call may."""
+    end = time.monotonic() + CALL_SECONDS
+    pieces = []
+    while piece := body.read(PIECE_BYTES):
+        pieces.append(piece)
+        if time.monotonic() > end:
+            raise TimeoutError(f"only {sum(map(len, pieces))} bytes came in {CALL_SECONDS:g} s")
+    return b"".join(pieces)
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,118 @@
+"""Takes the place of torchtitan's checkpoint manager.
+
+    config.checkpoint = SurefootCheckpoints.Config(enable=True, interval=50)
+
+torchtitan's own saves by collectives, on every rank at once, and reads "metadata is there" as "complete".
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torchtitan.components.checkpointer.base import BaseCheckpointManager
+from torchtitan.tools import filesystem
+
+from surefoot.checkpointer import Checkpointer
+from surefoot.errors import ConfigurationError
+
+_REFUSED = {
+    "initial_load_path": "read the weights with Checkpointer.load_weights, or name the job in checkpoint.restoreFrom",
+    "last_save_in_hf": "`surefoot checkpoints export --as safetensors` writes them afterwards",
+    "create_seed_checkpoint": "a checkpoint of any world size restores at any other",
+    "load_only": "give a folder of its own, from which nothing is restored",
+}
+
+
+class SurefootCheckpoints(BaseCheckpointManager):
+    """Saves model parts, optimizers, schedulers, the loader and the train state.
+
+    Under an agent the job says where and how often; without one `folder`, `interval` and `keep_latest_k` do.
+
+    Args:
+        config: `checkpoint` of the trainer's configuration.
+        dataloader: torchtitan's own is each rank's, and ties the job to its world size.
+        model_parts: of this rank, a part for each of its pipeline stages.
+        optimizers: a container of one optimizer a part.
+        lr_schedulers: a container likewise.
+        states: further objects by name: torchtitan gives `train_state`.
+        sd_adapter: not used.
+        base_folder: what `folder` is below.
+
+    Raises:
+        ConfigurationError: an option that means nothing here; the message says what does it.
+    """
+
+    save_future: Future[Any] | None = None
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):
+        """torchtitan's options, and those of Checkpointer."""
+
+        anew: tuple[str, ...] = field(default=())
+        """Names of loaders that may begin anew in a world of another size: `loader`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[nn.Module],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any = None,
+        base_folder: str = "",
+    ) -> None:
+        self.enable = config.enable
+        self._checkpointer: Checkpointer | None = None
+        if not self.enable:
+            return
+        for name, instead in _REFUSED.items():
+            if getattr(config, name):
+                raise ConfigurationError(f"checkpoint.{name} has no meaning with SurefootCheckpoints: {instead}")
+        named = _numbered("model", model_parts) | _numbered("optimizer", list(optimizers))
+        named |= _numbered("lr_scheduler", list(lr_schedulers))
+        self._checkpointer = Checkpointer(
+            anew=config.anew,
+            folder=filesystem.join(base_folder, config.folder),
+            interval_steps=config.interval,
+            keep=config.keep_latest_k or None,
+            loader=dataloader,
+            **named,
+            **states,
+        )
+
+    def _load(self, step: int = -1) -> bool:
+        if step > 0:
+            raise ConfigurationError(
+                f"checkpoint.load_step={step}: the newest complete checkpoint is restored; `surefoot rollback` makes a job"
+                " that begins at another step"
+            )
+        return self._used.restore() > 0
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        reached = self._used.step()
+        if reached != curr_step:
+            raise ConfigurationError(f"torchtitan saves step {curr_step}, and Surefoot counted {reached}: load() first")
+        return self._used.save_now() if last_step else True
+
+    def _maybe_wait_for_staging(self) -> None:
+        self._used.settle()
+
+    def _wait_for_saving(self) -> None:
+        """Nothing waits: a save is complete when all its parts are."""
+
+    def _close(self) -> None:
+        self._used.close()
+
+    @property
+    def _used(self) -> Checkpointer:
+        assert self._checkpointer is not None, "torchtitan calls these where checkpoints are enabled"
+        return self._checkpointer
+
+
+def _numbered(name: str, objects: list[Any]) -> dict[str, Any]:
+    return {name if place == 0 else f"{name}{place + 1}": one for place, one in enumerate(objects)}

@@ -1,0 +1,82 @@
+"""TensorBoard's files and a run's history after a training was killed and went back: each step once, none missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import surefoot
+from surefoot.checkpointer.standing import RankStanding
+from surefoot.integrations.step_log import StepLog, events, tensorboard, wandb_run
+
+
+class Killed(Exception):
+    """Stands in for a SIGKILL: nothing is closed behind it."""
+
+
+class Run:
+    """A W&B run as far as a sink sees it: `step` is the next one's number."""
+
+    def __init__(self) -> None:
+        self.step, self.history, self.finished = 0, [], False
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        assert step >= self.step, "W&B drops what is older"
+        self.history.append((step, values))
+        self.step = step + 1
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def train(folder: Path, sink: Any, steps: int, killed_behind: int | None = None) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, folder=str(folder), interval_steps=4)
+    log = StepLog(checkpointer, sink)
+    start = checkpointer.restore()
+    for step in range(start + 1, steps + 1):
+        loss = model(torch.ones(3, 2)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert log.step(loss, rate=0.1) == step
+        if step == killed_behind:
+            checkpointer.__exit__(Killed, Killed(), None)  # so that the folder is free for the next life; saves nothing
+            return
+    log.close()
+    checkpointer.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_each_step_once_after_a_restart(tmp_path: Path) -> None:
+    sink = tensorboard(str(tmp_path / "events"))
+    train(tmp_path / "checkpoints", sink, 12, killed_behind=10)
+    train(tmp_path / "checkpoints", sink, 12)
+    read = EventAccumulator(str(tmp_path / "events"), purge_orphaned_data=True).Reload()
+    assert [one.step for one in read.Scalars("train/loss")] == list(range(1, 13))
+    assert [one.value for one in read.Scalars("surefoot/world_size")] == [1.0] * 12
+    assert {"train/rate", "surefoot/step_seconds", "surefoot/stall_seconds"} <= set(read.Tags()["scalars"])
+    texts = [bytes(one.tensor_proto.string_val[0]).decode() for one in read.Tensors("surefoot/world/text_summary")]
+    assert texts == ["epoch 1: a world of 1 begins", "epoch 2: a world of 1 goes on from step 8"]
+
+
+def test_a_run_s_history_has_each_step_once_after_a_restart(tmp_path: Path) -> None:
+    run = Run()
+    train(tmp_path, wandb_run(run), 12, killed_behind=10)
+    train(tmp_path, wandb_run(run), 12)
+    assert [step for step, _ in run.history] == list(range(1, 13))
+    assert run.finished
+    assert any("step 4 is copied" in str(values.get("surefoot/checkpoint")) for _, values in run.history)
+
+
+def test_events_are_told_once() -> None:
+    at = RankStanding(epoch=3, rank=0, world=2, restored_step=8, step=8, saved_step=0, stall_seconds=None)
+    assert events(None, at) == {"surefoot/world": "epoch 3: a world of 2 goes on from step 8"}
+    saved = RankStanding(epoch=3, rank=0, world=2, restored_step=8, step=12, saved_step=12, stall_seconds=0.1)
+    assert events(at, saved) == {"surefoot/checkpoint": "step 12 is copied, and goes to its tiers"}
+    assert events(saved, saved) == {}
