@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import surefoot
-from compatibility.case import Case, Context, Training, Unrun
+from compatibility.case import Case, Context, Training
 from compatibility.elastic_streams import STREAMED, hugging_face_rows
 from compatibility.loader_cases import GLOBAL_BATCH, SIZE, Draw, cases_of, per_rank, training_of
 
@@ -305,18 +305,6 @@ CASES = (
     *cases_of("DataLoader prepared by Lightning's Fabric", _fabric(False)),
     *cases_of("StatefulDataLoader prepared by Lightning's Fabric", _fabric(True)),
     *cases_of("WebDataset", _web),
-    Unrun(
-        "loader",
-        "Ray Data's iterator of a rank",
-        "not run, as each rank would begin a cluster of Ray for it: by hand, with Ray 2.60, it is refused like a DataLoader"
-        " without state_dict. Write the data set with write_parquet and give ElasticStream its ParquetRows",
-    ),
-    Unrun(
-        "loader",
-        "MosaicML's StreamingDataLoader",
-        "not run, as it needs transformers below 5, which the other rows are of. Give ElasticStream its folder,"
-        " MosaicShards, which is exact at any world size",
-    ),
     Case("loader", "ElasticLoader given a DataLoader", _elastic_over_loader, quick=True),
     Case("loader", "ElasticLoader given an IterableDataset", _elastic_over_stream, quick=True),
 )

@@ -25,7 +25,7 @@ class Web:
 
     def __init__(self) -> None:
         self.body, self.tag, self.failing, self.asked = WORDS, '"one"', 0, 0
-        self.gone = False
+        self.gone, self.keeps_tags = False, True
         self.answers = threading.Event()
         self.answers.set()
         web = self
@@ -46,6 +46,9 @@ class Web:
                 if web.failing > 0:
                     web.failing -= 1
                     self.send_error(503)
+                    return
+                if web.keeps_tags and self.headers.get("If-Match", web.tag) != web.tag:
+                    self.send_error(412)
                     return
                 start, stop = 0, len(web.body)
                 if wanted := self.headers.get("Range"):
@@ -129,6 +132,17 @@ def test_a_page_that_was_changed_is_named(web: Web) -> None:
     web.change()
     with pytest.raises(DataError, match=r"words\.txt was changed"):
         lines(source)
+
+
+def test_a_page_that_is_replaced_between_two_reads_is_named(web: Web) -> None:
+    file = files.find_files(web.url)[0]
+    assert files.read_range(file, 0, 7) == b"line 0\n"
+    web.change()
+    with pytest.raises(DataError, match=r"words\.txt was changed: .*its ETag is another"):
+        files.read_range(file, 0, 7)
+    web.keeps_tags = False  # of such a server it is noticed when the file is opened
+    with pytest.raises(DataError, match=r"words\.txt was changed"):
+        files.check(file)
 
 
 @pytest.fixture

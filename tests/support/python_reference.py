@@ -1,6 +1,6 @@
-"""Signatures and first sentences of the Python API, written into docs/python.md and compared with it by a test.
+"""Signatures and first sentences of the Python API, written into docs and compared with them by a test.
 
-`PYTHONPATH=tests python -m support.python_reference` writes what lies between the page's markers anew; everything else
+`PYTHONPATH=tests python -m support.python_reference` writes what lies between the pages' markers anew; everything else
 there is written by hand.
 """
 
@@ -12,7 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "python.md"
+PAGES = (PAGE, DOCS / "integrations.md")
 _MARKED = re.compile(r"(?<=<!-- made from )(?P<name>[\w.]+)(?P<open> -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _WIDTH = 100
 
@@ -91,4 +93,5 @@ def _sentence(subject: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -34,7 +34,8 @@ class World:
         for rank, stream in enumerate(self.streams):
             stream.count_by_step()
             if len(states) == size:
-                stream.load_state_dict(states[rank])
+                once = {key: states[0][key] for key in ElasticStream.told_once}  # as a Checkpointer gives it back
+                stream.load_state_dict({**states[rank], **once})
             elif states:
                 stream.load_state_dicts(states, rank, size)
         self._iterators = [iter(stream) for stream in self.streams]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -12,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.shards import Numbers, World
-from surefoot.data.extents import Dealing
-from surefoot.data.lanes import Lane
+from surefoot.data.extents import Cursor, Dealing, Extent
+from surefoot.data.lanes import Lane, LaneCursor
 from surefoot.data.source import BadSample, DataError
 from surefoot.data.source_reading import SourceReader
 from surefoot.data.stream import ElasticStream
+from surefoot.data.stream_state import left_as_plain, left_of_plain, packed, unpacked
 from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.format.values import encode_values
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=64).map(tuple)
 lives = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=6)
@@ -313,11 +316,57 @@ def test_a_rank_without_lanes_takes_part_with_weight_nought_and_takes_over_exact
 def test_the_state_of_a_thousand_ranks_and_ten_thousand_shards_is_small() -> None:
     source, world = Numbers((1000,) * 10_000), 1024
     streams = [build(source, rank, world, global_batch=world) for rank in (0, 511, 1023)]
-    first, middle, last = [json.loads(json.dumps(_begun(stream).state_dict())) for stream in streams]
-    shared = {name: part for name, part in first.items() if name != "lanes"}
-    lanes = len(json.dumps(first["lanes"] + middle["lanes"] + last["lanes"])) / 3 * world
-    assert len(json.dumps(shared)) + lanes < 64 * 1024, "all that the world's state says"
-    assert len(json.dumps(middle)) < 1024, "what one rank saves of it, the first excepted"
+    first, middle, last = [_begun(stream).state_dict() for stream in streams]
+    lanes = _bytes(first["lanes"] + middle["lanes"] + last["lanes"]) / 3 * world
+    assert _bytes({**first, "lanes": []}) + lanes < 64 * 1024, "all that the world's state says"
+    assert _bytes(middle) < 512, "what one rank saves of it, the first excepted"
+
+
+@pytest.mark.parametrize(("known", "window"), [(True, 64), (False, 1)])
+def test_what_worlds_of_a_thousand_ranks_left_of_a_pass_is_small(known: bool, window: int) -> None:
+    source, chance, states = Numbers((1000,) * 10_000, known), random.Random(3), list[dict[str, Any]]()
+    for world in (1024, 1000, 1024):
+        stream = build(source, 0, world, batch_size=4, window=window)
+        if states:
+            stream.load_state_dicts(states, 0, world)
+        first, dealing = stream.state_dict(), stream._dealings(world, stream._left)[0]
+        states = [{**first, **({} if rank == 0 else {"left": None, "checks": None})} for rank in range(world)]
+        for rank, state in enumerate(states):
+            state["lanes"] = [[rank, *_anywhere(dealing, rank, window, chance).plain()]]
+        lanes = _bytes([state["lanes"] for state in states])
+        assert _bytes({**first, "lanes": []}) + lanes < 64 * 1024, "all that the world's state says"
+        assert _bytes(states[-1]) < 512, "what one rank saves of it, the first excepted"
+
+
+def _anywhere(dealing: Dealing, lane: int, window: int, chance: random.Random) -> LaneCursor:
+    turn = dealing.first + (chance.random() < 0.3)
+    if not (mine := dealing.extents(turn, lane)):
+        return LaneCursor(12345, 12345, 0, (Cursor(turn),))
+    number = chance.randrange(len(mine))
+    start = chance.randrange(mine[number].start, mine[number].stop or 1000)
+    return LaneCursor(12345, 12345, 0, (Cursor(turn, number, start, chance.randrange(window)),))
+
+
+def _bytes(told: Any) -> int:
+    return len(encode_values({"of": told}, lambda *_: None))
+
+
+@given(st.lists(st.integers(-(2**70), 2**70)))
+def test_packed_integers_come_back(numbers: list[int]) -> None:
+    assert unpacked(packed(numbers)) == numbers
+
+
+def test_what_was_left_is_read_as_former_versions_saved_it() -> None:
+    lengths, extents = (5, None, 7), [Extent(2, 3, 6, 1, 4), Extent(1, 2, None), Extent(0, 0, 5)]
+    had = {"4": ["AQ==", [2, 3, 6, 1, 4, 1, 2, -1, 0, 0]]}
+    assert left_of_plain(had, lengths) == {4: extents}
+    assert left_of_plain(left_as_plain({4: extents}, lengths), lengths) == {4: extents}
+
+
+def test_a_rank_s_state_without_what_the_first_one_tells_is_refused() -> None:
+    mine = World(lambda r, w: build(Numbers((30,)), r, w, global_batch=4), 2)
+    with pytest.raises(StateMismatch, match="in the state of the stream's rank 0 alone"):
+        mine.streams[1].load_state_dict(mine.states()[1])
 
 
 def _begun(stream: ElasticStream) -> ElasticStream:

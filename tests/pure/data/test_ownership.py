@@ -136,6 +136,23 @@ def test_an_object_that_divides_states_gets_those_of_all_ranks() -> None:
     assert (back.shard, back.divided) == ("c", None)
 
 
+def test_what_the_first_rank_tells_for_all_comes_back_to_each_at_the_same_size() -> None:
+    class Told(Divisible):
+        told_once = ("left",)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "left": self.shard if self.at == 17 else None}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.left = state["left"]
+            super().load_state_dict(state)
+
+    blobs = saved("loader", [Told("a", 17), Told("b", 23)])
+    back = Told("new")
+    restored(back, "loader", blobs, (1, 2))
+    assert (back.shard, back.at, back.left) == ("b", 23, "a")
+
+
 def test_values_that_agree_are_shared_at_any_size_and_others_are_not_given_away() -> None:
     alike, unlike = saved("meter", [Meter(2.0), Meter(2.0)]), saved("meter", [Meter(2.0), Meter(3.0)])
     assert tied_objects(manifest(r, b, 2) for r, b in enumerate(alike)) == ()
