@@ -14,7 +14,20 @@ from pathlib import Path
 from images.docker import Docker
 from images.errors import ImagesError
 
-PACKAGES = ("docker.io", "containerd", "runc", "debootstrap", "libdevmapper1.02.1")
+NETFILTER = (
+    "iptables",
+    "libip4tc2",
+    "libip6tc2",
+    "libxtables12",
+    "libmnl0",
+    "libnftnl11",
+    "libnfnetlink0",
+    "libnetfilter-conntrack3",
+)
+"""docker answers names for its containers by rules in their own networks, and asks iptables for them: kind's nodes find one another so."""
+PACKAGES = ("docker.io", "containerd", "runc", "debootstrap", "libdevmapper1.02.1", *NETFILTER)
+ALTERNATIVES = {"usr/sbin/iptables": "xtables-nft-multi", "usr/sbin/ip6tables": "xtables-nft-multi"}
+"""What installing the packages would have linked."""
 RELEASE = "bookworm"
 INCLUDED = "python3,python3-venv,ca-certificates"
 LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
@@ -41,6 +54,8 @@ def unpack_packages(folder: Path) -> Path:
             _done(*download, folder=downloads)
         for package in sorted(Path(downloads).glob("*.deb")):
             _done("dpkg-deb", "--extract", str(package), str(folder))
+    for link, program in ALTERNATIVES.items():
+        Path(folder, link).symlink_to(program)
     ready.write_text("\n".join(PACKAGES))
     return folder
 
@@ -48,10 +63,14 @@ def unpack_packages(folder: Path) -> Path:
 def environment(root: Path) -> dict[str, str]:
     """For programs out of the unpacked packages."""
     programs = ":".join(str(root / name) for name in ("usr/bin", "usr/sbin", "sbin"))
-    libraries = ":".join(
-        str(path) for path in sorted(root.glob("*/lib/*-linux-gnu*")) + sorted(root.glob("lib/*-linux-gnu*"))
-    )
-    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin", "LD_LIBRARY_PATH": libraries}
+    folders = sorted(root.glob("*/lib/*-linux-gnu*")) + sorted(root.glob("lib/*-linux-gnu*"))
+    rules = next((str(folder / "xtables") for folder in folders if (folder / "xtables").is_dir()), "")
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin",
+        "LD_LIBRARY_PATH": ":".join(map(str, folders)),
+        "XTABLES_LIBDIR": rules,
+    }
 
 
 def make_base(docker: Docker, root: Path, image: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,18 @@ def test_its_containers_weigh_more_than_one_process_of_the_host(built: Built, co
     weights = list(cgroups.MOUNT.glob(f"*/{daemon.CGROUP}/cpu.shares"))
     weights += cgroups.MOUNT.glob(f"{daemon.CGROUP}/cpu.weight")
     assert [int(file.read_text()) in (16 * 1024, 16 * 100) for file in weights] == [True]
+
+
+def test_its_containers_find_one_another_by_name(built: Built) -> None:
+    """Where the machine has no iptables, docker answered no name: kind's workers waited for their control plane in vain."""
+    network = f"surefoot-test-{os.getpid()}"
+    built.docker.run("network", "create", network)
+    try:
+        there = Containers(built.docker, network)
+        with there.running(built.operator, "-c", "input()", options=("--entrypoint", "python", "-i")) as container:
+            ask = f"import socket; print('at', socket.gethostbyname({container.name!r}))"
+            said = there.run(built.operator, "-c", ask, options=("--entrypoint", "python"))
+        assert said.code == 0, said.text
+        assert said.text.startswith("at "), said.text
+    finally:
+        built.docker.tried("network", "rm", network)

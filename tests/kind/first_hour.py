@@ -44,6 +44,7 @@ MILESTONES = {
     "smaller world": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=4",
     "recovered": "kubectl wait trainingjob/elastic --for=jsonpath='{.status.world.size}'=6",
     "job with S3": "kubectl wait trainingjob/with-s3",
+    "uninstalled": "kubectl delete crd",
 }
 """In their order: each is reached with the next command that begins so."""
 

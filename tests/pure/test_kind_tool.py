@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from chart import walkthrough
 from cluster.kind import task_pid
 from images import build, runtime
 from kind import __main__ as tool
-from kind import first_hour, stand_ins
+from kind import first_hour, sharing, stand_ins
 from kind.node_image import image_names
 from support.servers import s3_server
 
@@ -99,3 +102,72 @@ def test_a_walk_that_ended_before_the_fault_recovered_from_none() -> None:
 def test_the_s3_server_that_stands_in_bears_the_name_that_the_example_has() -> None:
     name = stand_ins.s3_name(stand_ins.S3_SERVER.read_text(encoding="utf-8"))
     assert name.rpartition(":")[2] == s3_server.VERSION
+
+
+# ---- images that one node has and another shares --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("redis:7.2", "docker.io/library/redis:7.2"),
+        ("surefoot/operator:0.1.0", "docker.io/surefoot/operator:0.1.0"),
+        ("registry.example/team/operator:1", "registry.example/team/operator:1"),
+        ("localhost/operator:1", "localhost/operator:1"),
+        ("mirror:5000/operator:1", "mirror:5000/operator:1"),
+    ],
+)
+def test_containerd_names_an_image_whole(image: str, name: str) -> None:
+    assert sharing.reference(image) == name
+
+
+def test_layers_are_named_with_those_below_them() -> None:
+    """The example of OCI's image specification: ChainID(A|B|C) = digest(ChainID(A|B) + " " + C)."""
+    a, b, c = (f"sha256:{letter * 64}" for letter in "abc")
+    two = f"sha256:{hashlib.sha256(f'{a} {b}'.encode()).hexdigest()}"
+    assert sharing.chain_ids([a, b, c]) == [a, two, f"sha256:{hashlib.sha256(f'{two} {c}'.encode()).hexdigest()}"]
+    assert sharing.chain_ids([a]) == [a]
+
+
+def test_the_archive_of_an_image_whose_layers_are_elsewhere_leads_to_its_manifest() -> None:
+    config = b'{"rootfs": {}}'
+    digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    manifest = json.dumps({"mediaType": "m", "config": {"digest": digest}, "layers": [{"digest": "sha256:l"}]}).encode()
+    with tarfile.open(fileobj=io.BytesIO(sharing.archive(sharing.Image("docker.io/a/b:1", manifest, config)))) as tar:
+        files = {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
+    [entry] = json.loads(files.pop("index.json"))["manifests"]
+    assert json.loads(files.pop("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    assert entry["annotations"]["io.containerd.image.name"] == "docker.io/a/b:1"
+    assert files.pop(f"blobs/{entry['digest'].replace(':', '/')}") == manifest
+    assert files == {f"blobs/{digest.replace(':', '/')}": config}
+
+
+@pytest.mark.parametrize(
+    ("mount", "folder"),
+    [
+        ({"Type": "bind", "Source": "/var/s/1/fs", "Options": ["ro", "rbind"]}, "/var/s/1/fs"),
+        (
+            {"Type": "overlay", "Source": "overlay", "Options": ["index=off", "lowerdir=/var/s/3/fs:/var/s/1/fs"]},
+            "/var/s/3/fs",
+        ),
+        (
+            {
+                "Type": "overlay",
+                "Source": "overlay",
+                "Options": ["workdir=/w", "upperdir=/var/s/4/fs", "lowerdir=/var/s/1/fs"],
+            },
+            "/var/s/4/fs",
+        ),
+    ],
+)
+def test_a_layers_own_folder_is_the_uppermost_of_its_mount(mount: dict[str, object], folder: str) -> None:
+    assert sharing.top(json.dumps([mount])) == folder
+
+
+def test_a_digest_is_read_of_the_images_that_a_node_lists() -> None:
+    listed = (
+        "REF TYPE DIGEST SIZE PLATFORMS LABELS\n"
+        "docker.io/a/b:10 application/x sha256:ten 1 B linux/amd64 -\n"
+        "docker.io/a/b:1 application/x sha256:one 1 B linux/amd64 -\n"
+    )
+    assert sharing.digest_of(listed, "docker.io/a/b:1") == "one"
