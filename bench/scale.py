@@ -1,7 +1,7 @@
-"""What one job of many workers costs the operator: decided, told and stored; without cluster, sockets or Redis.
+"""What one job of many workers costs the operator: decided, told, stored, and on real lines; without cluster or Redis.
 
-`python -m bench.scale --out build/scale.json`. CPU time of the process, best of a few, at each number of workers; bytes as
-they go to the sockets. The file ends in a summary by the names of the whole bench; what this part of it cannot measure
+`python -m bench.scale --out build/scale.json --picture FILE`. CPU time of the process, best of a few, at each number of
+workers; bytes as they go to the sockets; then the lines of `bench.scale_lines`. The file ends in a summary by the names of the whole bench; what this part of it cannot measure
 is null there, with the reason beside it.
 """
 
@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
-from bench import heartbeats
+from bench import heartbeats, scale_lines, scale_picture
 from support.builders import running
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.messages import Hello
@@ -37,20 +38,19 @@ from surefoot_operator.policy.plan import plan
 WORKERS = (10, 100, 500, 1000, 2000)
 RANKS_OF_A_WORKER = 8
 TRIES = 5
+BEATING = 200
 NO_CLUSTER = "needs an API server with nodes; this part runs without"
-NO_SOCKETS = "needs agents on TLS lines in other processes; this part encodes and queues only"
 UNMEASURED = {
     "cold_start_seconds_1000_jobs": NO_CLUSTER,
     "rss_mb_1000_jobs": NO_CLUSTER,
     "reaction_p99_seconds": NO_CLUSTER,
     "api_requests_per_minute": NO_CLUSTER,
-    "orders_out_seconds_2000": NO_SOCKETS,
-    "lost_of_2000_over_lost_of_10": NO_SOCKETS,
-    "heartbeat_microseconds": f"{NO_SOCKETS}; `make bench-heartbeat` has what decoding and applying cost",
     "pods_300_seconds": NO_CLUSTER,
     "pods_2000_seconds": NO_CLUSTER,
-    "worst_loop_lag_seconds": f"{NO_SOCKETS}; `longest_turn_ms` is the longest single turn of telling",
 }
+MEASURED_ON_LINES = (
+    "orders_out_seconds_2000", "lost_of_2000_over_lost_of_10", "heartbeat_microseconds", "worst_loop_lag_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +197,27 @@ def measured(workers: int) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def on_lines(sizes: list[int], tries: int) -> list[dict[str, Any]]:
+    """Rows of losses, and last one of heartbeats at their default rate, at a size that leaves the machine idle time."""
+    rows = scale_lines.ladder(sizes, tries)
+    return [*rows, *scale_lines.ladder([BEATING], 1, heartbeat_seconds=0.5)]
+
+
+def summary(rows: list[dict[str, Any]], lines: list[dict[str, Any]]) -> dict[str, Any]:
     last = rows[-1]
-    known: dict[str, Any] = dict.fromkeys(UNMEASURED)
+    known: dict[str, Any] = dict.fromkeys((*UNMEASURED, *MEASURED_ON_LINES))
     if last["workers"] == WORKERS[-1]:
         known["plan_milliseconds_2000"] = last["plan_ms"] + last["check_ms"] + last["maintain_ms"]
         known["status_bytes_2000"] = last["status_bytes"]
+    *losses, beating = lines or [{}]
+    out = {
+        n: median([r["assigned_seconds"] for r in losses if r["workers"] == n]) for n in {r["workers"] for r in losses}
+    }
+    if {WORKERS[0], WORKERS[-1]} <= out.keys():
+        known["orders_out_seconds_2000"] = out[WORKERS[-1]]
+        known["lost_of_2000_over_lost_of_10"] = out[WORKERS[-1]] / out[WORKERS[0]]
+        known["heartbeat_microseconds"] = beating["heartbeat_microseconds"]
+        known["worst_loop_lag_seconds"] = max(r["worst_loop_lag_seconds"] for r in losses)
     return known
 
 
@@ -210,6 +225,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--workers", type=int, nargs="*", default=list(WORKERS))
+    parser.add_argument(
+        "--lines", type=int, nargs="*", default=list(WORKERS), help="sizes on real lines; none: left out"
+    )
+    parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     rows = []
     for workers in given.workers:
@@ -224,10 +244,14 @@ def main() -> None:
             f" status {row['status_bytes']} bytes; load {row['load']:.1f}",
             flush=True,
         )
+    lines = on_lines(given.lines, given.tries) if given.lines else []
+    found = {"rows": rows, "lines": lines, "unmeasured": UNMEASURED, "summary": summary(rows, lines)}
+    print(json.dumps(found["summary"], indent=2))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        found = {"rows": rows, "unmeasured": UNMEASURED, "summary": summary(rows)}
         given.out.write_text(json.dumps(found, indent=2))
+    if given.picture is not None:
+        scale_picture.draw(rows, lines, given.picture)
 
 
 if __name__ == "__main__":
