@@ -1,0 +1,70 @@
+"""The site's pages: each document is in its navigation, links out of docs/ lead to files, the tutorial's script is README's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    """mkdocs loads it as a file, and so does this."""
+    found = importlib.util.spec_from_file_location("site_hooks", DOCS / "site.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_every_document_is_in_the_navigation_once(site: ModuleType) -> None:
+    named = re.findall(r"[\w./-]+\.md", NAVIGATION)
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | set(site.PAGES)
+    assert sorted(named) == sorted(there)
+
+
+def test_links_lead_to_files_and_anchors_that_are_there(site: ModuleType) -> None:
+    broken = []
+    for page in [*site.PAGES, *(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))]:
+        place = ROOT / site.place_in_repository(page)
+        for found in site.LINK.finditer(place.read_text(encoding="utf-8")):
+            if not (place.parent / found["to"]).exists():
+                broken.append(f"{page}: {found['to']}")
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "told"),
+    [
+        ("cli.md", "[a](../README.md)", "[a](README.md)"),
+        ("cli.md", "[a](../README.md#install)", "[a](README.md#install)"),
+        ("adr/0003-trainers-are-forked.md", "[a](../design.md)", "[a](../design.md)"),
+        ("README.md", "[a](docs/cli.md#exit-codes)", "[a](cli.md#exit-codes)"),
+        ("tests/README.md", "[a](../docs/cluster.md)", "[a](../cluster.md)"),
+        ("README.md", "[a](docs/nothing.md)", "[a](docs/nothing.md)"),
+    ],
+)
+def test_links_are_written_for_the_repository_and_read_on_the_site(
+    site: ModuleType, page: str, text: str, told: str
+) -> None:
+    assert site.relinked(text, page) == told
+
+
+def test_the_tutorial_s_diff_ends_with_the_readme_s_script() -> None:
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", TUTORIAL, re.DOTALL | re.MULTILINE)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"^```python\n(# train\.py\n.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    lines = diff.splitlines()
+    assert "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-")) == script
+    before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+    assert "surefoot" not in before
+    compile(before, "before.py", "exec")
