@@ -65,7 +65,7 @@ lint: $(VENV)/.ready ## ruff, mypy strict, import-linter
 
 .PHONY: test-pure
 test-pure: $(VENV)/.ready ## decisions alone: tables and properties, seconds
-	$(PYTEST) worksteal tests/pure
+	$(PYTEST) worksteal -m "not long" tests/pure
 
 DOCUMENTS ?= 100000
 .PHONY: fuzz
@@ -87,7 +87,7 @@ test-integration: $(VENV)/.ready ## real trainers, real Redis, real S3, kill -9
 # by hand: what forty minutes do not hold, each beside a shorter test of its class that they do
 .PHONY: test-long
 test-long: $(VENV)/.ready ## the longer rows of the integration and cluster tiers; 20 minutes
-	$(PYTEST_WAITING) loadscope -m long tests/integration
+	$(PYTEST_WAITING) loadscope -m long tests/integration tests/pure
 	$(CLUSTER) run -- $(BIN)/pytest -m long tests/cluster
 
 .PHONY: test-chart manifests
@@ -114,6 +114,10 @@ images: $(VENV)/.ready ## build operator and runtime, look for what should not b
 	$(IMAGES) build $(if $(PREFIX),--prefix $(PREFIX)) $(ARGUMENTS)
 test-images: $(VENV)/.ready ## the images, built and run: read-only, by their own users; a GPT trains in the runtime's
 	$(BIN)/pytest tests/images
+
+.PHONY: release-dry-run
+release-dry-run: $(VENV)/.ready ## what a release consists of, built and tried, nothing published: build/release (minutes; PYTHON_VERSIONS='3.11 3.12')
+	PYTHONPATH=tests $(BIN)/python -m release $(addprefix --python ,$(PYTHON_VERSIONS))
 
 CLUSTER = PYTHONPATH=tests $(BIN)/python -m cluster
 
@@ -158,6 +162,14 @@ test-kind: $(VENV)/.ready ## on kind: the first hour as docs/install.md has it, 
 	$(KIND) exec -- $(BIN)/pytest tests/kind
 	$(KIND) down
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group docs
+	touch $@
+
+.PHONY: docs
+docs: $(VENV)/.docs ## the site of README.md and docs/, without a warning: build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 .PHONY: dashboards
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards
@@ -169,6 +181,27 @@ $(VENV)/.compatibility: $(VENV)/.ready
 .PHONY: compatibility
 compatibility: $(VENV)/.compatibility ## other people's libraries, each killed and begun again: build/compatibility.json, docs/compatibility.md
 	PYTHONPATH=tests $(BIN)/python -W ignore -m compatibility --json build/compatibility.json --page docs/compatibility.md
+
+APART = build/compatibility-apart
+$(APART)/.ready: pyproject.toml $(VENV)/.ready
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(APART)
+	$(BIN)/uv pip install --quiet --python $(APART)/bin/python --compile-bytecode -e '.[runtime]' --group compatibility-apart
+	touch $@
+
+.PHONY: compatibility-apart
+# MosaicML's streaming wants an older transformers than the other rows are of
+compatibility-apart: $(APART)/.ready ## loaders of libraries that need an environment of their own; their rows of docs/compatibility.md
+	PYTHONPATH=tests $(APART)/bin/python -W ignore -m compatibility --apart --json build/compatibility-apart.json --page docs/compatibility.md
+
+$(VENV)/.frameworks: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group frameworks
+	@# its needs name an older `datasets` than the others have, which what is used of it does not import
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps torchtitan==0.3.0
+	touch $@
+
+.PHONY: frameworks
+frameworks: $(VENV)/.frameworks ## the examples under transformers, Lightning, Accelerate and torchtitan, each with a killed node; ten minutes
+	$(BIN)/pytest -m long tests/integration/test_framework_examples.py
 
 .PHONY: dcp-cases
 dcp-cases: $(VENV)/.compatibility ## PyTorch's own tests of its distributed checkpoints, on this engine: build/dcp_cases.json; ARGUMENTS='--only planner'
@@ -206,8 +239,8 @@ bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, de
 	$(BIN)/python -m bench.heartbeats --out build/bench/heartbeats.json
 
 .PHONY: bench-scale-quick
-bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status (build/scale.json, a minute)
-	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json
+bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
+	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json --picture build/scale.svg
 
 SEEDS ?= 2000
 SEED ?=

@@ -1,4 +1,4 @@
-"""docs/python.md says what the code says: every name, signature, option and environment variable."""
+"""docs/python.md and its neighbours say what the code says: every name, signature, option and environment variable."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import surefoot
-from support.python_reference import PAGE, marked, parameters, written
+from support.python_reference import PAGE, PAGES, marked, parameters, written
 
 TEXT = PAGE.read_text(encoding="utf-8")
 SETTINGS = Path(surefoot.__file__).with_name("settings.py").read_text(encoding="utf-8")
@@ -16,8 +16,10 @@ def section(name: str) -> str:
     return re.split(r"^## ", TEXT.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
 
 
-def test_signatures_are_those_of_the_code() -> None:
-    assert written(TEXT) == TEXT, "write them anew: PYTHONPATH=tests python -m support.python_reference"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_signatures_are_those_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert written(text) == text, "write them anew: PYTHONPATH=tests python -m support.python_reference"
 
 
 def test_every_name_that_surefoot_offers_is_there() -> None:
