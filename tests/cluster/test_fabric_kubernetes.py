@@ -108,7 +108,7 @@ class KubernetesLab:
         self.engine, self.plain, self.api = engine, plain, api
         first, second = engine.facts().node_names[:2]
         self.nodes = (first, second)
-        self.cache = ClusterCache(api)
+        self.cache = ClusterCache(api, holders_in="default")
         self.fabric: Fabric
         self.uid = ""
         self._hurt: set[str] = set()

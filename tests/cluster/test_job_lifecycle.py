@@ -90,7 +90,7 @@ class Lab:
         made = self.plain.call("POST", JOBS, document(self.engine, command, uri))
         self.uid = made["metadata"]["uid"]
         self._api = await connect(self.engine.facts().kubeconfig)
-        self._cache = ClusterCache(self._api)
+        self._cache = ClusterCache(self._api, holders_in=NAMESPACE)
         await self._cache.start()
         # nothing stands in front of the command: what is tried here is no agent's
         settings = PodSettings(agent=("env",))

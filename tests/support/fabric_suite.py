@@ -84,7 +84,8 @@ async def until(fabric: Fabric, condition: Callable[[FabricSeen], object], secon
                     return seen
                 await anext(changes)
     except TimeoutError:
-        raise AssertionError(f"not within {seconds} s; last seen: {seen}") from None
+        told = (seen.workers, seen.nodes, seen.holders)  # without the job, which is pages long
+        raise AssertionError(f"not within {seconds} s; last seen: {told}") from None
     finally:
         await changes.aclose()  # type: ignore[attr-defined]  # an async generator wherever it is implemented
 
