@@ -13,7 +13,7 @@ from surefoot.protocol.plain import listed
 from surefoot.protocol.rank_places import odd_rank
 from surefoot.protocol.step_limit import learned_limit_seconds
 from surefoot_operator.api.status import Member
-from surefoot_operator.observed import SessionSeen
+from surefoot_operator.observed import SessionSeen, StandingSeen
 from surefoot_operator.policy.facts import (
     Facts,
     has_stepped,
@@ -62,11 +62,7 @@ def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
     epoch, running = facts.world.epoch, _running(facts)
     incident = facts.status.incidents[-1] if facts.status.incidents else None
     again = incident is not None and incident.kind == "hang" and step_of(facts, epoch) <= incident.last_step + 1
-    if again or len(running) < len(facts.world.members) or any(s.progress.paused for s in running):
-        return None
-    if not all(is_responsive(facts, s) and s.standing is not None for s in running):
-        return None
-    if any(s.standing is not None and s.standing.step != s.progress.step for s in running):
+    if again or _stuck(facts) is None or any(s.progress.paused for s in running):
         return None
     ceiling = facts.spec.health_policy.step_timeout_seconds
     usual = [seconds for s in running for seconds in s.timings.steps]
@@ -117,15 +113,23 @@ def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
 
 
 def _elsewhere(facts: Facts) -> tuple[int, Member, str] | None:
-    """The one rank whose stack differs, where every agent has told where its own stand."""
-    told = [s.standing for s in _running(facts)]
-    if len(told) < len(facts.world.members) or any(one is None for one in told):
-        return None
-    found = odd_rank(place for one in told if one is not None for place in one.places)
+    """The one rank whose stack differs from all others'."""
+    told = _stuck(facts)
+    found = None if told is None else odd_rank(place for one in told for place in one.places)
     if found is None:
         return None
     rank, place = found
     return rank, facts.world.members[rank // facts.spec.nproc_per_node], place
+
+
+def _stuck(facts: Facts) -> tuple[StandingSeen, ...] | None:
+    """Where all ranks stand still at their present step; None while any agent has not said so, or is not heard."""
+    told = tuple(
+        s.standing
+        for s in _running(facts)
+        if s.standing is not None and s.standing.step == s.progress.step and is_responsive(facts, s)
+    )
+    return told if len(told) == len(facts.world.members) else None
 
 
 def _running(facts: Facts) -> list[SessionSeen]:

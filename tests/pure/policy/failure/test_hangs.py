@@ -102,6 +102,11 @@ def test_the_odd_one_is_named_at_the_ceiling_too() -> None:
     assert blamed(decided(seen)) == (1, "n1", 1)
 
 
+def test_who_stood_elsewhere_at_an_earlier_step_is_not_named_by_it() -> None:
+    incident = decided(with_session(proven(seconds=601.0), 1, standing=StandingSeen(41, PLACES[1:2])))
+    assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
+
+
 def test_what_is_not_proven_waits_for_the_ceiling() -> None:
     moving = with_session(proven(), 2, standing=None)
     stepped = with_session(proven(), 2, standing=StandingSeen(41, PLACES[2:]))
