@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.protocol.messages import Heartbeat
+from surefoot.protocol.step_limit import MOST_STEPS
 from surefoot_operator.observed import Timings
 
-MOST_STEPS = 31
 MOST_SAVES = 9
 """Newest ones that count."""
 

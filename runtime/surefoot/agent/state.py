@@ -119,14 +119,13 @@ class AgentState:
         """Merges all local ranks' progress in the started epoch."""
         told = of_worker([r.progress for r in self.ranks])
         ended = tuple(r.rank for r in self.ranks if r.code == 0)
-        longest = max((r.pause_seconds for r in self.ranks if r.pause_seconds is not None), default=None)
         return replace(
             told,
             restored=self.restored,
             restored_from=self.restored_from,
             ended=ended,
             paused=self.paused,
-            pause_seconds=longest,
+            pause_seconds=self.pause_seconds,
         )
 
     @property
@@ -135,9 +134,14 @@ class AgentState:
         return next((r.paused for r in self.ranks if r.paused), "")
 
     @property
+    def pause_seconds(self) -> float | None:
+        """How long the longest announced pause may take; None: as a step."""
+        return max((r.pause_seconds for r in self.ranks if r.pause_seconds is not None), default=None)
+
+    @property
     def step_limit_seconds(self) -> float:
         """After how long without a step the trainers hang."""
-        return max(self.step_timeout_seconds, *(r.pause_seconds or 0.0 for r in self.ranks), 0.0)
+        return max(self.step_timeout_seconds, self.pause_seconds or 0.0)
 
     @property
     def stalled(self) -> bool:

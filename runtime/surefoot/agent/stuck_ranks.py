@@ -14,9 +14,6 @@ from surefoot.agent.state import AgentState
 from surefoot.protocol.messages import FromAgent, StuckRanks
 from surefoot.protocol.step_limit import learned_limit_seconds
 
-MOST_GAPS = 31
-"""Newest steps that the limit is learned from."""
-
 Step = tuple[AgentState, tuple[on.Command, ...]]
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 FEWEST_STEPS = 10
 """Of fewer nothing is learned: the first ones compile, allocate and warm caches."""
+MOST_STEPS = 31
+"""Newest steps that are learned from."""
 
 _MEDIANS = 20.0
 _LONGEST = 3.0
