@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from surefoot.linux_process import cpu_seconds, descendants
+
 Mode = Literal["spare", "none", "free"]
 """`free`: no training runs, everybody has every core."""
 
@@ -47,30 +49,9 @@ class Cores:
                 _place(task, compute if task == main else others)
 
 
-def descendants(pid: int) -> list[int]:
-    """Every process below this one."""
-    found: list[int] = []
-    for task in _tasks(pid):
-        try:
-            below = [int(p) for p in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
-        except OSError:
-            continue
-        found += below
-        for child in below:
-            found += descendants(child)
-    return found
-
-
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of these processes, and of what they have reaped."""
-    ticks = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+def spent_seconds(pids: Iterable[int]) -> float:
+    """CPU time of these processes, and of what they have reaped."""
+    return sum(cpu_seconds(pid, reaped=True) for pid in pids)
 
 
 def resident_bytes(pids: Iterable[int], key: str = "VmHWM") -> int:

@@ -28,13 +28,13 @@ from surefoot.geometry import Box
 from surefoot.holder import Credentials, HolderClient, server_process
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer, ServerSettings, TlsFiles
+from surefoot.linux_process import cpu_seconds
 from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
 from surefoot.tiers import Tier
 from surefoot_operator.controller.credentials.certificates import CA, CERTIFICATE, KEY, made
 
 JOB, PASSWORD, ACCOUNT = "bench", "of the benchmark", ("bench-user", "of its job")
 CALL_SECONDS = 30.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,7 @@ def _own_cpu() -> float:
 
 
 def _cpu_of(pids: list[int]) -> float:
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS
+    return sum(map(cpu_seconds, pids))
 
 
 def _free_port() -> int:

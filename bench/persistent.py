@@ -29,7 +29,7 @@ from urllib.request import urlopen
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bench.cores import cpu_seconds
+from bench.cores import spent_seconds
 from bench.holders import JOB
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
@@ -204,10 +204,10 @@ def _turns(way: Any, saves: int, server: Server, pids: list[int]) -> dict[str, A
     seconds, spent = [], []
     before = server.requests()
     for step in range(saves + 1):
-        cpu, began = cpu_seconds(pids), time.monotonic()
+        cpu, began = spent_seconds(pids), time.monotonic()
         way.save(step + 1)
         seconds.append(time.monotonic() - began)
-        spent.append(cpu_seconds(pids) - cpu)
+        spent.append(spent_seconds(pids) - cpu)
         if step == 0:
             way.check()
             before = server.requests()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from xxhash import xxh3_64_hexdigest
 
-from bench.cores import cpu_seconds
+from bench.cores import spent_seconds
 from bench.keeper import IN_PLACE
 from bench.program import Program
 from bench.systems.dcp import join_world_of_one
@@ -48,10 +48,10 @@ class Restores:
         for _ in range(times + 1):
             for name, way in ways.items():
                 self._spoil()
-                spent = cpu_seconds([os.getpid(), *self.companions])
+                spent = spent_seconds([os.getpid(), *self.companions])
                 seconds = way()
                 found[name]["seconds"].append(seconds)
-                found[name]["cpu_seconds"].append(cpu_seconds([os.getpid(), *self.companions]) - spent)
+                found[name]["cpu_seconds"].append(spent_seconds([os.getpid(), *self.companions]) - spent)
                 if self._digests() != saved:
                     raise AssertionError(f"{name} brought back other bytes than were saved")
         return found

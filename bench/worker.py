@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from bench.cores import Cores, Mode, cpu_seconds, descendants, resident_bytes
+from bench.cores import Cores, Mode, resident_bytes, spent_seconds
 from bench.lost import DENSE, PLAIN
 from bench.program import Program
 from bench.systems import SYSTEMS
 from bench.systems.system import System
+from surefoot.linux_process import descendants
 
 
 @dataclass
@@ -120,13 +121,13 @@ class Turn:
         seconds, cpu = [], []
         for _ in range(saves):
             self.step += 1
-            spent = cpu_seconds([*pids, *descendants(os.getpid())])
+            spent = spent_seconds([*pids, *descendants(os.getpid())])
             began = time.monotonic()
             self.system.begin(self.step)
             self.system.before_step()
             self.system.finish()
             seconds.append(time.monotonic() - began)
-            cpu.append(cpu_seconds([*pids, *descendants(os.getpid())]) - spent)
+            cpu.append(spent_seconds([*pids, *descendants(os.getpid())]) - spent)
         return {"seconds": seconds, "cpu_seconds": cpu}
 
 

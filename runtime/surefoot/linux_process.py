@@ -16,6 +16,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,6 +68,21 @@ def group_of(pid: int) -> int | None:
     """The process group of `pid`."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[2])
+
+
+def parent_of(pid: int) -> int:
+    """Reads a process' parent; 0: none, or there is no such process."""
+    fields = _stat(pid)
+    return 0 if fields is None else int(fields[1])
+
+
+def cpu_seconds(pid: int, reaped: bool = False) -> float:
+    """User and system time of a process, all threads; 0.0 if gone.
+
+    `reaped`: with that of children it has collected.
+    """
+    fields = _stat(pid)
+    return 0.0 if fields is None else sum(map(int, fields[11 : 15 if reaped else 13])) / _TICKS
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -155,6 +171,11 @@ def children(pid: int) -> set[int]:
             with contextlib.suppress(OSError):
                 found |= {int(word) for word in (thread / "children").read_text().split()}
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Lists every process below this one."""
+    return [below for child in sorted(children(pid)) for below in (child, *descendants(child))]
 
 
 def reap_orphans(known: set[int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.local_run import LocalRun
-from surefoot.linux_process import ProcessIdentity, identity_of, send
+from surefoot.linux_process import ProcessIdentity, identity_of, parent_of, send
 from surefoot_operator.fabric.processes.machine import is_trainer
 from surefoot_operator.fabric.processes.run_folder import read_json
 
@@ -92,7 +92,7 @@ class Striker:
             case "agent":
                 return pid in self._agents()
             case _:
-                return not is_trainer(pid) and _parent(pid) in self._agents()
+                return not is_trainer(pid) and parent_of(pid) in self._agents()
 
     def _agents(self) -> set[int]:
         states = [read_json(path) or {} for path in self._run.run_folder.workers.glob("*.state")]
@@ -104,10 +104,3 @@ def _words(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError):
-        return 0

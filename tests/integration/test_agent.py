@@ -23,6 +23,7 @@ from support.fakes.fake_coordinator import (
     lives,
     start_agent,
 )
+from surefoot.linux_process import parent_of
 from surefoot.protocol.messages import (
     Exited,
     Finished,
@@ -342,7 +343,7 @@ async def test_a_dead_zygote_is_started_again(coordinator: FakeCoordinator, star
     await coordinator.launch(1, 0)
     await coordinator.stepping(1, 0)
     (zygote,) = [
-        pid for pid in descendants(agent.pid) if b"launcher.zygote" in _words(pid) and _parent(pid) == agent.pid
+        pid for pid in descendants(agent.pid) if b"launcher.zygote" in _words(pid) and parent_of(pid) == agent.pid
     ]
     os.kill(zygote, signal.SIGKILL)
     assert (await coordinator.until(0, Exited)).code == -9
@@ -370,7 +371,3 @@ async def test_the_agent_itself_never_imports_torch(
 
 def _words(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

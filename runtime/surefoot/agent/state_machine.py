@@ -317,7 +317,7 @@ def _stepped(state: AgentState, mine: LocalRank, event: on.StepDone) -> Step:
         told = replace(told, stall_seconds=mine.progress.stall_seconds)
     gaps = state.gaps
     if mine.local == 0 and told.step_seconds is not None:  # ranks of one worker step together
-        gaps = (*gaps, told.step_seconds)[-MOST_STEPS :]
+        gaps = (*gaps, told.step_seconds)[-MOST_STEPS:]
     after, said = stuck_ranks.moved(replace(_with(state, mine, progress=told), gaps=gaps), event.at)
     return after, (*said, on.Beat()) if first and after.step > 0 else said
 
