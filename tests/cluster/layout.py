@@ -1,6 +1,7 @@
 """Every name, address and path of the cluster, in one place. Pure: it touches nothing.
 
-With another folder in SUREFOOT_CLUSTER_FOLDER a cluster of kind stands beside one of network namespaces: neither knows the other.
+With another folder in SUREFOOT_CLUSTER_FOLDER a cluster of kind stands beside one of network namespaces: neither knows
+the other.
 """
 
 from __future__ import annotations

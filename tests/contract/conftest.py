@@ -14,14 +14,24 @@ from surefoot.settings import PersistentSettings
 from surefoot.tiers import ObjectStoreTier, open_persistent
 
 
+def _persistent(kind: str, folder: Path, prefix: str = "") -> Iterator[PersistentSettings]:
+    if kind == "directory":
+        yield PersistentSettings(uri=(folder / "kept").as_uri())
+        return
+    with s3_server.running(folder) as server:
+        yield server.settings(prefix)
+
+
 @pytest.fixture(params=["directory", "s3"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
     """A new persistent tier of each kind."""
-    if request.param == "directory":
-        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
-        return
-    with s3_server.running(tmp_path) as server:
-        yield server.settings()
+    yield from _persistent(request.param, tmp_path)
+
+
+@pytest.fixture(params=["directory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
+    """The same, on S3 below a prefix."""
+    yield from _persistent(request.param, tmp_path, "a/prefix")
 
 
 @pytest.fixture

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.servers import s3_server
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.settings import JobSettings, PersistentSettings, job_environment
 from surefoot.tiers.open import open_persistent
 from surefoot.tools import delete
 
 Answer = tuple[int, dict[str, object]]
-
-
-@pytest.fixture(params=["directory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
-    if request.param == "directory":
-        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
-        return
-    with s3_server.running(tmp_path) as server:
-        yield server.settings("a/prefix")
 
 
 def job(uid: str, place: PersistentSettings) -> JobSettings:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.servers import s3_server
 from surefoot.errors import TierUnavailable
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.directory import DirectoryStore
@@ -17,15 +15,6 @@ from surefoot.tiers.open import open_store
 from surefoot.tools import probe
 from surefoot_operator.api.spec import PersistentTierSpec
 from surefoot_operator.cli.doctor.tier_check import probed
-
-
-@pytest.fixture(params=["directory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PersistentSettings]:
-    if request.param == "directory":
-        yield PersistentSettings(uri=(tmp_path / "kept").as_uri())
-        return
-    with s3_server.running(tmp_path) as server:
-        yield server.settings("a/prefix")
 
 
 def test_a_probe_writes_reads_deletes_and_leaves_nothing(place: PersistentSettings) -> None:

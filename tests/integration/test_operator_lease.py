@@ -58,16 +58,21 @@ async def term(one: Elector) -> None:
     await one.hold()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def leads(one: Elector) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not one.leading:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: one.leading)
 
 
-async def holder_is(server: FakeApi, name: str) -> None:
-    async with asyncio.timeout(SECONDS):
-        while server.objects.get(WHERE.path, {}).get("spec", {}).get("holderIdentity") != name:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+async def leading(one: Elector) -> asyncio.Task[None]:
+    """Its first term, once it leads."""
+    running = asyncio.create_task(term(one))
+    await leads(one)
+    return running
 
 
 def may_act(one: Elector) -> bool:
@@ -85,8 +90,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 async def test_one_of_two_leads_and_the_other_follows_when_it_gives_the_lease_back(server: FakeApi) -> None:
     first, second = elector(server, "a"), elector(server, "b")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     waiting = asyncio.create_task(term(second))
     spec = server.objects[WHERE.path]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("a", 1, 0)
@@ -104,8 +108,7 @@ async def test_one_of_two_leads_and_the_other_follows_when_it_gives_the_lease_ba
 
 async def test_a_lease_that_is_not_renewed_passes_to_who_watched_it(server: FakeApi) -> None:
     first, second = elector(server, "a"), elector(server, "b")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     waiting = asyncio.create_task(term(second))
     await ended(running)  # killed: it gives nothing back
     await leads(second)
@@ -114,12 +117,9 @@ async def test_a_lease_that_is_not_renewed_passes_to_who_watched_it(server: Fake
 
 async def test_a_leader_whose_server_is_away_may_not_act_and_stands_down_in_place(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     server.before = silent
-    async with asyncio.timeout(SECONDS):
-        while may_act(first):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not may_act(first))
     assert not running.done()  # its term is not over yet
     await asyncio.wait_for(running, SECONDS)
     assert not first.leading
@@ -131,8 +131,7 @@ async def test_a_leader_whose_server_is_away_may_not_act_and_stands_down_in_plac
 
 async def test_a_leader_whose_server_hangs_stands_down_in_time_too(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     server.reachable.clear()
     await asyncio.wait_for(running, SECONDS)
     assert not first.leading
@@ -141,16 +140,11 @@ async def test_a_leader_whose_server_hangs_stands_down_in_time_too(server: FakeA
 async def test_a_term_goes_on_where_nobody_led_meanwhile(server: FakeApi) -> None:
     """Longer away than it may act, shorter than until it stands down."""
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     server.before = silent
-    async with asyncio.timeout(SECONDS):
-        while may_act(first):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not may_act(first))
     server.before = lambda verb, path: None
-    async with asyncio.timeout(SECONDS):
-        while not may_act(first):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: may_act(first))
     assert first.leading
     assert not running.done()
     assert server.objects[WHERE.path]["spec"]["leaseTransitions"] == 0
@@ -163,8 +157,7 @@ async def test_a_leader_that_was_away_gives_way_to_who_took_the_lease(server: Fa
         Elector(cast(Api, away), WHERE, "a", replace(SHORT, stand_down_seconds=SECONDS)),
         elector(server, "b"),
     )
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     away.cut = True
     following = asyncio.create_task(term(second))
     await leads(second)
@@ -178,8 +171,7 @@ async def test_a_leader_that_was_away_gives_way_to_who_took_the_lease(server: Fa
 
 async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     tried: list[str] = []
 
     def twice(verb: str, path: str) -> None:
@@ -188,9 +180,7 @@ async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
             silent(verb, path)
 
     server.before = twice
-    async with asyncio.timeout(SECONDS):
-        while len(tried) < 6:  # noqa: ASYNC110 -- more renewals are waited for
-            await asyncio.sleep(0.01)
+    await until(lambda: len(tried) >= 6)  # more renewals
     first.may_act()
     assert not running.done()
     await ended(running)
@@ -199,13 +189,10 @@ async def test_a_short_outage_costs_nothing(server: FakeApi) -> None:
 async def test_an_answer_that_was_lost_is_found_again(server: FakeApi) -> None:
     """The server took the renewal, we never heard: the next one fails its test, and is made anew from what stands."""
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     server.keep(WHERE.path, server.objects[WHERE.path])
     before = server.objects[WHERE.path]["metadata"]["resourceVersion"]
-    async with asyncio.timeout(SECONDS):
-        while int(server.objects[WHERE.path]["metadata"]["resourceVersion"]) < int(before) + 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: int(server.objects[WHERE.path]["metadata"]["resourceVersion"]) >= int(before) + 3)
     first.may_act()
     await ended(running)
 
@@ -213,8 +200,7 @@ async def test_an_answer_that_was_lost_is_found_again(server: FakeApi) -> None:
 async def test_who_was_frozen_may_not_act_even_before_it_knows(server: FakeApi) -> None:
     clock = Clock()
     first = elector(server, "a", clock)
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     first.may_act()
     clock.ahead = 60.0  # as after SIGCONT: no code of ours has run yet
     with pytest.raises(NotLeading):
@@ -225,8 +211,7 @@ async def test_who_was_frozen_may_not_act_even_before_it_knows(server: FakeApi) 
 
 async def test_somebody_else_in_the_lease_ends_a_leader(server: FakeApi) -> None:
     first = elector(server, "a")
-    running = asyncio.create_task(term(first))
-    await leads(first)
+    running = await leading(first)
     stored = server.objects[WHERE.path]
     server.keep(WHERE.path, {**stored, "spec": {**stored["spec"], "holderIdentity": "z"}})
     with pytest.raises(LeaseLost, match="the lease is held by z"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,3 +52,24 @@ class World:
 
     def states(self) -> list[Any]:
         return [stream.state_dict() for stream in self.streams]
+
+
+def trained_on(build: Callable[[int, int], ElasticStream], lives: Iterable[tuple[int, int, int]]) -> list[Any]:
+    """What a run keeps of worlds of so many ranks, steps up to the checkpoint, and steps that a kill undoes.
+
+    What the ledger counts of it is each once.
+    """
+    seen: list[Any] = []
+    states: list[Any] = []
+    for size, kept, undone in lives:
+        world = World(build, size, states)
+        for _ in range(kept):
+            begin = len(seen)
+            drawn, spans = world.step()
+            seen += [one for part in drawn for one in part]
+            covered = [at for found in spans for start, stop in found or () for at in range(start, stop)]
+            assert covered == list(range(begin, len(seen)))
+        states = json.loads(json.dumps(world.states()))
+        for _ in range(undone):
+            world.step()
+    return seen

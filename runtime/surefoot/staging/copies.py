@@ -23,6 +23,9 @@ BAND_BYTES = 1024 * 1024
 """Largest copy on the CPU, and what one digest covers: it stays in a core's cache between its two passes, is long enough
 for the GIL to be let go, and whoever waits for a copy under way waits for no more than this much."""
 
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+"""Of tensors that are their memory and nothing else; a subclass may be anything."""
+
 _MOST_VIEWS = 4096
 
 Array = np.ndarray[Any, Any]

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from surefoot.staging.copies import BAND_BYTES, elements, is_straight
+from surefoot.staging.copies import BAND_BYTES, PLAIN_CLASSES, elements, is_straight
 from surefoot.staging.pieces import CopySource, CopyTarget
 
 SMALL_BYTES = 64 * 1024
 """Pieces up to this size are copied inside the call: handing one over costs more than copying it."""
 
 _MOST_SLOTS = 4
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _ASKED: tuple[Any, ...] = (
     torch.Tensor.data_ptr,
     torch.Tensor.is_contiguous,
@@ -179,7 +178,7 @@ def gatherable(source: CopySource) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether its elements lie in this process' memory in their order, as they are."""
-    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if type(tensor) not in PLAIN_CLASSES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return False
     freed = tensor.data_ptr() == 0 and tensor.numel() > 0
     return tensor.is_contiguous() and not (freed or tensor.is_conj() or tensor.is_neg())
@@ -202,7 +201,7 @@ def _target(run: _Run, room: CopyTarget) -> torch.Tensor:
 def _facts(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
     """What `_ASKED` says of all; the types alone where one is not plain, whose answers are its own affair."""
     kinds = list(map(type, tensors))
-    if not set(kinds).issubset(_PLAIN):
+    if not set(kinds).issubset(PLAIN_CLASSES):
         return [kinds]
     return [kinds, *(list(map(asked, tensors)) for asked in _ASKED)]
 

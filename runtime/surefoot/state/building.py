@@ -18,11 +18,10 @@ from surefoot.errors import StateMismatch, StateNotRestorable
 from surefoot.format import kinds
 from surefoot.format.kinds import Named
 from surefoot.geometry.rules import ShardingRule
+from surefoot.staging.copies import PLAIN_CLASSES
 from surefoot.state.entries import Saved, dtype_named, is_dtensor
 from surefoot.state.places import inner_parts, laid, rule_of, says_itself
 from surefoot.state.trees import Facts, marks
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = N
 
     None if those suffice. Raises StateNotRestorable for what differs between ranks in a way that nothing describes.
     """
-    if type(tensor) in _PLAIN and (parameter is None or not is_dtensor(parameter)):
+    if type(tensor) in PLAIN_CLASSES and (parameter is None or not is_dtensor(parameter)):
         return None if tensor.device.type == "cpu" else {"device": tensor.device.type}
     found: dict[str, Any] = {}
     local: Any = tensor
@@ -71,7 +70,7 @@ def facts_of(name: str, tensor: torch.Tensor, parameter: torch.Tensor | None = N
             " each rank may hold another one under this name: keep such state as a DTensor (torch.zeros_like of the"
             " parameter makes one), or use an optimizer that does"
         )
-    if type(local) not in _PLAIN and not _of_the_same_kind(local, parameter):
+    if type(local) not in PLAIN_CLASSES and not _of_the_same_kind(local, parameter):
         found["class"] = _described(name, local, tensor)
     if found and tensor.device.type != "cpu":
         found["device"] = tensor.device.type
@@ -202,7 +201,7 @@ def _described(name: str, local: Any, tensor: torch.Tensor) -> dict[str, Any]:
     alone = len(list(inner_parts("", local))) == 1
     cut = is_dtensor(tensor)
     how = {a: "alone" if alone else laid(local, a, getattr(local, a)) if cut else "whole" for a in attributes}
-    deeper = [a for a in attributes if type(getattr(local, a)) not in _PLAIN]
+    deeper = [a for a in attributes if type(getattr(local, a)) not in PLAIN_CLASSES]
     if deeper:
         raise StateNotRestorable(f"{name}:{deeper[0]} is a tensor subclass within another: such state cannot be saved")
     return found | {"inner": [[a, how[a]] for a in attributes], "context": context}

@@ -19,8 +19,7 @@ from surefoot.geometry import Box
 from surefoot.geometry.grids import Grid
 from surefoot.geometry.rules import ShardingRule
 from surefoot.geometry.save_division import HeldBox
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from surefoot.staging.copies import PLAIN_CLASSES
 
 Sharing = Literal["split", "lowest", "local"]
 """How ranks that hold the same box share its saving: in parts, all by the lowest rank, or each its own tensor."""
@@ -82,7 +81,7 @@ class Entry:
 
     def own_tensor(self) -> torch.Tensor | None:
         """The program's tensor where the box is all of plain memory."""
-        plain = type(self.tensor) in _PLAIN and self.window is None and self.inner is None
+        plain = type(self.tensor) in PLAIN_CLASSES and self.window is None and self.inner is None
         return self.tensor if plain and not is_flat_parameter(self.tensor) else None
 
     def holding(self) -> HeldBox:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from itertools import islice
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.shards import Numbers, World
+from support.shards import Numbers, World, trained_on
 from surefoot.data.extents import Cursor, Dealing, Extent
 from surefoot.data.lanes import Lane, LaneCursor
 from surefoot.data.source import BadSample, DataError
@@ -62,19 +61,7 @@ def test_a_global_batch_sees_the_undisturbed_order_through_kills_and_resizes(
         with pytest.raises(ConfigurationError, match="lanes are to read it"):
             build(source, 0, 1, **options)
         return
-    seen: list[Any] = []
-    states: list[Any] = []
-    for world, kept, undone in worlds:
-        mine = World(lambda r, w: build(source, r, w, **options), world, states)
-        for _ in range(kept):
-            begin = len(seen)
-            drawn, spans = mine.step()
-            seen += [x for part in drawn for x in part]
-            covered = [p for found in spans for start, stop in found or () for p in range(start, stop)]
-            assert covered == list(range(begin, len(seen)))  # what the ledger counts
-        states = mine.states()
-        for _ in range(undone):
-            mine.step()
+    seen = trained_on(lambda r, w: build(source, r, w, **options), worlds)
     assert seen == undisturbed(source, len(seen) // batch, **options)
 
 
@@ -149,15 +136,7 @@ def test_packed_rows_are_the_undisturbed_run_s(
     options: dict[str, Any] = {"global_batch": batch, "seed": seed, "window": window, "pack": length}
     if sum(sizes) < 2 * batch:
         return  # lanes that have the one sample without tokens alone
-    seen: list[Any] = []
-    states: list[Any] = []
-    for world, kept, undone in worlds:
-        mine = World(lambda r, w: build(source, r, w, **options), world, states)
-        for _ in range(kept):
-            seen += [row.tolist() for part in mine.step()[0] for row in part]
-        states = json.loads(json.dumps(mine.states()))
-        for _ in range(undone):
-            mine.step()
+    seen = [row.tolist() for row in trained_on(lambda r, w: build(source, r, w, **options), worlds)]
     assert seen == [row.tolist() for row in undisturbed(source, len(seen) // batch, **options)]
     assert all(len(row) == length for row in seen)
 
@@ -171,15 +150,7 @@ def test_a_mixture_is_the_undisturbed_run_s(
     if min(sum(one), sum(other)) < batch:
         return
     options: dict[str, Any] = {"global_batch": batch, "seed": seed, "weights": [3, 1]}
-    seen: list[Any] = []
-    states: list[Any] = []
-    for world, kept, undone in worlds:
-        mine = World(lambda r, w: build(sources, r, w, **options), world, states)
-        for _ in range(kept):
-            seen += [x for part in mine.step()[0] for x in part]
-        states = mine.states()
-        for _ in range(undone):
-            mine.step()
+    seen = trained_on(lambda r, w: build(sources, r, w, **options), worlds)
     assert seen == undisturbed(sources, len(seen) // batch, **options)
 
 

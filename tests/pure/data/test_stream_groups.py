@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.shards import Numbers, World
+from support.shards import Numbers, World, trained_on
 from surefoot.data.groups import Grouping
 from surefoot.data.source import BadSample, DataError
 from surefoot.data.stream import ElasticStream
@@ -78,19 +78,7 @@ def test_groups_are_the_undisturbed_run_s_through_kills_and_resizes(
     options |= {"max_tokens": most[0], "max_samples": most[1]}
     if (sum(sizes) if known else len(sizes)) < batch * stripes:
         return
-    seen: list[Any] = []
-    states: list[Any] = []
-    for world, kept, undone in worlds:
-        mine = World(lambda r, w: build(source, r, w, **options), world, states)
-        for _ in range(kept):
-            begin = len(seen)
-            drawn, spans = mine.step()
-            seen += [group for part in drawn for group in part]
-            covered = [p for found in spans for start, stop in found or () for p in range(start, stop)]
-            assert covered == list(range(begin, len(seen)))  # what the ledger counts
-        states = json.loads(json.dumps(mine.states()))
-        for _ in range(undone):
-            mine.step()
+    seen = trained_on(lambda r, w: build(source, r, w, **options), worlds)
     alone = build(source, 0, 1, **options)
     assert seen == [group for found in islice(alone, len(seen) // batch) for group in found.data]
     assert all(_allowed([len(one) for one in group], *most) for group in seen)
@@ -164,13 +152,7 @@ def test_worker_processes_make_the_same_groups(workers: int) -> None:
 def test_a_mixture_of_groups_is_the_undisturbed_run_s() -> None:
     sources = [Numbers((40, 9), value=row), Numbers((30,), value=lambda n: row(n + 100))]
     options: dict[str, Any] = {"global_batch": 4, "weights": [3, 1]}
-    seen: list[Any] = []
-    states: list[Any] = []
-    for world in (3, 1, 2, 5, 4) * 3:
-        mine = World(lambda r, w: build(sources, r, w, **options), world, states)
-        seen += [group for _ in range(2) for part in mine.step()[0] for group in part]
-        states = mine.states()
-        mine.step()
+    seen = trained_on(lambda r, w: build(sources, r, w, **options), [(n, 2, 1) for n in (3, 1, 2, 5, 4) * 3])
     assert seen == [group for found in islice(build(sources, 0, 1, **options), 30) for group in found.data]
 
 

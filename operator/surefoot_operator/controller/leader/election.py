@@ -87,7 +87,10 @@ def stood_down(candidate: Candidate) -> Candidate:
 def call_limit(candidate: Candidate, timeouts: int, now: float, timings: LeaseTimings) -> float:
     """Returns how many seconds the next call may take.
 
-    A server that is slow is given time, one that hangs costs little. `timeouts`: how many calls in a row were not answered in time. No call outlasts the term.
+    A server that is slow is given time, one that hangs costs little. No call outlasts the term.
+
+    Args:
+        timeouts: How many calls in a row were not answered in time.
     """
     limit = min(timings.longest_call_seconds, timings.call_seconds * 2.0 ** min(timeouts, 8))
     if candidate.leads_until is None:

@@ -94,7 +94,8 @@ class Elector:
     async def hold(self) -> None:
         """Renews the lease; returns once it stands down.
 
-        Raises LeaseLost if somebody else took it. Between its own deadline and that, it may not act, and goes on where it was if a renewal is accepted.
+        Raises LeaseLost if somebody else took it. Between its own deadline and that, it may not act, and goes on where
+        it was if a renewal is accepted.
         """
         while True:
             step = election.decide(self._candidate, self._now(), self._timings)
