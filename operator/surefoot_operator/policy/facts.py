@@ -5,7 +5,6 @@ Pure; read by every decision.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -18,7 +17,6 @@ from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import DataRead, JobStatus, Member, World
 from surefoot_operator.observed import HolderSeen, NodeSeen, Observed, SessionSeen, WorkerSeen
 from surefoot_operator.policy.indexes import (
-    ending_workers,
     holder_domains,
     holders_by_id,
     holders_reading,
@@ -26,8 +24,6 @@ from surefoot_operator.policy.indexes import (
     nodes_by_name,
     sealed_at,
     sessions_by_id,
-    signalled_nodes,
-    worker_id,
     workers_by_id,
 )
 
@@ -36,9 +32,6 @@ T = TypeVar("T")
 
 RECONNECT_GRACE_SECONDS = 0.25
 """How long a first cause may trail its echoes on other ranks, and a step the death of one of them."""
-
-UNHEARD_SECONDS = 30.0
-"""Workers not heard in this term are judged only after so long, and only with a witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,103 +124,9 @@ def gather(seen: Observed) -> Facts:
     )
 
 
-def node_lost(facts: Facts, name: str | None) -> bool:
-    """Whether the fabric reports this node gone: evidence, unlike silence alone.
-
-    Not while an agent there is heard: then the node's observer is cut off, and what runs there must not be deleted.
-    """
-    if name is None or not facts.nodes:
-        return False
-    node = facts.nodes.get(name)
-    if node is not None and node.ready and not node.doubt:
-        return False
-    if facts.heard_on.get(name):
-        return False
-    if node is None or not node.ready:
-        return True
-    # two witnesses that know nothing of each other: the cluster's, and our own ear, which hears others. A line that broke a
-    # moment ago is no witness yet: agents connect again, and a cluster that doubts most nodes may be wrong about all
-    silence = facts.spec.health_policy.heartbeat_timeout_seconds
-    if facts.now - facts.told_on.get(name, -math.inf) <= silence or _steps_without_word(facts, name):
-        return False
-    unheard = name in facts.heard_on or facts.now >= facts.seen.term_seconds + UNHEARD_SECONDS
-    return unheard and _observers_agree(facts)
-
-
-def _steps_without_word(facts: Facts, name: str) -> bool:
-    """Whether a member there lives though its line is broken: the world made a step since, and steps take all of its ranks."""
-    world, told = facts.status.world, facts.told_on.get(name)
-    if world is None or world.state != "Committed" or told is None or name not in _member_nodes(facts):
-        return False
-    return moving_until(facts, told) is not None
-
-
-@derived_once
-def _member_nodes(facts: Facts) -> frozenset[str]:
-    return frozenset(member.node for member in facts.members.values())
-
-
-@derived_once
-def _observers_agree(facts: Facts) -> bool:
-    """Whether some node is known to live: then another one that is doubted is not the observer's own trouble."""
-    return any(facts.heard_on.values()) or any(n.ready and not n.doubt for n in facts.seen.nodes)
-
-
-def vacate_reason(facts: Facts, name: str | None) -> str:
-    """Why workers should leave this live node; empty: they stay.
-
-    Others announced its end, or it failed this job too often.
-    """
-    return _vacated(facts).get(name, "") if name is not None else ""
-
-
-@derived_once
-def _vacated(facts: Facts) -> Mapping[str, str]:
-    """Why nodes should be left, by name: few are, and every worker's node is asked about."""
-    return {**_excluded(facts), **signalled_nodes(facts.seen.nodes)}
-
-
-@derived_once
-def _excluded(facts: Facts) -> Mapping[str, str]:
-    """Why nodes are excluded from this job now, by name."""
-    lasting = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
-    return {e.name: e.reason for e in reversed(lasting)}
-
-
-def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
-    """Why this healthy worker is about to be ended; empty: not."""
-    announced = announced_departure(facts, one)
-    worker = facts.workers.get(worker_id(one)) if announced else None
-    return "" if worker is not None and worker.phase in ("Succeeded", "Failed") else announced
-
-
-def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:
-    """Why somebody wanted this worker to end; empty: nobody did.
-
-    Said whether it has ended or not.
-    """
-    departures = _departures(facts)
-    return departures.get(worker_id(one), "") if departures else ""
-
-
-@derived_once
-def _departures(facts: Facts) -> Mapping[WorkerId, str]:
-    """Announced departures: few have one, and every worker is asked about."""
-    told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.leaving}
-    return {**told, **ending_workers(facts.seen.workers)}
-
-
 def is_responsive(facts: Facts, session: SessionSeen) -> bool:
     """Whether an agent is connected and within its heartbeat timeout."""
     return session.connected and facts.now - session.heard_seconds <= facts.spec.health_policy.heartbeat_timeout_seconds
-
-
-def usable(facts: Facts, session: SessionSeen) -> bool:
-    """Whether this agent's worker could be a member of a new world."""
-    worker = facts.workers.get(worker_id(session))
-    if worker is None or worker.phase in ("Succeeded", "Failed") or departure_reason(facts, session):
-        return False
-    return is_responsive(facts, session) and not node_lost(facts, session.node)
 
 
 @derived_once

@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import islice
 
 from surefoot_operator.observed import SessionSeen, WorkerSeen
-from surefoot_operator.policy.facts import Facts, derived_once, usable, vacate_reason
+from surefoot_operator.policy.availability import usable, vacate_reason
+from surefoot_operator.policy.facts import Facts, derived_once
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.world.sizing import target_size
 

@@ -14,15 +14,8 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
-from surefoot_operator.policy.facts import (
-    Facts,
-    announced_departure,
-    departure_reason,
-    is_responsive,
-    node_lost,
-    soonest,
-    vacate_reason,
-)
+from surefoot_operator.policy.availability import announced_departure, departure_reason, node_lost, vacate_reason
+from surefoot_operator.policy.facts import Facts, is_responsive, soonest
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.spares import world_indexes
 

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import SessionSeen, WorkerSeen
+from surefoot_operator.policy.availability import UNHEARD_SECONDS, announced_departure, node_lost
 from surefoot_operator.policy.facts import (
     RECONNECT_GRACE_SECONDS,
-    UNHEARD_SECONDS,
     Facts,
-    announced_departure,
     in_epoch,
     is_responsive,
     last_step_seconds,
     member_sessions,
     moving_until,
-    node_lost,
     seconds_per_step,
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck

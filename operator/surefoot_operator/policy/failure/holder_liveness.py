@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.observed import SessionSeen, SightSeen
 from surefoot_operator.policy.actions import LookAround
-from surefoot_operator.policy.facts import Facts, is_responsive, node_lost
+from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.facts import Facts, is_responsive
 from surefoot_operator.policy.indexes import worker_id
 
 WORTH_SECONDS = 1.0

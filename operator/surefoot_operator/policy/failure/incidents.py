@@ -10,7 +10,8 @@ from dataclasses import replace
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.sources import joined
 from surefoot_operator.api.status import Incident
-from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, node_lost, step_of
+from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.facts import Facts, has_stepped, in_epoch, member_sessions, step_of
 from surefoot_operator.policy.failure.losses import Loss
 
 MOST_KEPT = 10

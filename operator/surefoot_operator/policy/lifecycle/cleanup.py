@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from surefoot_operator.observed import WorkerSeen
 from surefoot_operator.policy.actions import Action, CleanMemory, DeleteJob, DeleteWorker, Event, RetireWorkers
-from surefoot_operator.policy.facts import Facts, is_responsive, node_lost, soonest
+from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.facts import Facts, is_responsive, soonest
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle.finalizer import next_purge_step
 

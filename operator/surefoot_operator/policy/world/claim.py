@@ -16,17 +16,14 @@ from surefoot.protocol.lineage import Lineage, LineageEntry, newest, on_lineage,
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.api.status import JobStatus, Member, Scheduling, World
 from surefoot_operator.observed import SessionSeen, WorkerSeen
+from surefoot_operator.policy.availability import departure_reason, node_lost, usable, vacate_reason
 from surefoot_operator.policy.facts import (
     RECONNECT_GRACE_SECONDS,
     Facts,
     bad_of,
-    departure_reason,
     domains_of,
-    node_lost,
     reading_at,
     sealed_holders,
-    usable,
-    vacate_reason,
 )
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come

@@ -15,15 +15,14 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HoldSeen
 from surefoot_operator.policy.actions import Action, ProposeHold
+from surefoot_operator.policy.availability import departure_reason, vacate_reason
 from surefoot_operator.policy.facts import (
     Facts,
-    departure_reason,
     has_stepped,
     last_step_seconds,
     member_sessions,
     seconds_per_step,
     step_of,
-    vacate_reason,
 )
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.spares import spare_agents

@@ -14,7 +14,8 @@ from surefoot.protocol.backoff import Backoff
 from surefoot_operator import names
 from surefoot_operator.api.status import JobStatus, Scheduling
 from surefoot_operator.policy.actions import Event
-from surefoot_operator.policy.facts import Facts, node_lost
+from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world.sizing import largest_size, target_size
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from surefoot.protocol import retention
 from surefoot.protocol.completeness import TierReading, complete, copies_of
 from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.policy.availability import departure_reason
 from surefoot_operator.policy.facts import (
     Facts,
     bad_of,
-    departure_reason,
     domains_of,
     held_checkpoint,
     member_sessions,

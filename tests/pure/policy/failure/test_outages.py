@@ -9,7 +9,8 @@ import pytest
 from support.builders import BEGAN, running, with_node, with_session, with_worker
 from surefoot_operator.observed import NodeSeen, Observed
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
-from surefoot_operator.policy.facts import gather, node_lost
+from surefoot_operator.policy.availability import node_lost
+from surefoot_operator.policy.facts import gather
 from surefoot_operator.policy.plan import plan
 
 NOW = BEGAN + 100
