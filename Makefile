@@ -174,6 +174,10 @@ docs: $(VENV)/.docs ## the site of README.md and docs/, without a warning: build
 dashboards: $(VENV)/.ready ## write the chart's Grafana dashboards from dashboards/
 	$(BIN)/python -m dashboards
 
+.PHONY: observability
+observability: system $(VENV)/.ready ## every PromQL of dashboards and alerts over a run with a failure: build/observability.json, build/dashboards.html
+	PYTHONPATH=tests $(BIN)/python -m observability
+
 $(VENV)/.compatibility: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group compatibility
 	touch $@

@@ -65,6 +65,7 @@ def now(whole: dashboard.Dashboard) -> None:
             "none",
             f"max by (namespace, job, phase) (surefoot_job_phase{{{JOB}}}) == 1",
             "{{job}} {{phase}}",
+            is_name=True,
         )
     )
     whole.with_panel(
@@ -111,7 +112,7 @@ def now(whole: dashboard.Dashboard) -> None:
             "Failures",
             "Incidents in the time shown, planned changes not counted.",
             "none",
-            f'sum by (namespace, job) (increase(surefoot_incidents_total{{{JOB}, kind!="planned"}}[$__range]))',
+            f'round(sum by (namespace, job) (increase(surefoot_incidents_total{{{JOB}, kind!="planned"}}[$__range])))',
             "{{job}}",
             {0: "green", 1: "orange"},
         )

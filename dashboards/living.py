@@ -121,10 +121,29 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Loss",
-            "As the program tells it.",
+            "Mean of the workers that tell one; steps since the start whose loss was NaN or infinite.",
             "none",
-            query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}})", "{{job}}"),
+            query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}} > -Inf)", "{{job}}"),
+            query(f"sum by (namespace, job) (surefoot_losses_not_finite_total{{{JOB}}})", "{{job}} steps not finite"),
             width=6,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Samples per second",
+            "At the pace of the last steps; of packed data, rows.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_job_samples_per_second{{{JOB}}})", "{{job}}"),
+            width=12,
+        )
+    )
+    whole.with_panel(
+        lines(
+            "Passes over the data",
+            "With the share of the present one; of several sources, the one furthest behind.",
+            "none",
+            query(f"max by (namespace, job) (surefoot_job_data_passes{{{JOB}}})", "{{job}}"),
+            width=12,
         )
     )
 

@@ -88,9 +88,19 @@ def heat(title: str, about: str, buckets: str, width: int = 6) -> heatmap.Panel:
 
 
 def number(
-    title: str, about: str, unit: str, expression: str, legend: str, bounds: dict[float, str] | None = None
+    title: str,
+    about: str,
+    unit: str,
+    expression: str,
+    legend: str,
+    bounds: dict[float, str] | None = None,
+    is_name: bool = False,
 ) -> stat.Panel:
-    """The latest value. `bounds`: from which value on which colour; the first one's value is what everything is above."""
+    """The value now: over a range Grafana would also show the last one of each series that has ended since.
+
+    `bounds`: from which value on which colour; the first one's value is what everything is above. `is_name`: the legend
+    says everything.
+    """
     steps = [
         dashboard_models.Threshold(value=None if place == 0 else value, color=color)
         for place, (value, color) in enumerate((bounds or {0.0: "blue"}).items())
@@ -106,10 +116,14 @@ def number(
         .thresholds(dashboard.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(steps))
         .color_mode(common_models.BigValueColorMode.VALUE)
         .graph_mode(common_models.BigValueGraphMode.NONE)
-        .text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
+        .text_mode(common_models.BigValueTextMode.NAME if is_name else common_models.BigValueTextMode.VALUE_AND_NAME)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .targets([query(expression, legend).ref_id("A")])
+        .targets([_instant(expression, legend).ref_id("A")])
     )
+
+
+def _instant(expression: str, legend: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().datasource(SOURCE).expr(expression).legend_format(legend).instant()
 
 
 def mark(name: str, color: str, expression: str, title: str, at_value: bool) -> dashboard.AnnotationQuery:

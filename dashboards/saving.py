@@ -62,8 +62,8 @@ def safety(whole: dashboard.Dashboard) -> None:
             "Steps that would be run again if all trainers died now, by tier.",
             "none",
             query(
-                f"max by (namespace, job) (surefoot_job_step{{{JOB}}}) - on (namespace, job) group_right ()"
-                f" max by (namespace, job, tier) (surefoot_checkpoint_complete_step{{{JOB}}})",
+                f"clamp_min(max by (namespace, job) (surefoot_job_step{{{JOB}}}) - on (namespace, job) group_right ()"
+                f" max by (namespace, job, tier) (surefoot_checkpoint_complete_step{{{JOB}}}), 0)",
                 "{{job}} {{tier}}",
             ),
             width=6,

@@ -128,6 +128,20 @@ def test_a_jobs_series_come_with_it_and_go_with_it() -> None:
     assert of_job() == {}
 
 
+def test_a_jobs_step_is_the_last_known_one_until_its_new_world_has_made_one() -> None:
+    figures, seen = JobMetrics(), running()
+    unheard = tuple(replace(s, progress=replace(s.progress, step=0)) for s in seen.sessions)
+    begun = replace(seen, job=replace(seen.job, name="figured"), sessions=unheard)
+    try:
+        figures.show(begun, begun.status, None)
+        assert value("surefoot_job_step") == 42
+        stepped = replace(unheard[0], progress=replace(unheard[0].progress, step=41))
+        figures.show(replace(begun, sessions=(stepped, *unheard[1:])), begun.status, None)
+        assert value("surefoot_job_step") == 41
+    finally:
+        figures.forget()
+
+
 def test_where_a_jobs_seconds_went_is_exported_and_adds_up() -> None:
     figures, seen = JobMetrics(), running()
     spent = TimeSpent(

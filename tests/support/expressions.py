@@ -16,12 +16,15 @@ from support.servers.prometheus import Prometheus
 FILES = Path(__file__).parents[2] / "charts" / "surefoot" / "files"
 ALERTS = FILES / "alerts.yaml"
 
+VARIABLES = {"$__rate_interval": "10s", "$__range": "1h", "$namespace": ".*", "$job": ".*"}
+
 QUIET = {
     "Saves that failed": "every save was taken",
     "Saves that were skipped": "every due save found a slot",
     "Saves under way": "a save of some kilobytes drains between two scrapes",
     "Restored bytes by source: read again: {{reason}}": "no copy was bad",
     "Steps lost and restarts: {{job}} steps": "the newest checkpoint may be that of the last step",
+    "Loss: {{job}} steps not finite": "every loss was a number",
     "Evictions and failed calls: evicted keys": "a holder never evicts",
     "Evictions and failed calls: {{call}}": "calls to the killed node fail only if one was under way",
     "What failed": "nothing of it did",
@@ -36,6 +39,9 @@ class Expression:
     where: str
     promql: str
     may_rest: bool = False
+    written: str = ""
+    """As the file has it."""
+    legend: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.promql}"
@@ -45,12 +51,30 @@ def of_dashboards() -> list[Expression]:
     found = []
     for path in sorted((FILES / "dashboards").glob("*.json")):
         dashboard = json.loads(path.read_text())
-        found += [Expression(a["name"], _filled(a["expr"])) for a in dashboard["annotations"]["list"] if "expr" in a]
+        marks = [mark for mark in dashboard["annotations"]["list"] if "expr" in mark]
+        found += [
+            Expression(mark["name"], filled(mark["expr"]), written=mark["expr"], legend=mark["titleFormat"])
+            for mark in marks
+        ]
         for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):
-                where = f"{panel['title']}: {target['legendFormat']}"
+                legend = target["legendFormat"]
+                where = f"{panel['title']}: {legend}"
                 rests = where in QUIET or panel["title"] in QUIET
-                found.append(Expression(where, _filled(target["expr"]), rests))
+                found.append(Expression(where, filled(target["expr"]), rests, target["expr"], legend))
+    return found
+
+
+def of_choices() -> list[Expression]:
+    """What fills the lists of names above the panels: `label_values(selector, label)`, Grafana's own, as a query."""
+    found = []
+    for path in sorted((FILES / "dashboards").glob("*.json")):
+        for choice in json.loads(path.read_text())["templating"]["list"]:
+            if choice["type"] == "query":
+                parts = re.fullmatch(r"label_values\((.+), (\w+)\)", choice["query"])
+                assert parts is not None, choice["query"]
+                asked = f"group by ({parts[2]}) ({filled(parts[1])})"
+                found.append(Expression(f"choice of {choice['name']}", asked, written=choice["query"]))
     return found
 
 
@@ -58,23 +82,33 @@ def of_alerts() -> list[Expression]:
     """What each alert compares with a bound: both sides of an `and`, for that must be there while all is well."""
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     parts = [(rule["alert"], part) for rule in rules for part in re.split(r" and on \([^)]*\) ", rule["expr"])]
-    return [Expression(alert, _compared(part), may_rest=True) for alert, part in parts]
+    return [Expression(alert, _compared(part), True, part) for alert, part in parts]
 
 
 def lacking(prometheus: Prometheus) -> dict[str, str]:
     """Expressions that do not show what they should, and what they show instead."""
     found = {}
-    for expression in (*of_dashboards(), *of_alerts()):
-        numbers = _numbers(prometheus.series(expression.promql))
-        if not numbers:
-            found[str(expression)] = "no numbers"
-        elif not expression.may_rest and not any(numbers):
-            found[str(expression)] = "nothing but zeros"
+    for expression in (*of_dashboards(), *of_choices(), *of_alerts()):
+        if why := wrong(expression, prometheus.series(expression.promql)):
+            found[str(expression)] = why
     return found
 
 
-def _filled(expression: str) -> str:
-    for variable, value in {"$__rate_interval": "10s", "$__range": "1h", "$namespace": ".*", "$job": ".*"}.items():
+def wrong(expression: Expression, series: list[dict[str, Any]]) -> str:
+    """What it does not show and should; empty: nothing."""
+    found = numbers(series)
+    if not found:
+        return "no numbers"
+    if not expression.may_rest and not any(found):
+        return "nothing but zeros"
+    labels = set(re.findall(r"\{\{(\w+)\}\}", expression.legend))
+    lacking = sorted({label for one in series for label in labels - set(one["metric"])})
+    return f"its legend names labels that it has not: {', '.join(lacking)}" if lacking else ""
+
+
+def filled(expression: str) -> str:
+    """As a run of a minute is asked."""
+    for variable, value in VARIABLES.items():
         expression = expression.replace(variable, value)
     assert "$" not in expression, expression
     return expression
@@ -86,5 +120,5 @@ def _compared(expression: str) -> str:
     return left.group(1)
 
 
-def _numbers(series: list[dict[str, Any]]) -> list[float]:
+def numbers(series: list[dict[str, Any]]) -> list[float]:
     return [number for one in series for _, text in one["values"] if math.isfinite(number := float(text))]

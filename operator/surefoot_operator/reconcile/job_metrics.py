@@ -60,7 +60,8 @@ class JobMetrics:
         metrics.of(metrics.world_size, where).set(world.size if world is not None and committed else 0)
         epoch = world.epoch if world is not None else 0
         metrics.of(metrics.job_epoch, where).set(epoch)
-        steps = [s.progress.step for s in seen.sessions if s.epoch == epoch]
+        # 0 is what a rank has told that made no step in this world yet: the job is where it was
+        steps = [s.progress.step for s in seen.sessions if s.epoch == epoch and s.progress.step]
         metrics.of(metrics.job_step, where).set(max(steps, default=status.step))
         self._show_time(where, status, seen.now)
         if status.phase in ("Complete", "Failed"):

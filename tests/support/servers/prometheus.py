@@ -31,16 +31,27 @@ class Prometheus:
         self._base = f"http://127.0.0.1:{port}"
         self.began = time.time()
 
-    def series(self, expression: str) -> list[dict[str, Any]]:
+    def now(self) -> float:
+        return time.time()
+
+    def series(self, expression: str, step_seconds: float = SCRAPE_MILLISECONDS / 1000) -> list[dict[str, Any]]:
         """What a panel over the whole run would show: each series with its values; it fails on what is no PromQL."""
-        span = {"start": self.began, "end": time.time(), "step": SCRAPE_MILLISECONDS / 1000}
+        span = {"start": self.began, "end": self.now(), "step": step_seconds}
         found: list[dict[str, Any]] = self._get("query_range", {"query": expression, **span})["result"]
         return found
+
+    def latest(self, expression: str) -> list[dict[str, Any]]:
+        """What a panel of present values shows; as `series`, each with one value."""
+        found = self._get("query", {"query": expression, "time": self.now()})["result"]
+        return [{"metric": one["metric"], "values": [one["value"]]} for one in found]
 
     def targets(self) -> dict[str, str]:
         """Address -> health."""
         active = self._get("targets", {})["activeTargets"]
         return {target["labels"]["instance"]: target["health"] for target in active}
+
+    def version(self) -> str:
+        return str(self._get("status/buildinfo", {})["version"])
 
     def rules(self) -> list[dict[str, Any]]:
         """Every alert, as the server judges it: name, state, health, last error."""
