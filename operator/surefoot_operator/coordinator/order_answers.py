@@ -167,4 +167,6 @@ def _again(orders: Orders, worker: WorkerId, save: RankSave) -> Orders:
     share = orders.promotions.get(worker)
     if share is None or save not in share.saves:
         return orders
-    return replace(orders, promotions={**orders.promotions, worker: replace(share, round=share.round + 1)})
+    number = orders.promotion_round + 1
+    promotions = {**orders.promotions, worker: replace(share, round=number)}
+    return replace(orders, promotions=promotions, promotion_round=number)

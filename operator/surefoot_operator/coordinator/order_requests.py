@@ -123,12 +123,20 @@ def repair(orders: Orders, copies: Iterable[tuple[WorkerId, RepairSave]], now: f
 
 
 def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
-    """Sets what each worker uploads; a worker not named stops."""
+    """Sets what each worker uploads; a worker not named stops.
+
+    A share that comes back after a while is of a new round. It would else be the message that the agent has had, and
+    be said never again, though the upload failed meanwhile.
+    """
+    fresh = orders.promotion_round + 1
     wanted = {
-        worker: replace(share, round=old.round) if (old := orders.promotions.get(worker)) is not None else share
+        worker: replace(share, round=old.round if (old := orders.promotions.get(worker)) is not None else fresh)
         for worker, share in shares.items()
     }
-    return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
+    if orders.promotions == wanted:
+        return orders
+    newest = max((share.round for share in wanted.values()), default=0)
+    return replace(orders, promotions=wanted, promotion_round=max(newest, orders.promotion_round))
 
 
 def drop_persistent(

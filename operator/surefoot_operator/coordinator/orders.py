@@ -51,6 +51,8 @@ class Orders:
     """Grows; begins where no earlier coordinator has been, so that an answer to one of its requests fits none of ours."""
     outstanding: Mapping[int, Request] = field(default_factory=dict)
     promotions: Mapping[WorkerId, PromoteSave] = field(default_factory=dict)
+    promotion_round: int = 0
+    """The newest round of any of them."""
     retired: Mapping[WorkerId, Retire] = field(default_factory=dict)
     hold: HoldProposal | None = None
     persistent: PersistentSeen = field(default_factory=PersistentSeen)

@@ -339,7 +339,7 @@ class RepairSave:
 class PromoteSave:
     """Upload these rank saves of a pinned checkpoint to the persistent tier.
 
-    `round` grows with each upload that failed: the same wish again is another message, and is sent.
+    `round` grows with each upload that failed, and where the wish lapsed: the same again is another message, and sent.
     """
 
     epoch: int
