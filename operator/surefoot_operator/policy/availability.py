@@ -66,12 +66,12 @@ def vacate_reason(facts: Facts, name: str | None) -> str:
 
     Others announced its end, or it failed this job too often.
     """
-    return _vacated(facts).get(name, "") if name is not None else ""
+    return vacated_nodes(facts).get(name, "") if name is not None else ""
 
 
 @derived_once
-def _vacated(facts: Facts) -> Mapping[str, str]:
-    """Why nodes should be left, by name: few are, and every worker's node is asked about."""
+def vacated_nodes(facts: Facts) -> Mapping[str, str]:
+    """Why nodes should be left, by name: few are."""
     return {**_excluded(facts), **signalled_nodes(facts.seen.nodes)}
 
 
@@ -80,6 +80,12 @@ def _excluded(facts: Facts) -> Mapping[str, str]:
     """Why nodes are excluded from this job now, by name."""
     lasting = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
     return {e.name: e.reason for e in reversed(lasting)}
+
+
+@derived_once
+def anybody_leaves(facts: Facts) -> bool:
+    """Whether some node should be left, or somebody's end was announced."""
+    return bool(vacated_nodes(facts) or _departures(facts))
 
 
 def departure_reason(facts: Facts, one: Member | WorkerSeen | SessionSeen) -> str:

@@ -50,6 +50,8 @@ class Facts:
     """Of each node that an agent said hello from in this term: whether one there is heard now."""
     told_on: Mapping[str, float]
     """When an agent on each of these nodes was heard last, its line broken since or not."""
+    silent_agents: int
+    """How many are not heard now."""
     members: Mapping[WorkerId, Member]
     """Those of the present world, claimed or committed; none before the first."""
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -107,8 +109,10 @@ def gather(seen: Observed) -> Facts:
     silence = seen.job.spec.health_policy.heartbeat_timeout_seconds
     heard_on: dict[str, bool] = {}
     told_on: dict[str, float] = {}
+    silent = 0
     for session in sessions.values():
         heard = session.connected and seen.now - session.heard_seconds <= silence
+        silent += not heard
         heard_on[session.node] = heard_on.get(session.node, False) or heard
         told_on[session.node] = max(told_on.get(session.node, session.heard_seconds), session.heard_seconds)
     world = seen.status.world
@@ -120,6 +124,7 @@ def gather(seen: Observed) -> Facts:
         holders_by_id(seen.holders),
         heard_on,
         told_on,
+        silent,
         {} if world is None else members_by_id(world.members),
     )
 

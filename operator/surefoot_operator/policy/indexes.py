@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surefoot.protocol.completeness import TierReading
-from surefoot.protocol.identities import HolderId, WorkerId
+from surefoot.protocol.identities import HolderEndpoint, HolderId, WorkerId
 from surefoot_operator.api.status import Member
 from surefoot_operator.observed import HolderSeen, NodeSeen, SessionSeen, WorkerSeen
 from surefoot_operator.policy.kept import kept_while_same
@@ -46,6 +46,12 @@ def nodes_by_name(nodes: tuple[NodeSeen, ...]) -> Mapping[str, NodeSeen]:
 
 
 @kept_while_same
+def doubtful_nodes(nodes: tuple[NodeSeen, ...]) -> frozenset[str]:
+    """Names of nodes that may be lost: few are."""
+    return frozenset(node.name for node in nodes if not node.ready or node.doubt)
+
+
+@kept_while_same
 def holders_by_id(holders: tuple[HolderSeen, ...]) -> Mapping[HolderId, HolderSeen]:
     return {one.endpoint.holder: one for one in holders}
 
@@ -74,6 +80,11 @@ def sealed_at(holders: tuple[HolderSeen, ...], epoch: int) -> tuple[HolderSeen, 
     return tuple(
         h for h in holders if h.state == "Ready" and h.read_epoch == epoch and h.fence is not None and h.fence >= epoch
     )
+
+
+@kept_while_same
+def sealed_endpoints(holders: tuple[HolderSeen, ...], epoch: int) -> Mapping[HolderId, HolderEndpoint]:
+    return {h.endpoint.holder: h.endpoint for h in sealed_at(holders, epoch)}
 
 
 @kept_while_same

@@ -14,9 +14,16 @@ from surefoot.protocol.identities import WorkerId
 from surefoot_operator.names import WORKER_CREATED, WORKER_LOST
 from surefoot_operator.observed import CreateSeen, WorkerSeen
 from surefoot_operator.policy.actions import Action, CreateWorker, DeleteWorker, Event
-from surefoot_operator.policy.availability import announced_departure, departure_reason, node_lost, vacate_reason
+from surefoot_operator.policy.availability import (
+    announced_departure,
+    anybody_leaves,
+    departure_reason,
+    node_lost,
+    vacate_reason,
+    vacated_nodes,
+)
 from surefoot_operator.policy.facts import Facts, is_responsive, soonest
-from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.indexes import doubtful_nodes, worker_id
 from surefoot_operator.policy.spares import world_indexes
 
 SILENT_SECONDS = 0.5
@@ -126,10 +133,11 @@ def ended_by_itself(facts: Facts, worker: WorkerSeen) -> bool:
 
     Neither its node nor a deletion ended it, so its replacement may fail as well.
     """
-    if worker_id(worker) in facts.members or announced_departure(facts, worker) or node_lost(facts, worker.node):
-        return False
     ended = worker.phase == "Failed" and (bool(worker.exit_code) or bool(worker.unstarted))
-    return ended or _stuck(facts, worker)
+    if not ended and not _stuck(facts, worker):
+        return False
+    known = worker_id(worker) in facts.members or announced_departure(facts, worker)
+    return not known and not node_lost(facts, worker.node)
 
 
 def _stuck(facts: Facts, worker: WorkerSeen) -> bool:
@@ -193,7 +201,7 @@ def _member_of(workers: list[WorkerSeen], members: Collection[WorkerId]) -> Work
 
 def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId], blind: bool, wanted: bool) -> _Place:
     member = _member_of(workers, members)
-    if member is not None and wanted and (vacate_reason(facts, member.node) or departure_reason(facts, member)):
+    if member is not None and wanted and anybody_leaves(facts) and _leaves(facts, member):
         return _beside(facts, workers, member)
     if member is not None:
         return _Place(tuple(w for w in workers if w is not member)) if len(workers) > 1 else _WELL
@@ -216,6 +224,10 @@ def _place(facts: Facts, workers: list[WorkerSeen], members: Collection[WorkerId
     if facts.now < due:
         return _Place(until_seconds=due)
     return _Place(tuple(workers), vacant=True)
+
+
+def _leaves(facts: Facts, member: WorkerSeen) -> bool:
+    return bool(vacate_reason(facts, member.node) or departure_reason(facts, member))
 
 
 def _beside(facts: Facts, workers: list[WorkerSeen], member: WorkerSeen) -> _Place:
@@ -262,6 +274,8 @@ def _patience_ends(facts: Facts, worker: WorkerSeen) -> float | None:
 
 def _observer_is_blind(facts: Facts) -> bool:
     """Most workers silent at once, all running as far as the fabric knows: nothing is replaced for silence."""
+    if not facts.silent_agents:
+        return False
     running = [w for w in facts.seen.workers if w.phase == "Running" and not node_lost(facts, w.node)]
     heard = [facts.sessions.get(worker_id(w)) for w in running]
     silent = sum(session is not None and not is_responsive(facts, session) for session in heard)
@@ -285,6 +299,5 @@ def _delete(facts: Facts, worker: WorkerSeen) -> list[DeleteWorker]:
 
 
 def _avoided(facts: Facts) -> tuple[str, ...]:
-    excluded = [e.name for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
-    bad = [name for name in facts.nodes if node_lost(facts, name) or vacate_reason(facts, name)]
-    return tuple(sorted({*excluded, *bad}))
+    lost = [name for name in doubtful_nodes(facts.seen.nodes) if node_lost(facts, name)]
+    return tuple(sorted({*vacated_nodes(facts), *lost}))

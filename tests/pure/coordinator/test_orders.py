@@ -15,9 +15,7 @@ from surefoot.protocol.messages import (
     Listing,
     ListPersistent,
     LookAtHolders,
-    Persisted,
     PersistentDropped,
-    PromoteSave,
     Repaired,
     RepairSave,
     Retire,
@@ -26,8 +24,7 @@ from surefoot.protocol.messages import (
     ToAgent,
 )
 from surefoot.protocol.records import RankManifest
-from surefoot_operator.coordinator import order_answers, order_requests
-from surefoot_operator.coordinator.desired_messages import outbox_diff
+from surefoot_operator.coordinator import order_requests
 from surefoot_operator.coordinator.sessions import (
     Sessions,
     begin,
@@ -183,43 +180,6 @@ def test_a_repair_is_asked_once_and_again_only_after_an_answer() -> None:
     sessions = heard(sessions, A, Repaired(number, "source away"), 1002.0)
     assert sessions.orders.outstanding == {}
     assert "source away" in sessions.orders.failures[0]
-
-
-def test_uploads_are_told_to_their_workers_and_counted_by_checkpoint() -> None:
-    sessions = talking()
-    saves = (RankSave(2, 50, 0), RankSave(2, 50, 1))
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, {A: PromoteSave(2, saves)}))
-    assert PromoteSave(2, saves, 1) in words(sessions, A)
-    sessions = heard(sessions, A, Persisted(saves[0]), 1002.0)
-    sessions = heard(sessions, A, Persisted(saves[1], error="slow down"), 1002.0)
-    assert sessions.orders.promoted == {Checkpoint(2, 50): frozenset({saves[0]})}
-    assert sessions.orders.stumbled == {saves[1]: 1}
-    assert ruled(sessions, CLAIMED.world).orders.promotions == {}
-
-
-def test_an_upload_that_was_not_wanted_for_a_while_is_asked_for_again() -> None:
-    """Its failure was told meanwhile, and meant nothing then (simulator, seed 8148)."""
-    sessions = talking()
-    share = {A: PromoteSave(2, (RankSave(2, 50, 0),))}
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, share))
-    _, told = outbox_diff({}, words(sessions, A))
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, {}))
-    sessions = heard(sessions, A, Persisted(RankSave(2, 50, 0), error="no answer"), 1002.0)
-    sessions = replace(sessions, orders=order_requests.promote(sessions.orders, share))
-    said, _ = outbox_diff(told, words(sessions, A))
-    assert [type(message) for message in said] == [PromoteSave]
-    assert order_requests.promote(sessions.orders, share) is sessions.orders
-
-
-def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
-    sessions = talking()
-    for step in range(1, 50):
-        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0)), 1002.0)
-    for step in range(1, 50):
-        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), error="slow down"), 1002.0)
-    assert len(sessions.orders.stumbled) == order_answers.MOST_PROMOTED
-    assert len(sessions.orders.promoted) == order_answers.MOST_PROMOTED
-    assert Checkpoint(2, 49) in sessions.orders.promoted
 
 
 def test_what_was_deleted_leaves_the_listing() -> None:

@@ -48,12 +48,19 @@ def detect_losses(facts: Facts) -> Detection:
     exits = [s for s in in_epoch(facts, epoch) if s.exit is not None and s.exit.epoch == epoch]
     losses: list[Loss] = []
     recheck: list[float] = []
+    heard: list[float] = []
     for identity, (member, session) in zip(facts.members, member_sessions(facts), strict=True):
-        found = _member(facts, member, (facts.workers.get(identity), session), epoch_dead=bool(exits))
+        worker = facts.workers.get(identity)
+        if session is not None and _is_well(facts, worker, session):
+            heard.append(session.heard_seconds)
+            continue
+        found = _member(facts, member, (worker, session), epoch_dead=bool(exits))
         if isinstance(found, Loss):
             losses.append(replace(found, announced=not found.application and bool(announced_departure(facts, member))))
         elif found is not None:
             recheck.append(found.at_seconds)
+    if heard:
+        recheck.append(min(heard) + facts.spec.health_policy.heartbeat_timeout_seconds)
     unwitnessed = [loss for loss in losses if not loss.witnessed]
     if not exits and len(facts.world.members) > 1 and 2 * len(unwitnessed) > len(facts.world.members):
         names = listed([loss.worker for loss in unwitnessed])
@@ -74,6 +81,13 @@ def detect_losses(facts: Facts) -> Detection:
             recheck.append(found.at_seconds)
     losses.sort(key=lambda loss: loss.at_seconds)
     return Detection(tuple(losses), frozen, tuple(recheck))
+
+
+def _is_well(facts: Facts, worker: WorkerSeen | None, session: SessionSeen) -> bool:
+    """Whether nothing speaks against a member: of nearly all in every round, which are looked at once each."""
+    quiet = session.exit is None and session.unreadable is None and session.finished is None
+    runs = worker is not None and worker.phase not in ("Succeeded", "Failed")
+    return quiet and runs and is_responsive(facts, session)
 
 
 def _member(

@@ -43,15 +43,15 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
 
     One whose node runs another instance is gone.
     """
-    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
     silent = []
     for endpoint in facts.status.named_holders:
         holder = facts.holders.get(endpoint.holder)
-        if endpoint.holder.instance in facts.status.given_up or (holder is not None and holder.state != "Silent"):
-            continue
-        if restarted.get(endpoint.holder.node, endpoint.holder) == endpoint.holder:
+        if (holder is None or holder.state == "Silent") and endpoint.holder.instance not in facts.status.given_up:
             silent.append(endpoint)
-    return silent
+    if not silent:
+        return []
+    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    return [e for e in silent if restarted.get(e.holder.node, e.holder) == e.holder]
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
@@ -77,8 +77,11 @@ def most_unseen(facts: Facts) -> list[HolderEndpoint]:
 
     Empty otherwise. That points to the operator's own network or credentials.
     """
+    silent = silent_holders(facts)
+    if 2 * len(silent) <= len(facts.status.named_holders):
+        return []
     beside = {s.node for s in facts.sessions.values() if is_responsive(facts, s) and not node_lost(facts, s.node)}
-    spoken_for = [e for e in silent_holders(facts) if e.holder.node in beside or living(facts, e)]
+    spoken_for = [e for e in silent if e.holder.node in beside or living(facts, e)]
     return spoken_for if 2 * len(spoken_for) > len(facts.status.named_holders) else []
 
 

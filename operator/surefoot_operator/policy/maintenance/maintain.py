@@ -29,11 +29,10 @@ from surefoot_operator.policy.facts import (
     member_sessions,
     memory_reading,
     saving_steps,
-    sealed_holders,
     seconds_per_step,
     step_of,
 )
-from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.indexes import sealed_endpoints, worker_id
 from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion_plan
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
@@ -164,10 +163,10 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
     is forgotten; a silent one is not: agents may write to it still.
     """
     status = facts.status
-    sealed = {h.endpoint.holder: h.endpoint for h in sealed_holders(facts, facts.world.epoch)}
+    sealed = sealed_endpoints(facts.seen.holders, facts.world.epoch)
     nodes = {holder.node for holder in sealed}
     kept = [e for e in status.named_holders if not _forgotten(e, facts.holders, sealed, nodes)]
-    missing = sorted(set(sealed) - {e.holder for e in kept})
+    missing = sorted(sealed.keys() - {e.holder for e in kept})
     back = {holder.instance for holder in sealed}
     latest = newest(c for c in memory.complete) or status.last_complete
     return replace(
@@ -182,7 +181,7 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
 def _forgotten(
     endpoint: HolderEndpoint,
     known: Mapping[HolderId, HolderSeen],
-    sealed: dict[HolderId, HolderEndpoint],
+    sealed: Mapping[HolderId, HolderEndpoint],
     nodes: set[str],
 ) -> bool:
     if endpoint.holder in sealed:
@@ -195,7 +194,7 @@ def _named(facts: Facts, status: JobStatus) -> tuple[HolderEndpoint, ...]:
     """Named ones that answer."""
     if status.world is None:
         return ()
-    ready = {h.endpoint.holder for h in sealed_holders(facts, status.world.epoch)}
+    ready = sealed_endpoints(facts.seen.holders, status.world.epoch)
     return tuple(e for e in status.named_holders if e.holder in ready)
 
 
