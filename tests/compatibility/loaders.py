@@ -51,6 +51,29 @@ def _elastic_sampler(workers: int, **options: Any) -> Callable[[Context], Traini
     return build
 
 
+def _batch_sampler(context: Context) -> Training:
+    """Torch's batch sampler over an order of seed and epoch: the loader divides each of its lists."""
+    from torch.utils.data import BatchSampler
+    from torch.utils.data.distributed import DistributedSampler
+
+    numbers: Any = list(range(SIZE))
+    sampler = BatchSampler(DistributedSampler(numbers, num_replicas=1, rank=0, seed=3), GLOBAL_BATCH, drop_last=False)
+    loader = surefoot.ElasticLoader(numbers, batch_sampler=sampler)
+
+    def batches() -> Iterator[list[int]]:
+        return (batch.data.tolist() if batch.weight else [] for batch in loader)
+
+    return training_of(loader, batches, context.world)
+
+
+def _drawn_anew(context: Context) -> Training:
+    from torch.utils.data import BatchSampler, RandomSampler
+
+    numbers: Any = list(range(SIZE))
+    sampler = BatchSampler(RandomSampler(numbers), GLOBAL_BATCH, drop_last=False)
+    return training_of(surefoot.ElasticLoader(numbers, batch_sampler=sampler), iter, context.world)
+
+
 class Stream(torch.utils.data.IterableDataset[int]):
     """Each rank's own, with a state, as shards on the web have."""
 
@@ -271,6 +294,7 @@ CASES = (
     *cases_of("ElasticLoader behind a prefetcher, told so", _elastic(ahead=True, batches_per_step=1)),
     *cases_of("ElasticLoader, three batches a step", _elastic(per_step=3), quick=True),
     *cases_of("ElasticLoader, three batches a step, told so", _elastic(per_step=3, batches_per_step=3)),
+    *cases_of("ElasticLoader over a batch sampler", _batch_sampler),
     *cases_of("DataLoader over ElasticSampler", _elastic_sampler(0)),
     *cases_of(
         "DataLoader over ElasticSampler, two worker processes that persist",
@@ -305,6 +329,7 @@ CASES = (
     *cases_of("DataLoader prepared by Lightning's Fabric", _fabric(False)),
     *cases_of("StatefulDataLoader prepared by Lightning's Fabric", _fabric(True)),
     *cases_of("WebDataset", _web),
+    Case("loader", "ElasticLoader over a batch sampler that draws anew each time", _drawn_anew),
     Case("loader", "ElasticLoader given a DataLoader", _elastic_over_loader, quick=True),
     Case("loader", "ElasticLoader given an IterableDataset", _elastic_over_stream, quick=True),
 )

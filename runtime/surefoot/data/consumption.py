@@ -9,8 +9,12 @@ or was given; an uncertain one is refused there, before there is progress to los
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from typing import TypeVar
 
-from surefoot.errors import ConfigurationError
+from surefoot.errors import ConfigurationError, StateMismatch
+
+T = TypeVar("T")
 
 
 class Consumption:
@@ -36,6 +40,8 @@ class Consumption:
         """The newest iterator has ended: nothing more is fetched ahead, and steps use up what was."""
         self._iterators = 0
         self._takers: set[int] = set()
+        self._newest = 0
+        """The newest iterator's number: one made before a restore, or before another, must not go on."""
         self._next = 0
         self._told = 0
         self.consumed = 0
@@ -65,12 +71,39 @@ class Consumption:
         self._takers.clear()
         self._next = self._told = self.consumed = 0
 
+    def restored(self) -> None:
+        """Resets as `forget` does, and ends the iterators made before."""
+        self._newest += 1
+        self.forget()
+
+    def counted(self, found: Iterator[T]) -> Iterator[T]:
+        """Counts each of the newest iterator's batches as handed out.
+
+        Raises:
+            StateMismatch: a newer iterator was begun, or the state was restored.
+        """
+        mine = self._newest
+        while True:
+            if mine != self._newest:
+                raise StateMismatch(
+                    "this iterator was made before the loader's state was restored, or before a newer iterator: what it"
+                    " hands out is not what the loader counts. Call restore() first, then iter(loader), once"
+                )
+            try:
+                one = next(found)
+            except StopIteration:
+                self.end()
+                return
+            self.hand_out()
+            yield one
+
     def begin(self) -> int:
         """Starts a new iterator and returns the number of its first batch.
 
         Batches known to be fetched ahead are handed out again. While that is unknown, the iterator continues behind the
         last batch handed out: a script that makes an iterator for each batch would else get the same batch every time.
         """
+        self._newest += 1
         ended, self._over = self._over, False
         # one that ran dry left nothing fetched ahead: what was taken is as certain as with one iterator
         self._iterators = 1 if ended else self._iterators + 1

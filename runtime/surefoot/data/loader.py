@@ -6,10 +6,11 @@ Its state is one position, the same on every rank, so that it may be restored at
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surefoot.data.batch_sequence import BatchSequence
 from surefoot.data.order import sample_generator, sample_seed
 from surefoot.data.sampler import ElasticSampler, Share
 from surefoot.data.torch_options import check_options, refuse_options
@@ -58,6 +59,9 @@ class ElasticLoader:
     Args:
         dataset: map-style: it has a length and an index.
         global_batch: samples a step on all ranks together, whatever their number.
+        batch_sampler: in its place, an order of one's own: an iterable, as torch's BatchSampler, that gives lists of
+            sample numbers, each the batch of one step on all ranks together, and the same ones whenever an epoch is
+            iterated over. `set_epoch(epoch)` is called before, if it or its `sampler` has it.
         seed: what the order of samples depends on, and each sample's generator.
         rank, world: of data parallelism; by default the process group's, else the launcher's.
         by_epoch: ends each iterator with its pass over the samples.
@@ -80,8 +84,9 @@ class ElasticLoader:
     def __init__(
         self,
         dataset: Any,
-        global_batch: int,
+        global_batch: int | None = None,
         *,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
         seed: int = 0,
         rank: int | None = None,
         world: int | None = None,
@@ -98,14 +103,16 @@ class ElasticLoader:
     ) -> None:
         refuse_options("ElasticLoader", of_torch)
         check_dataset(dataset)
-        self.sampler = ElasticSampler(
-            dataset,
-            global_batch,
-            seed=seed,
-            rank=rank,
-            world=world,
-            by_epoch=by_epoch,
-            batches_per_step=batches_per_step,
+        if (global_batch is None) == (batch_sampler is None):
+            raise ConfigurationError(
+                "give either global_batch= (samples a step on all ranks together) or batch_sampler="
+            )
+        how: dict[str, Any] = {"seed": seed, "rank": rank, "world": world}
+        how |= {"by_epoch": by_epoch, "batches_per_step": batches_per_step}
+        self.sampler: ElasticSampler | BatchSequence = (
+            BatchSequence(batch_sampler, len(dataset), **how)
+            if batch_sampler is not None
+            else ElasticSampler(dataset, global_batch or 0, **how)
         )
         self._samples = _Samples(dataset, transform, seed)
         self._collate = collate
@@ -181,29 +188,30 @@ class ElasticLoader:
         """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self.sampler.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...]:
+    def step_ends(self) -> tuple[tuple[int, int], ...] | None:
         """Called by Checkpointer: ends a step and returns its positions.
 
         Returns:
-            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed.
+            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed; None
+            with `batch_sampler`, whose batches may have any sizes.
 
         Raises:
             ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.
         """
         return self.sampler.step_ends()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the position behind the last consumed batch, seed and size."""
         return self.sampler.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues behind the batch that was consumed last.
 
         Iterators made before raise StateMismatch at their next batch: what they hold belongs to another position.
 
         Raises:
-            StateMismatch: seed or number of samples are not those of the state, so the order is another. What the
-                samples contain is not compared.
+            StateMismatch: seed, number of samples or the batch sampler's lists are not those of the state, so the order
+                is another. What the samples contain is not compared.
         """
         self.sampler.load_state_dict(state)
 
@@ -223,7 +231,7 @@ class _ReadAhead:
 
     def __init__(
         self,
-        sampler: ElasticSampler,
+        sampler: ElasticSampler | BatchSequence,
         samples: _Samples,
         collate: Callable[[list[Any]], Any] | None,
         options: Mapping[str, Any],

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from surefoot.data.consumption import Consumption
 from surefoot.data.order import samples_at, share
-from surefoot.data.process_place import place_of_process
+from surefoot.data.process_place import checked_place
 from surefoot.errors import ConfigurationError, StateMismatch
 
 T = TypeVar("T")
@@ -72,11 +72,9 @@ class ElasticSampler:
         by_epoch: bool = False,
         batches_per_step: int | None = None,
     ) -> None:
-        found_rank, found_world = place_of_process()
         self.size = size if isinstance(size, int) else len(size)
         self.global_batch, self.seed, self.by_epoch = global_batch, seed, by_epoch
-        self.rank = found_rank if rank is None else rank
-        self.world = found_world if world is None else world
+        self.rank, self.world = checked_place(rank, world)
         if self.size < 1 or global_batch < 1:
             raise ConfigurationError(
                 f"{self.size} samples in global batches of {global_batch}: both must be at least 1"
@@ -86,16 +84,12 @@ class ElasticSampler:
                 f"by_epoch with a global batch of {global_batch} and {self.size} samples: an epoch has no whole batch;"
                 " give a smaller one, or leave by_epoch out: then batches go on from pass to pass"
             )
-        if not 0 <= self.rank < self.world:
-            raise ConfigurationError(f"rank {self.rank} of {self.world}: a rank is from 0 to world − 1")
         self._chunk = 0, list[int]()
         """First position, and the samples from there on: positions are asked for in their order."""
         self._loaded_position = 0
         self._consumption = Consumption(batches_per_step)
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
-        self._iterator = 0
-        """The newest one's number: one made before a restore, or before another, must not go on."""
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -184,6 +178,8 @@ class ElasticSampler:
             StateMismatch: seed or number of samples are not those of the state, so the order is another. What the
                 samples contain is not compared.
         """
+        if "batches" in state:
+            raise StateMismatch("the loader has no batch_sampler, and had one in the checkpoint: samples would be lost")
         for name, mine in (("seed", self.seed), ("size", self.size)):
             if state[name] != mine:
                 raise StateMismatch(
@@ -191,8 +187,7 @@ class ElasticSampler:
                     f" repeated; build the loader as before, or start anew"
                 )
         self._loaded_position = int(state["position"])
-        self._consumption.forget()
-        self._iterator += 1
+        self._consumption.restored()
 
     # ---- what Checkpointer and ElasticLoader call ------------------------------------------------------------------
 
@@ -221,7 +216,6 @@ class ElasticSampler:
 
         Older iterators raise from now on: two that count at once would each count the other's batches as their own.
         """
-        self._iterator += 1
         return self._position_of(self._consumption.begin())
 
     def _position_of(self, batch: int) -> int:
@@ -245,20 +239,7 @@ class ElasticSampler:
         Raises:
             StateMismatch: a newer iterator was begun, or the state was restored.
         """
-        mine = self._iterator
-        while True:
-            if mine != self._iterator:
-                raise StateMismatch(
-                    "this iterator was made before the loader's state was restored, or before a newer iterator: what it"
-                    " hands out is not what the loader counts. Call restore() first, then iter(loader), once"
-                )
-            try:
-                one = next(found)
-            except StopIteration:
-                self._consumption.end()
-                return
-            self._consumption.hand_out()
-            yield one
+        return self._consumption.counted(found)
 
     def _left(self, position: int) -> int:
         """Returns how many batches begin at `position` or behind it in the same pass."""

@@ -17,7 +17,7 @@ from surefoot.data.groups import summed_over_ranks, token_weight
 from surefoot.data.lanes import LaneCursor
 from surefoot.data.loader import Batch, default_collate_function
 from surefoot.data.order import sample_seed
-from surefoot.data.process_place import place_of_process
+from surefoot.data.process_place import checked_place
 from surefoot.data.source import DataError, DataSource, checks_of, identity_of
 from surefoot.data.stream_arguments import (
     as_sources,
@@ -40,7 +40,7 @@ from surefoot.data.stream_state import (
     told_left,
 )
 from surefoot.data.torch_options import check_options, refuse_options
-from surefoot.errors import ConfigurationError, StateMismatch
+from surefoot.errors import StateMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -121,11 +121,7 @@ class ElasticStream:
         refuse_options("ElasticStream", of_torch)
         self._sources = as_sources(sources)
         self._weights = checked_weights(weights, len(self._sources))
-        found = place_of_process()
-        self.rank = found[0] if rank is None else rank
-        self.world = found[1] if world is None else world
-        if not 0 <= self.rank < self.world:
-            raise ConfigurationError(f"rank {self.rank} of {self.world}: a rank is from 0 to world − 1")
+        self.rank, self.world = checked_place(rank, world)
         self.deterministic = global_batch is not None
         self.seed, self._shuffle, self._window = seed, shuffle, window
         self._shards = [tuple(source.shards()) for source in self._sources]

@@ -22,8 +22,8 @@ _INSTEAD = {
     "shuffle": "samples are always shuffled, by seed=",
     "drop_last": "every batch is whole: no sample is left over, as the next pass fills the last one up",
     "sampler": _ORDER,
-    "batch_sampler": _ORDER
-    + ". For batches of like length, or of so many tokens, give ElasticStream(Items(dataset), max_tokens=, window=)",
+    "batch_sampler": "give ElasticLoader the data set and batch_sampler=. For batches of like length, or of so many"
+    " tokens, give ElasticStream(Items(dataset), max_tokens=, window=)",
     "generator": "give seed=, and transform=, which is called with each sample's own generator",
 }
 

@@ -207,7 +207,6 @@ def test_options_of_workers_need_workers() -> None:
     ("option", "instead"),
     [
         ("sampler", r"Subset\(dataset, indexes\)"),
-        ("batch_sampler", r"ElasticStream\(Items\(dataset\), max_tokens="),
         ("batch_size", "global_batch="),
         ("shuffle", "by seed="),
         ("drop_last", "every batch is whole"),
