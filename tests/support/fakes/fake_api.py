@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.pod_exec import Ran
 
 Body = dict[str, Any]
 
@@ -30,6 +31,8 @@ class FakeApi:
         """Path -> what is read there that is no JSON."""
         self.streams: dict[str, Callable[[Mapping[str, str | int]], AsyncGenerator[bytes, None]]] = {}
         """Path -> what is streamed there."""
+        self.programs: dict[str, Callable[[Sequence[str], str], Ran]] = {}
+        """Path -> what a command with an input leaves there."""
         self.reachable = asyncio.Event()
         self.reachable.set()
         self._version = 0
@@ -65,6 +68,13 @@ class FakeApi:
             raise ApiRefused(f"STREAM {path}", 400, "BadRequest", "container trainer is waiting to start")
         async for chunk in self.streams[path](query):
             yield chunk
+
+    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+        assert seconds > 0
+        await self._asked("EXEC", path)
+        if path not in self.programs:
+            raise ApiRefused(f"exec {path}", 404, "NotFound", "not found")
+        return self.programs[path](command, told)
 
     async def post(self, path: str, body: Body, query: Mapping[str, str | int] | None = None) -> Body:
         await self._asked("POST", path)

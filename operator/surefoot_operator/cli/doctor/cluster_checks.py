@@ -26,6 +26,7 @@ def cluster_findings(look: ClusterLook, version: str) -> list[Finding]:
         *_rights(look),
         _schema(look.schema),
         _operator(look.operators, version),
+        _leader(look.coordinators, look.operators),
         _memory_tier(look.tiers),
     ]
 
@@ -134,6 +135,27 @@ def _operator(found: tuple[Object, ...] | str, version: str) -> Finding:
         said = f"{said}; this surefoot is {version}"
         return Finding("operator", "warning", said, f"pip install surefoot=={first[3]}, or upgrade the chart")
     return Finding("operator", "ok", said)
+
+
+def _leader(slices: tuple[Object, ...] | str, operators: tuple[Object, ...] | str) -> Finding:
+    """Agents reach the pod that the coordinator's Service selects: the one that leads."""
+    if isinstance(slices, str):
+        return Finding("leader", "unknown", slices)
+    found = [
+        f"{address} of {one['metadata'].get('namespace')}"
+        for one in slices
+        for endpoint in one.get("endpoints") or ()
+        if (endpoint.get("conditions") or {}).get("ready") is not False
+        for address in endpoint.get("addresses", ())
+    ]
+    if found:
+        return Finding("leader", "ok", f"agents are sent to {listed(found)}")
+    if operators == ():
+        return Finding("leader", "unknown", "there is no operator that could lead")
+    remedy = "kubectl get pods -A -l surefoot.dev/part=operator -L surefoot.dev/leader, and the logs of one: docs/operator.md#who-leads"
+    return Finding(
+        "leader", "fault", "no operator leads, so agents find nobody behind the coordinator's Service", remedy
+    )
 
 
 def _memory_tier(found: tuple[Object, ...] | str) -> Finding:

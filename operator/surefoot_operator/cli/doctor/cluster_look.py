@@ -23,7 +23,9 @@ T = TypeVar("T")
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.{GROUP}"
 SCHEMA = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 OPERATOR_PART = f"{labels.PART}=operator"
+COORDINATOR_PART = f"{labels.PART}=coordinator"
 JOB_KIND = f"dev.surefoot.{VERSION}.TrainingJob"
 
 
@@ -54,6 +56,8 @@ class ClusterLook:
     """Deployments."""
     tiers: tuple[Object, ...] | str
     """DaemonSets."""
+    coordinators: tuple[Object, ...] | str
+    """EndpointSlices of the Service by which agents find the operator that leads."""
     denied: dict[str, tuple[str, ...]] | str
     """Purpose -> rights that are lacking."""
 
@@ -80,13 +84,14 @@ async def look_at(cluster: OpenCluster) -> ClusterLook:
         if getattr(error, "code", None) is None:
             raise refused(error, Right("get", "version"), cluster.server) from error
         version = str(error)
-    schema, operators, tiers, denied = await asyncio.gather(
+    schema, operators, tiers, coordinators, denied = await asyncio.gather(
         _known(_schema(cluster)),
         _known(_listed(cluster, "deployments", OPERATOR_PART, "the operator")),
         _known(_listed(cluster, "daemonsets", labels.HOLDER_SELECTOR, "the memory tier")),
+        _known(_coordinators(cluster)),
         _known(_denied(cluster)),
     )
-    return ClusterLook(cluster.server, cluster.namespace, version, schema, operators, tiers, denied)
+    return ClusterLook(cluster.server, cluster.namespace, version, schema, operators, tiers, coordinators, denied)
 
 
 async def _known(call: Awaitable[T]) -> T | str:
@@ -124,6 +129,11 @@ async def _published_schema(cluster: OpenCluster) -> Object | None:
 async def _listed(cluster: OpenCluster, kind: str, selector: str, why: str) -> tuple[Object, ...]:
     needed = Right("list", kind, group="apps", why=why)
     return tuple(await listed_objects(cluster, f"/apis/apps/v1/{kind}", needed, {"labelSelector": selector}))
+
+
+async def _coordinators(cluster: OpenCluster) -> tuple[Object, ...]:
+    needed = Right("list", "endpointslices", group="discovery.k8s.io", why="the operator that leads")
+    return tuple(await listed_objects(cluster, SLICES, needed, {"labelSelector": COORDINATOR_PART}))
 
 
 async def _denied(cluster: OpenCluster) -> dict[str, tuple[str, ...]]:

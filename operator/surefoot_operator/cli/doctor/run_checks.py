@@ -1,6 +1,7 @@
 """Implements `surefoot doctor`: whether everything is there that a job needs.
 
-Called by `main`. Looks and changes nothing, but for one object in a persistent tier that is named, which it deletes again.
+Called by `main`. Looks and changes nothing, but for one object in a persistent tier that is named, which it deletes again, and with
+--network a short program in workers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from surefoot_operator.cli.doctor.cluster_checks import cluster_findings, no_clu
 from surefoot_operator.cli.doctor.cluster_look import look_at
 from surefoot_operator.cli.doctor.findings import Finding, finding_lines, has_fault
 from surefoot_operator.cli.doctor.machine_checks import look_here, machine_findings
+from surefoot_operator.cli.doctor.network_checks import NOT_ASKED, network_findings
+from surefoot_operator.cli.doctor.network_look import look_at_network
 from surefoot_operator.cli.doctor.tier_check import probed
 from surefoot_operator.cli.jobs.job_source import on_cluster
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
@@ -30,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", type=Path, metavar="JOB.yaml", help="or the TrainingJob that names one")
     parser.add_argument("--endpoint", metavar="URL", help="of an S3 service other than AWS (beside WHERE)")
     parser.add_argument("--region", metavar="NAME", help="the bucket's region (beside WHERE)")
+    parser.add_argument(
+        "--network", action="store_true", help="try the network from a running worker on each node (pods/exec)"
+    )
     parser.add_argument("--no-cluster", action="store_true", help="check this machine and the tier alone")
     add_cluster(parser)
     add_output(parser, ("json", "yaml"))
@@ -39,6 +45,8 @@ def run(given: argparse.Namespace) -> int:
     """Runs every check; 1 where one of them found a fault."""
     if given.where is not None and given.file is not None:
         raise UsageError("doctor needs either a folder or URI, or -f JOB.yaml")
+    if given.network and given.no_cluster:
+        raise UsageError("doctor --network asks workers of a cluster: leave --no-cluster out")
     job = None if given.file is None else read_job(given.file)
     tier = tier_at(given.where, given.endpoint, given.region) if given.where is not None else None
     found = [
@@ -56,7 +64,8 @@ def _of_cluster(given: argparse.Namespace) -> list[Finding]:
     if (missing := lacking("cli")) is not None:
         return [no_cluster(missing)]
     try:
-        return cluster_findings(on_cluster(given, look_at), __version__)
+        found = cluster_findings(on_cluster(given, look_at), __version__)
+        return [*found, *(network_findings(on_cluster(given, look_at_network)) if given.network else [NOT_ASKED])]
     except UsageError as error:  # none is configured: fine for who runs `surefoot local` alone
         if given.context is not None or given.kubeconfig is not None:
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes import pod_exec
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
+from surefoot_operator.fabric.kubernetes.pod_exec import Ran
 
 CALL_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -110,6 +112,13 @@ class Api:
                     yield chunk
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ApiSilent(asked, error) from error
+
+    async def run_in(self, path: str, container: str, command: Sequence[str], told: str, seconds: float) -> Ran:
+        """Runs a program in a container, by the pod's `exec`.
+
+        Raises ApiRefused, ApiSilent.
+        """
+        return await pod_exec.ran(self._client, path, container, command, told, seconds)
 
     async def close(self) -> None:
         await self._client.close()

@@ -31,6 +31,11 @@ def holders(ready: int = 3, wanted: int = 3) -> dict[str, Any]:
     return {"metadata": metadata, "status": {"desiredNumberScheduled": wanted, "numberReady": ready}}
 
 
+def endpoints(ready: bool | None = True) -> dict[str, Any]:
+    conditions = {} if ready is None else {"ready": ready}
+    return {"metadata": {"namespace": "surefoot"}, "endpoints": [{"addresses": ["10.0.0.9"], "conditions": conditions}]}
+
+
 WELL = ClusterLook(
     "https://c:6443",
     "team",
@@ -38,6 +43,7 @@ WELL = ClusterLook(
     SCHEMA,
     (deployment(),),
     (holders(),),
+    (endpoints(),),
     {},
 )
 
@@ -71,6 +77,15 @@ def test_a_whole_installation_is_well() -> None:
         (replace(WELL, operators=(deployment(1),)), "operator", "warning", "1 of 2 ready"),
         (replace(WELL, operators=(deployment(version="0.9.0"),)), "operator", "warning", "0.9.0"),
         (replace(WELL, operators=(deployment(), deployment(name="b"))), "operator", "warning", "2 operators"),
+        (replace(WELL, coordinators=()), "leader", "fault", "no operator leads"),
+        (
+            replace(WELL, coordinators=(endpoints(False), {**endpoints(), "endpoints": None})),
+            "leader",
+            "fault",
+            "nobody",
+        ),
+        (replace(WELL, coordinators=(endpoints(None),)), "leader", "ok", "10.0.0.9 of surefoot"),
+        (replace(WELL, coordinators="you may not"), "leader", "unknown", "you may not"),
         (replace(WELL, tiers=()), "memory tier", "warning", "no DaemonSet"),
         (replace(WELL, tiers=(holders(0),)), "memory tier", "fault", "0 of 3"),
         (replace(WELL, tiers=(holders(2),)), "memory tier", "warning", "2 of 3"),

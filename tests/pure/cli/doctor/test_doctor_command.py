@@ -14,7 +14,7 @@ import yaml
 from support.fakes.fake_api import FakeApi, silent
 from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.doctor import run_checks
-from surefoot_operator.cli.doctor.cluster_look import CRD, JOB_KIND, REVIEWS, SCHEMA, look_at
+from surefoot_operator.cli.doctor.cluster_look import CRD, JOB_KIND, REVIEWS, SCHEMA, SLICES, look_at
 from surefoot_operator.cli.doctor.findings import Finding
 from surefoot_operator.cli.jobs import job_source
 from surefoot_operator.cli.main import main
@@ -34,6 +34,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     found.keep(CRD, yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text()))
     found.keep("/apis/apps/v1/deployments/o", named("o", spec={"replicas": 1}, status={"readyReplicas": 1}))
     found.keep("/apis/apps/v1/daemonsets/m", named("m", status={"desiredNumberScheduled": 1, "numberReady": 1}))
+    found.keep(f"{SLICES}/s", named("s", endpoints=[{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}]))
     found.answers[REVIEWS] = lambda body: {"status": {"allowed": True}}
 
     @asynccontextmanager
@@ -51,9 +52,26 @@ def states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 def test_a_whole_installation_ends_with_zero(server: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "-o", "json"]) == 0
     found = states(capsys)
-    assert found.pop("persistent tier") == "unknown"
-    cluster = {"cluster", "see jobs", "run jobs", "see workers", "see nodes", "CRD", "operator", "memory tier"}
+    assert (found.pop("persistent tier"), found.pop("network")) == ("unknown", "unknown")
+    cluster = {
+        "cluster",
+        "leader",
+        "see jobs",
+        "run jobs",
+        "see workers",
+        "see nodes",
+        "CRD",
+        "operator",
+        "memory tier",
+    }
     assert {found[name] for name in cluster} == {"ok"}
+
+
+def test_the_network_is_tried_where_it_is_asked_for(server: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--network"]) == 0
+    said = capsys.readouterr().out
+    assert "no worker runs here from which it could be tried" in said
+    assert "was not tried" not in said
 
 
 async def test_rights_are_asked_as_the_server_wants_them(server: FakeApi) -> None:
@@ -131,3 +149,4 @@ def test_a_named_tier_is_probed_and_its_fault_is_the_exit_code(
     assert "every holder loses is lost" in capsys.readouterr().out
     assert main(["doctor", "--no-cluster", "nowhere/at/all"]) == 2
     assert main(["doctor", str(tmp_path), "-f", "x.yaml"]) == 2
+    assert main(["doctor", "--no-cluster", "--network"]) == 2
