@@ -93,7 +93,7 @@ def test_each_pass_has_every_good_sample_once(
     good = [n for n in range(sum(sizes)) if n not in bad]
     if (sum(sizes) if known else len(sizes)) < batch or len(good) < sum(sizes) - 1:
         bad, source, good = set(), Numbers(sizes, known, value=row), list(range(sum(sizes)))
-    if (sum(sizes) if known else len(sizes)) < batch or (len(bad) and batch > 1):
+    if (sum(sizes) if known else len(sizes)) < batch or (len(bad) and batch > 1) or not good:
         return  # a lane may have the bad sample alone
     passes: dict[int, Counter[int]] = {}
     states: list[Any] = []
