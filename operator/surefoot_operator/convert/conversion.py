@@ -41,8 +41,9 @@ def converted(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Conversion],
             others.append(name)
             continue
         draft = Draft(Manifest(document))
-        for key in ("apiVersion", "kind", "status"):
+        for key in ("apiVersion", "kind"):
             draft.manifest.take(key)
+        draft.manifest.leave("status", why="the operator writes a TrainingJob's own")
         try:
             convert(draft, runtimes)
         except (AttributeError, TypeError) as error:

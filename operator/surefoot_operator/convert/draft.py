@@ -22,6 +22,7 @@ THE_PROGRAM = (
     " docs/python.md. Without them each restart begins at step 0"
 )
 _PLACEHOLDER = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
+_WRITTEN_ANEW = "the API server writes it anew"
 _NOT_OURS = ("kubectl.kubernetes.io/last-applied-configuration",)
 _ORDER = [
     "replicas",
@@ -84,17 +85,20 @@ class Draft:
             value = self.manifest.take("metadata", key)
             if value is not None:
                 self.metadata[key] = str(value)
-        generated = self.manifest.take("metadata", "generateName")
+        generated = self.manifest.peek("metadata", "generateName")
         if generated and "name" not in self.metadata:
+            self.manifest.take("metadata", "generateName", to="metadata.name")
             self.metadata["name"] = str(generated).rstrip("-.")
             self.to_do.append("metadata.name: it was generated; a TrainingJob's name is its own")
         for key in ("labels", "annotations"):
             kept = self.manifest.take("metadata", key) or {}
+            self.left += [Note(f"metadata.{key}[{name}]", _WRITTEN_ANEW) for name in kept if name in _NOT_OURS]
             kept = {name: str(value) for name, value in kept.items() if name not in _NOT_OURS}
             if kept:
                 self.metadata[key] = kept
         for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields"):
-            self.manifest.take("metadata", key)
+            self.manifest.leave("metadata", key, why=_WRITTEN_ANEW)
+        self.manifest.leave("metadata", "generateName", why="the object has a name")
 
     def size(self, trainer: Trainer, replicas: object, ranks: object) -> None:
         """Settles the number of workers, and of ranks in each.
@@ -146,6 +150,10 @@ class Draft:
         self.left += trainer.left
         self.to_do += trainer.to_do
 
+    def claims(self, manifest: Manifest, *path: str | int) -> None:
+        """Reports claims that another controller made and mounted by name."""
+        manifest.leave(*path, "volumeClaimPolicies", why="make the claims, and name them in spec.template.spec.volumes")
+
     def finished(self, source: str) -> Conversion:
         """The job as it would be applied."""
         _within(self.spec)
@@ -155,6 +163,11 @@ class Draft:
         if placeholders:
             self.to_do.append(
                 f"placeholders are left: {', '.join(placeholders)}; --set NAME=VALUE, or envsubst, fills them"
+            )
+        missing = sorted(_mounted_and_not_there(spec.get("template", {})))
+        if missing:
+            self.to_do.append(
+                f"spec.template.spec.volumes lacks {', '.join(missing)}, which volumeMounts name: no pod begins without"
             )
         to_do = [*self.to_do, THE_PROGRAM]
         try:
@@ -186,6 +199,18 @@ def _without_programs(template: Mapping[str, Any]) -> dict[str, Any]:
         for one in pod.get("containers", [])
     ]
     return {**template, "spec": {**pod, "containers": containers}}
+
+
+def _mounted_and_not_there(template: Mapping[str, Any]) -> set[str]:
+    """Volumes that containers mount and the template has not: their claims were made from elsewhere."""
+    pod = template.get("spec", {})
+    there = {str(one.get("name")) for one in _mappings(pod.get("volumes"))}
+    containers = [*_mappings(pod.get("initContainers")), *_mappings(pod.get("containers"))]
+    return {str(one.get("name")) for each in containers for one in _mappings(each.get("volumeMounts"))} - there
+
+
+def _mappings(items: Any) -> list[Mapping[str, Any]]:
+    return [one for one in items if isinstance(one, Mapping)] if isinstance(items, list) else []
 
 
 def _variable(said: object) -> tuple[object, ...]:

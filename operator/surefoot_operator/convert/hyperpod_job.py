@@ -21,6 +21,7 @@ _ELASTIC_LEFT = {
     "gracefulShutdownTimeoutInSeconds": "a world halts at a saved step, within the template's grace period",
     "scalingTimeoutInSeconds": "the world changes when its workers are there; runPolicy.schedulingDeadlineSeconds bounds it",
 }
+_ONE_GROUP = "a TrainingJob is one group of equal workers"
 _MONITOR_LEFT = "steps and heartbeats tell, no log line does"
 
 
@@ -82,7 +83,11 @@ def _replicas(draft: Draft, ranks: object) -> None:
     least = trainer.number(replicas if replicas is not None else 1)
     if trainer.number(most) is not None and "elasticPolicy" not in draft.spec and least is not None:
         draft.put({"minReplicas": least, "maxReplicas": trainer.number(most)}, "elasticPolicy")
-    manifest.take(*root, "name")
+    manifest.leave(*root, "name", why=_ONE_GROUP)
+    for place in range(1, manifest.length("spec", "replicaSpecs")):
+        manifest.leave("spec", "replicaSpecs", place, why=f"{_ONE_GROUP}; apply this one beside it")
+    for path in (("spec",), root):
+        draft.claims(manifest, *path)
     draft.move((*root, "spares"), "spares")
     draft.accept(trainer)
     draft.size(trainer, 1 if replicas is None else replicas, ranks)

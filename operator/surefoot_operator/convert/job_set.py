@@ -38,6 +38,7 @@ def convert(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
     manifest.leave("spec", "failurePolicy", "restartStrategy", why="trainers restart in place where a worker lives")
     for name, why in _LEFT.items():
         manifest.leave("spec", name, why=why)
+    draft.claims(manifest, "spec")
     place = group_that_trains(draft)
     root = ("spec", "replicatedJobs", place)
     template = manifest.take(*root, "template", "spec", "template", to="spec.template")
@@ -47,12 +48,13 @@ def convert(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
     groups = manifest.take(*root, "replicas", to="spec.replicas")
     pods = manifest.take(*root, "template", "spec", "parallelism", to="spec.replicas")
     for name in ("completions", "completionMode"):
-        manifest.take(*root, "template", "spec", name)
+        manifest.leave(*root, "template", "spec", name, why="a job is complete when all its ranks are")
+    manifest.leave(*root, "template", "metadata", why="it is of Jobs; the pods' own labels and annotations are kept")
     draft.move((*root, "template", "spec", "activeDeadlineSeconds"), "runPolicy", "activeDeadlineSeconds")
     for name, why in _JOB_LEFT.items():
         manifest.leave(*root, "template", "spec", name, why=why)
     for name in ("name", "groupName"):
-        manifest.take(*root, name)
+        manifest.leave(*root, name, why="a TrainingJob is one group of equal workers")
     manifest.leave(*root, "dependsOn", why="put what has to end first into an init container, or apply it before")
     draft.accept(trainer)
     number = [trainer.number(1 if said is None else said) for said in (groups, pods)]

@@ -7,8 +7,7 @@ from typing import Any
 
 from surefoot_operator.convert.conversion_errors import NotConvertible
 from surefoot_operator.convert.draft import Draft
-from surefoot_operator.convert.manifest import Note
-from surefoot_operator.convert.trainer_template import trainer_template
+from surefoot_operator.convert.trainer_template import RESTARTS, trainer_template
 
 _ROLES = ("Master", "Worker")
 _RUN_POLICY = {
@@ -60,11 +59,12 @@ def convert(draft: Draft, _: Mapping[str, Mapping[str, Any]]) -> None:
 
 def clean_pod_policy(draft: Draft, path: tuple[str, ...]) -> None:
     """Takes `Running` and `All` over; `None` has no counterpart."""
-    policy = draft.manifest.take(*path)
+    policy = draft.manifest.peek(*path)
     if policy in ("Running", "All"):
+        draft.manifest.take(*path, to="spec.runPolicy.cleanPodPolicy")
         draft.put(policy, "runPolicy", "cleanPodPolicy")
     elif policy is not None:
-        draft.left.append(Note(".".join(path), "pods that have ended stay for their logs, those that run are ended"))
+        draft.manifest.leave(*path, why="pods that have ended stay for their logs, those that run are ended")
 
 
 def _replicas(draft: Draft, ranks: object) -> None:
@@ -83,7 +83,7 @@ def _replicas(draft: Draft, ranks: object) -> None:
     numbers = [trainer.number(number) for number in asked]
     replicas = sum(n for n in numbers if n is not None) if None not in numbers else asked[numbers.index(None)]
     for role in there:
-        _restart_policy(draft, manifest.take(*root, role, "restartPolicy"))
+        _restart_policy(draft, (*root, role, "restartPolicy"))
     priority = manifest.take(
         "spec", "runPolicy", "schedulingPolicy", "priorityClass", to="spec.template.spec.priorityClassName"
     )
@@ -93,8 +93,13 @@ def _replicas(draft: Draft, ranks: object) -> None:
     draft.size(trainer, replicas, ranks)
 
 
-def _restart_policy(draft: Draft, policy: object) -> None:
+def _restart_policy(draft: Draft, path: tuple[str, ...]) -> None:
+    policy = draft.manifest.peek(*path)
     if policy == "Never":
+        draft.manifest.take(*path, to="spec.failurePolicy.maxRestarts")
         draft.put(0, "failurePolicy", "maxRestarts")
     elif policy == "ExitCode":
+        draft.manifest.take(*path, to="spec.failurePolicy.rules")
         draft.put(PERMANENT_EXIT_CODES, "failurePolicy", "rules")
+    else:
+        draft.manifest.leave(*path, why=RESTARTS)

@@ -7,9 +7,17 @@ from typing import Any
 
 from surefoot_operator.convert.draft import Draft
 from surefoot_operator.convert.job_set import CONTAINERS
+from surefoot_operator.convert.manifest import Manifest
 from surefoot_operator.convert.trainer_template import trainer_template
 
 RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+_POLICY = (
+    ("numNodes",),
+    ("torch", "numProcPerNode"),
+    ("torch", "elasticPolicy", "minNodes"),
+    ("torch", "elasticPolicy", "maxNodes"),
+)
+"""What is read of a runtime's machine learning policy."""
 _TRAINER = ("command", "args", "image")
 
 
@@ -30,15 +38,15 @@ def convert(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -> None:
         manifest.leave("spec", name, why="write into template.spec what it patches")
         if manifest.peek("spec", name) is not None:
             draft.to_do.append(f"spec.{name} patches the pods: write what it says into spec.template")
-    name = str(manifest.take("spec", "runtimeRef", "name") or "")
-    manifest.take("spec", "runtimeRef")
-    runtime = runtimes.get(name)
-    if runtime is None:
+    name = str(manifest.peek("spec", "runtimeRef", "name") or "")
+    manifest.take("spec", "runtimeRef", to="spec.template")
+    runtime = Manifest(runtimes.get(name) or {}, f"{name}:")
+    if name not in runtimes:
         draft.to_do.append(
             f"the runtime {name or 'of the job'} is not in the file: image and what else its pods have stand there"
             f" (kubectl get clustertrainingruntime {name} -o yaml)"
         )
-    template, policy = _of_runtime(runtime or {})
+    template, policy = _of_runtime(draft, runtime)
     container = template["spec"]["containers"][0]
     _trainer(draft, container)
     trainer = trainer_template(template, CONTAINERS, "spec.trainer")
@@ -48,21 +56,38 @@ def convert(draft: Draft, runtimes: Mapping[str, Mapping[str, Any]]) -> None:
         draft.put(policy.get("torch", {}).get("elasticPolicy", {}).get(name), "elasticPolicy", field)
     draft.accept(trainer)
     draft.size(trainer, workers or policy.get("numNodes") or 1, ranks or policy.get("torch", {}).get("numProcPerNode"))
+    draft.left += [*runtime.left, *runtime.rest()]
 
 
-def _of_runtime(runtime: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod template of its group that trains, that container first, and its machine learning policy."""
-    spec = runtime.get("spec") or {}
-    groups = ((spec.get("template") or {}).get("spec") or {}).get("replicatedJobs") or []
-    for group in groups:
-        template = ((group.get("template") or {}).get("spec") or {}).get("template") or {}
-        containers = (template.get("spec") or {}).get("containers") or []
+def _of_runtime(draft: Draft, runtime: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod template of its group that trains, that container first, and its machine learning policy.
+
+    The rest of the runtime is reported as of the job itself.
+    """
+    for key in ("apiVersion", "kind", "metadata"):
+        runtime.take(key)
+    draft.claims(runtime, "spec", "template", "spec")
+    runtime.leave("spec", "podGroupPolicy", why="the template's labels name groups and queues")
+    policy: dict[str, Any] = {}
+    for path in _POLICY:
+        at = policy
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = runtime.take("spec", "mlPolicy", *path)
+    groups = ("spec", "template", "spec", "replicatedJobs")
+    for place in range(runtime.length(*groups)):
+        pods = (*groups, place, "template", "spec", "template")
+        containers = runtime.peek(*pods, "spec", "containers") or []
         named = [one for one in containers if one.get("name") in ("node", "trainer")]
-        if named and group.get("name") in ("node", "trainer", "trainer-node"):
+        if named and runtime.peek(*groups, place, "name") in ("node", "trainer", "trainer-node"):
             others = [dict(one) for one in containers if one is not named[0]]
-            pod = {**template["spec"], "containers": [dict(named[0]), *others]}
-            return {**template, "spec": pod}, spec.get("mlPolicy") or {}
-    return {"spec": {"containers": [{"name": "node"}]}}, spec.get("mlPolicy") or {}
+            template = runtime.take(*pods)
+            runtime.take(*groups, place, "name")
+            for other in range(runtime.length(*groups)):
+                if other != place:
+                    runtime.leave(*groups, other, why="put what has to end first into an init container")
+            return {**template, "spec": {**template["spec"], "containers": [dict(named[0]), *others]}}, policy
+    return {"spec": {"containers": [{"name": "node"}]}}, policy
 
 
 def _trainer(draft: Draft, container: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from surefoot_operator.convert.launcher import Launch, read_launch, starts_ranks
 from surefoot_operator.convert.manifest import Note, dotted
 from surefoot_operator.convert.shell_script import shell_of, unquoted, without_launcher
 
+RESTARTS = "the operator restarts ranks, no kubelet does"
 UNKNOWN_COMMAND = "CHANGE-ME"
 SET_BY_AGENTS = frozenset(
     [
@@ -76,10 +77,19 @@ def trainer_template(template: Mapping[str, Any], names: Sequence[str], path: st
     kept = {key: value for key, value in (template.get("metadata") or {}).items() if key in ("labels", "annotations")}
     found.template = {**({"metadata": kept} if kept else {}), "spec": dict(pod)}
     if found.template["spec"].pop("restartPolicy", "Never") != "Never":
-        found.left.append(Note(f"{path}.spec.restartPolicy", "the operator restarts ranks, no kubelet does"))
+        found.left.append(Note(f"{path}.spec.restartPolicy", RESTARTS))
+    found.left += [
+        Note(f"{path}.metadata.{key}", "the operator names its pods")
+        for key, value in (template.get("metadata") or {}).items()
+        if key not in kept and value is not None
+    ]
     named = [place for name in names for place, one in enumerate(containers) if one.get("name") == name]
     place = named[0] if named else 0
     container = {**containers[place], "name": TRAINER}
+    if containers[place].get("name") not in (None, TRAINER):
+        found.left.append(
+            Note(f"{path}.spec.containers[{place}].name", f"the container that trains is called {TRAINER}")
+        )
     others = [one for at, one in enumerate(containers) if at != place]
     found.template["spec"]["containers"] = [container, *others]
     where = f"{path}.spec.containers[{place}]"
