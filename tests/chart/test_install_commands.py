@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from chart import helm
-from chart.walkthrough import commands
+from chart.walkthrough import PAGE, commands
 from images.recipes import RECIPES
 from surefoot_operator.fabric.kubernetes import labels
 
@@ -51,7 +51,7 @@ def images_of(path: Path) -> set[str]:
     return set(re.findall(r"^\s+image: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_every_program_is_one_that_the_section_asks_for() -> None:
+def test_every_program_is_one_that_the_page_asks_for() -> None:
     assert {command[0] for command in commands()} == {"make", "kind", "helm", "kubectl", "docker"}
 
 
@@ -63,6 +63,25 @@ def test_each_target_and_each_file_exists() -> None:
         for word in command:
             if "/" in word and word.endswith((".yaml", "charts/surefoot")):
                 assert (helm.PROJECT / word).exists(), word
+
+
+def test_a_command_within_a_sentence_is_one_that_is_run_or_is_there() -> None:
+    """The walk on kind runs the blocks; what a sentence names is a part of them, a target of make, or a command of ours."""
+    text = re.sub(r"^```.*?^```$", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    makefile = (helm.PROJECT / "Makefile").read_text(encoding="utf-8")
+    ours = (helm.PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
+    run = {tuple(command[: len(command) - less]) for command in commands() for less in range(len(command))}
+    programs = {command[0] for command in commands()} | {"surefoot", "python"}
+    for found in re.findall(r"`([^`]+)`", text):
+        words = tuple(found.split())
+        if words[0] not in programs or len(words) == 1 or words in run:
+            continue
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:|^\.PHONY:.* {words[1]}\b", makefile, re.MULTILINE), found
+        elif words[0] == "surefoot":
+            assert f"## {found}\n" in ours
+        else:
+            assert words == ("python", "-m", "kind", "first-hour"), found
 
 
 def test_the_steps_stand_in_an_order_in_which_they_can_run() -> None:

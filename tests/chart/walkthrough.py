@@ -1,4 +1,4 @@
-"""The commands of docs/install.md that lead from an empty machine to a recovered job, as tests read and run them. Pure but for reading."""
+"""The commands of docs/first-hour.md, as tests read and run them. Pure but for reading."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import shlex
 
 from chart.helm import PROJECT
 
-SECTION = "## From an empty machine to a recovered job"
+PAGE = PROJECT / "docs" / "first-hour.md"
 
 
 def lines() -> list[str]:
-    """Each line of the section's block, without comments."""
-    text = (PROJECT / "docs" / "install.md").read_text(encoding="utf-8").partition(SECTION)[2]
-    [block] = re.findall(r"```sh\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
-    return str(block).splitlines()
+    """Each line of the page's blocks, in their order."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()]
 
 
 def commands() -> list[list[str]]:

@@ -139,7 +139,9 @@ def _options(words: list[str]) -> argparse.Namespace:
     loaded = verb("load", _load, "bring images into every worker; nothing is written to disk between")
     loaded.add_argument("--cluster", default=kind.CLUSTER)
     loaded.add_argument("images", nargs="+")
-    verb("first-hour", _first_hour, "run the commands of docs/install.md in their order, and write how long each took")
+    verb(
+        "first-hour", _first_hour, "run the commands of docs/first-hour.md in their order, and write how long each took"
+    )
     given = verb("exec", _exec, "run a command on it, such as `exec -- python -m cluster crash NODE`")
     given.add_argument("command", nargs="+")
     return parser.parse_args(words)

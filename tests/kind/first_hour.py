@@ -1,4 +1,4 @@
-"""`python -m kind first-hour`: every command of docs/install.md from an empty machine to a recovered job, in its order, with its seconds.
+"""`python -m kind first-hour`: every command of docs/first-hour.md, in its order, with its seconds.
 
 They run as they are written. Where no registry answers, the program `kind` that they find is a shell script around the real one:
 `create` uses the stand-in for its node, and `load` also brings Redis and the S3 server, since no node could pull them.
