@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,10 @@ from simulator.mutations.mutation import ROUGH, UNSEEN, Mutation, constant
 from simulator.rules import ALL
 from surefoot.agent import state_machine as agent_life
 from surefoot.protocol.completeness import watermark
+from surefoot.protocol.identities import WorkerId
+from surefoot.protocol.messages import PromoteSave
 from surefoot_operator.coordinator import order_requests
+from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.policy import workers
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure import detect as failures
@@ -27,6 +31,10 @@ LOST_LISTINGS = replace(ROUGH, persistent_interval=2, steps=40, replicas=1, faul
 AWAY = replace(ROUGH, nodes=4, steps=60, faults=8, kinds=("API is away", "trainer dies", "agent dies"))
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
+LAST_UPLOADS = replace(ROUGH, nodes=5, least_workers=3, replicas=1, persistent_interval=4, interval=4, steps=12, step_seconds=0.5,
+                       faults=3, fault_span_seconds=9.0, kinds=("node is cut off",))  # fmt: skip
+NEW_LEADERS = replace(ROUGH, nodes=4, steps=60, fault_span_seconds=12.0,
+                      kinds=("operator dies", "operator freezes, another leads", "lines are cut"))  # fmt: skip
 FIXED = replace(ROUGH, least_workers=3, nodes=4, steps=60, kinds=("pods are refused", "node dies"))
 
 
@@ -39,6 +47,17 @@ def _doubted(facts: Facts, name: str | None) -> bool:
     """A node that the cluster calls silent is lost, whoever is heard there."""
     node = facts.nodes.get(name or "")
     return _node_lost(facts, name) or (node is not None and bool(node.doubt))
+
+
+def _the_same_again(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
+    """A share that comes back is the message that the agent has had."""
+    wanted = {worker: replace(share, round=0) for worker, share in shares.items()}
+    return orders if orders.promotions == wanted else replace(orders, promotions=wanted)
+
+
+def _at_once(facts: Facts) -> float:
+    """Whoever has not come when a leader begins is lost."""
+    return facts.seen.term_seconds
 
 
 def _of_one(reading: Any, lineage: Any, epoch: int, bad: Any, covers: Any, domains: Any, replicas: int) -> Any:
@@ -61,6 +80,10 @@ LIVENESS = (
              patches=((failures, "standstill", constant(None)), (agent_life, "_tick", lambda life, at: (life, ()))),
              settings=replace(ROUGH, kinds=("trainer hangs",))),
     Mutation("what was refused is not asked for again", patches=((calls, "REFUSED_SECONDS", 1e9),), settings=FIXED),
+    Mutation("an upload that was not wanted for a while is not asked for again",
+             patches=((order_requests, "promote", _the_same_again),), settings=LAST_UPLOADS),
+    Mutation("who has not come to a new leader is lost at once", patches=((failures, "unheard_until", _at_once),),
+             settings=NEW_LEADERS),
     Mutation("a plan blocks the loop for seconds", patches=((Engine, "spend", _slow_plans),), settings=ROUGH),
     Mutation("a node that the cluster doubts is lost", patches=((workers, "node_lost", _doubted), (failures, "node_lost", _doubted)),
              settings=AWAY),
