@@ -31,6 +31,8 @@ class PersistentSettings:
     secret_key: str | None = field(default=None, repr=False)
     ca_bundle: str | None = None
     sse: str | None = None
+    bytes_per_second: float = 0.0
+    """Of one worker's uploads while it trains; 0: as fast as it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class JobSettings:
     local_holder: LocalHolder | None = None
     """SUREFOOT_NODE and SUREFOOT_HOLDER_SOCKET: set by whoever starts processes on that node, for all of them."""
     persistent: PersistentSettings | None = None
+    memory_bytes_per_second: float = 0.0
+    """Of one worker's copies to other nodes while it trains; 0: as fast as it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
             secret_key=environment.get("AWS_SECRET_ACCESS_KEY"),
             ca_bundle=environment.get("SUREFOOT_PERSISTENT_CA_BUNDLE"),
             sse=environment.get("SUREFOOT_PERSISTENT_SSE"),
+            bytes_per_second=_number(environment, "SUREFOOT_PERSISTENT_BANDWIDTH", 0.0),
         )
     return JobSettings(
         job=_text(environment, "SUREFOOT_JOB_UID"),
@@ -110,6 +115,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         holder_tls_ca=environment.get("SUREFOOT_HOLDER_TLS_CA", ""),
         local_holder=_local_holder(environment),
         persistent=persistent,
+        memory_bytes_per_second=_number(environment, "SUREFOOT_MEMORY_BANDWIDTH", 0.0),
     )
 
 
@@ -159,6 +165,9 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_HOLDER_PASSWORD": settings.holder_password,
         "SUREFOOT_HOLDER_CALL_SECONDS": str(settings.holder_call_seconds),
         "SUREFOOT_HOLDER_TLS_CA": settings.holder_tls_ca or None,
+        "SUREFOOT_MEMORY_BANDWIDTH": str(settings.memory_bytes_per_second)
+        if settings.memory_bytes_per_second
+        else None,
     }
     if settings.persistent is not None:
         p = settings.persistent
@@ -172,6 +181,7 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
             "AWS_SECRET_ACCESS_KEY": p.secret_key,
             "SUREFOOT_PERSISTENT_CA_BUNDLE": p.ca_bundle,
             "SUREFOOT_PERSISTENT_SSE": p.sse,
+            "SUREFOOT_PERSISTENT_BANDWIDTH": str(p.bytes_per_second) if p.bytes_per_second else None,
         }
     return {name: value for name, value in values.items() if value is not None}
 

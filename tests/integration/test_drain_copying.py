@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -180,9 +179,9 @@ def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: Memory) -> N
     saver.close()
     assert memory.saves(two) == []
     memory.client(two).seal(3)
-    assert "epoch 3 rules" in str(repair(save, memory.open(one), memory.open(two), 2))
+    assert "epoch 3 rules" in str(repair(save, memory.open(one), memory.open(two), 2, TokenBucket()))
     assert memory.saves(two) == []
-    assert repair(save, memory.open(one), memory.open(two), 3) is None
+    assert repair(save, memory.open(one), memory.open(two), 3, TokenBucket()) is None
     assert memory.saves(two) == [save]
 
 
@@ -207,15 +206,6 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
         saver.save(RankSave(1, step + 10, 0), tensors)
         assert saver.watched.freed[-1] == (0, step + 10, True)
         saver.close()
-
-
-def test_a_pace_lets_bytes_through_no_faster_than_its_rate_and_can_be_stopped() -> None:
-    pace = TokenBucket(1_000_000)
-    began = time.monotonic()
-    assert all(pace.take(250_000) for _ in range(6)), "one second's worth at once, the rest paid for"
-    assert time.monotonic() - began > 0.4
-    threading.Timer(0.05, pace.stop).start()
-    assert not pace.take(100_000_000), "called off while in debt"
 
 
 def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory: Memory, saver: Saver) -> None:

@@ -141,6 +141,8 @@ class MemoryTierSpec:
     size_limit_bytes: int | None = None
     """Per holder; enforced as Redis maxmemory. None: the fabric's default."""
     topology_key: str = "kubernetes.io/hostname"
+    bandwidth_bytes: int | None = None
+    """A second, of one worker's copies to other nodes while it trains. None: as fast as it goes."""
 
     @property
     def adaptive(self) -> bool:
@@ -174,6 +176,8 @@ class PersistentTierSpec:
     """Name of a secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; None: the pod's own identity."""
     ca_bundle: str | None = None
     sse: str | None = None
+    bandwidth_bytes: int | None = None
+    """A second, of one worker's uploads while it trains. None: as fast as it goes."""
     on_job_deletion: Literal["Keep", "Delete"] = "Keep"
     """What becomes of what lies there when the job is deleted."""
 

@@ -25,7 +25,7 @@ from surefoot_operator.errors import SpecError
 class Limit:
     """The allowed range of a number, or form of a text.
 
-    `quantity`: bytes in Kubernetes' notation. `allowed`: `pattern` in words.
+    `quantity`: bytes in Kubernetes' notation. `allowed`: `pattern`, or a quantity's range, in words.
     """
 
     least: float = 0
@@ -60,6 +60,8 @@ _POSITIVE = Limit(least=0.001)
 """A time that is waited for, in seconds: no loop here is faster than a millisecond."""
 _STEPS = Limit(least=1)
 _BYTES = Limit(quantity=True)
+_BANDWIDTH = Limit(least=1 << 20, quantity=True, allowed="at least 1Mi, in bytes a second, is allowed")
+"""Bytes a second; slower than a chunk every few seconds nothing would ever be saved."""
 
 LIMITS = {
     ("TrainingJobSpec", "replicas"): _COUNT,
@@ -84,6 +86,8 @@ LIMITS = {
     ("MemoryTierSpec", "replicas"): Limit(least=1, most=16),
     ("MemoryTierSpec", "keep"): Limit(least=1, most=1000),
     ("MemoryTierSpec", "size_limit_bytes"): _BYTES,
+    ("MemoryTierSpec", "bandwidth_bytes"): _BANDWIDTH,
+    ("PersistentTierSpec", "bandwidth_bytes"): _BANDWIDTH,
     ("PersistentTierSpec", "interval_steps"): _STEPS,
     ("PersistentTierSpec", "interval_seconds"): _POSITIVE,
     ("PersistentTierSpec", "keep"): Limit(least=1),

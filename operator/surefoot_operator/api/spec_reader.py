@@ -96,7 +96,10 @@ def read(cls: type[T], body: object, path: str, given: Mapping[str, Any] | None 
 def _value(hint: Any, value: Any, path: str, limit: Limit) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if limit.quantity:
-        return quantity(value, path)
+        size = quantity(value, path)
+        if not limit.holds(size):
+            raise SpecError(path, value, limit.allowed)
+        return size
     if origin in (Union, types.UnionType):
         return _one_of([a for a in arguments if a is not type(None)], value, path, limit)
     if origin is Literal:

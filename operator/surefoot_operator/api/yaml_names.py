@@ -12,6 +12,8 @@ from surefoot_operator.api import spec
 
 RENAMED = {
     ("MemoryTierSpec", "size_limit_bytes"): "sizeLimit",
+    ("MemoryTierSpec", "bandwidth_bytes"): "bandwidth",
+    ("PersistentTierSpec", "bandwidth_bytes"): "bandwidth",
     ("FailureRule", "exit_codes"): "onExitCodes",
     ("Template", "raw"): "",
     ("FailureRule", "operator"): "",

@@ -76,6 +76,7 @@ class WorkerEnvironmentFactory:
             holder_password=account.password,
             holder_call_seconds=self.holder_call_seconds,
             holder_tls_ca=self.holder_tls_ca(),
+            memory_bytes_per_second=float(checkpoint.memory.bandwidth_bytes or 0),
             persistent=PersistentSettings(
                 uri=persistent.uri,
                 interval_steps=persistent.fixed_steps or 0,
@@ -84,6 +85,7 @@ class WorkerEnvironmentFactory:
                 region=persistent.region,
                 ca_bundle=persistent.ca_bundle,
                 sse=persistent.sse,
+                bytes_per_second=float(persistent.bandwidth_bytes or 0),
             )
             if persistent is not None
             else None,

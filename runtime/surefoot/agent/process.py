@@ -31,6 +31,8 @@ from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
 from surefoot.agent.trainers.supervisor import TrainerSupervisor
 from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.drain.bandwidth import bandwidth_of
+from surefoot.drain.engine import DrainOptions
 from surefoot.errors import SurefootError
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.metric_deltas import MetricSums
@@ -82,7 +84,9 @@ class AgentProcess:
             self, settings.job, StepLedger(scratch / "ledger" / f"{worker}.jsonl", _later)
         )
         watcher = StagingWatcher(self._trainer_handler.slot_freed, self._line.beat, self.notice)
-        self.staging = StagingMemory(self.incarnation, settings.job, watcher)
+        self._bandwidth = bandwidth_of(settings.job)
+        options = DrainOptions(pace=self._bandwidth.memory, node=settings.node)
+        self.staging = StagingMemory(self.incarnation, settings.job, watcher, options)
         self._starter = Starter(
             command, environment, logs / "zygote.log", lambda warm: self.dispatch(on.WarmChanged(warm))
         )
@@ -93,7 +97,7 @@ class AgentProcess:
         self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
-        self._requests = CoordinatorRequests(settings.job, places, self._line.send)
+        self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
         """Runs the agent until it leaves; returns its exit code."""
@@ -122,6 +126,7 @@ class AgentProcess:
     def dispatch(self, event: on.Event) -> None:
         """The one way in: an event, its decision, its commands."""
         self.state, commands = transition(self.state, event)
+        self._bandwidth.limit(self.state.trains)
         for command in commands:
             self._do(command)
 

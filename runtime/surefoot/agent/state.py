@@ -105,6 +105,12 @@ class AgentState:
         return any(r.alive for r in self.ranks)
 
     @property
+    def trains(self) -> bool:
+        """Whether trainers here go on with steps, which copies may disturb."""
+        stays = self.leaving is None and self.departure is None and self.hold is None
+        return stays and self.started == self.claimed and any(r.alive and not r.closed for r in self.ranks)
+
+    @property
     def running(self) -> int:
         """The epoch running or finished here; 0: stopped for a newer one."""
         return self.started if self.alive or self.started == self.claimed else 0

@@ -120,13 +120,13 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
     return sent + len(table) + len(values)
 
 
-def repair(save: RankSave, source: Tier, target: Tier, epoch: int) -> str | None:
+def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
     """Copies a rank save between holders, and closes both tiers.
 
     Verified, and committed with the writer epoch `epoch`. None, or why it failed.
     """
     try:
-        size = copy_save(save, [source], target, epoch, TokenBucket())
+        size = copy_save(save, [source], target, epoch, pace)
     except SurefootError as error:
         log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
         return str(error)

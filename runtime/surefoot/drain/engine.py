@@ -36,6 +36,7 @@ from surefoot.drain.slots import (
     WriteTo,
 )
 from surefoot.drain.target_writer import Probe, TargetWriter, WriterOrder
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.drain.transitions import step
 from surefoot.errors import Corrupt, ProtocolError
 from surefoot.format.layouts import Stream, read_layout
@@ -85,6 +86,9 @@ def no_probe(stage: str) -> None:
 class DrainOptions:
     limits: RetryLimits = field(default_factory=RetryLimits)
     probe: Probe = no_probe
+    pace: TokenBucket = field(default_factory=TokenBucket)
+    """Of copies that leave `node`; shared by all that leave it."""
+    node: str = ""
 
 
 class Drain:
@@ -275,7 +279,8 @@ class Drain:
     def _writer(self, target: HolderId) -> TargetWriter:
         writer = self._writers.get(target)
         if writer is None:
-            writer = TargetWriter(target, self._open, self._apply, self._options.probe, self._arena.slots)
+            pace = TokenBucket() if target.node == self._options.node else self._options.pace
+            writer = TargetWriter(target, self._open, self._apply, self._arena.slots, (pace, self._options.probe))
             self._writers[target] = writer
         return writer
 

@@ -43,8 +43,8 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class PromotionOptions:
-    bytes_per_second: float = 0.0
-    """Limit on average; 0 means none."""
+    pace: TokenBucket | None = None
+    """The promoter's own, stopped when it is closed; None: without a limit."""
     attempts: int = 4
     retry_seconds: float = 0.5
     """Wait before the second try; doubles each time, less up to half."""
@@ -70,7 +70,7 @@ class Promoter:
         self._open_target = open_target
         self._on_done = on_done
         self._options = options or PromotionOptions()
-        self._pace = TokenBucket(self._options.bytes_per_second)
+        self._pace = self._options.pace or TokenBucket()
         self._orders: queue.Queue[tuple[RankSave, int] | None] = queue.Queue(maxsize=self._options.queued)
         self._waiting: set[RankSave] = set()
         self._lock = threading.Lock()

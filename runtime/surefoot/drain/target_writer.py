@@ -18,6 +18,7 @@ from typing import Literal
 from surefoot import metrics
 from surefoot.drain.save_work import SaveWork
 from surefoot.drain.slots import Acknowledged, LegEnded, LegRefused, SaveWritten, TargetFailed
+from surefoot.drain.token_bucket import TokenBucket
 from surefoot.errors import ChunkMissing, Fenced, SurefootError, TierFull
 from surefoot.protocol.identities import HolderId
 from surefoot.tiers import Tier, WritesAhead
@@ -46,14 +47,14 @@ class TargetWriter:
         target: HolderId,
         open_tier: Callable[[HolderId], Tier],
         answer: Callable[[Answer], None],
-        probe: Probe,
         slots: int,
+        paced: tuple[TokenBucket, Probe],
     ) -> None:
         self.target = target
         self._kind = "memory" if target.instance else "persistent"  # library mode drains to the persistent tier
         self._open = open_tier
         self._answer = answer
-        self._probe = probe
+        self._pace, self._probe = paced
         self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
         self._tier: Tier | None = None
         self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
@@ -126,6 +127,9 @@ class TargetWriter:
                 self._disconnect()  # with whatever answers are still due
                 return LegEnded(order.slot, self.target)
             work.digest(index)
+            if not self._pace.take(work.chunk_lengths[index]):
+                self._disconnect()
+                return LegEnded(order.slot, self.target)
             put(save, index, work.chunk(index))
             self._probe("chunk")
         if ahead is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from support.builders import job
 from surefoot.logs import VARIABLE
+from surefoot.settings import job_settings
+from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.controller.credentials.derived_secrets import Secrets
 from surefoot_operator.controller.worker_environment import WorkerEnvironmentFactory
 from surefoot_operator.policy.actions import CreateWorker
@@ -17,3 +19,17 @@ def told(log_format: str) -> dict[str, str]:
 def test_agents_log_in_the_operators_format_and_text_is_left_to_the_template() -> None:
     assert told("json")[VARIABLE] == "json"
     assert VARIABLE not in told("text")
+
+
+def test_the_limits_of_a_job_reach_its_workers_and_no_limit_is_left_out() -> None:
+    factory = WorkerEnvironmentFactory("wss://operator/v1/agents", 1.0, Secrets(b"root"))
+    checkpoint = CheckpointPolicy(
+        memory=MemoryTierSpec(bandwidth_bytes=500 << 20),
+        persistent=PersistentTierSpec("s3://b/p", bandwidth_bytes=3 << 20),
+    )
+    limited = dict(factory(job(checkpoint=checkpoint), CreateWorker(0, 1)).plain)
+    read = job_settings({**limited, "SUREFOOT_HOLDER_PASSWORD": ""})
+    assert read.memory_bytes_per_second == 500 << 20
+    assert read.persistent is not None
+    assert read.persistent.bytes_per_second == 3 << 20
+    assert not any("BANDWIDTH" in name for name in told("text"))

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from surefoot import metrics
 from surefoot.agent.unexpected_errors import UnexpectedErrors
+from surefoot.drain.bandwidth import Bandwidth
 from surefoot.drain.copying import repair
-from surefoot.drain.promoter import Promoted, Promoter, drop_persistent
+from surefoot.drain.promoter import Promoted, Promoter, PromotionOptions, drop_persistent
 from surefoot.drain.survey import Survey, layout_texts, survey
 from surefoot.errors import ConfigurationError, SurefootError, TierError
 from surefoot.holder.client import HolderClient
@@ -61,8 +62,15 @@ class SaveLocations:
 class CoordinatorRequests:
     """`run` until cancelled, then `close`. Answers go to `answer`, on the loop."""
 
-    def __init__(self, job: JobSettings, places: SaveLocations, answer: Callable[[FromAgent], None]) -> None:
+    def __init__(
+        self,
+        job: JobSettings,
+        places: SaveLocations,
+        answer: Callable[[FromAgent], None],
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
         self._job = job
+        self._bandwidth = bandwidth or Bandwidth()
         self._places = places
         self._answer = answer
         self._asked: asyncio.Queue[Request] = asyncio.Queue(_QUEUE)
@@ -95,7 +103,8 @@ class CoordinatorRequests:
                 self._answer(Persisted(save, error=_NO_TIER))
             return
         if self._promoter is None:
-            self._promoter = Promoter(self._sources, self._persistent, self._promoted)
+            options = PromotionOptions(pace=self._bandwidth.persistent)
+            self._promoter = Promoter(self._sources, self._persistent, self._promoted, options)
         self._promoter.promote(message.epoch, message.saves)
 
     async def run(self) -> None:
@@ -133,7 +142,8 @@ class CoordinatorRequests:
                     return self._list(request)
                 case RepairSave(number, epoch, save, source, target):
                     memory = self._places.memory
-                    return (Repaired(number, repair(save, memory(source), memory(target), epoch)),)
+                    error = repair(save, memory(source), memory(target), epoch, self._bandwidth.memory)
+                    return (Repaired(number, error),)
                 case DropPersistent(number, checkpoints):
                     return (PersistentDropped(number, drop_persistent(self._persistent(), checkpoints)),)
         except SurefootError as error:

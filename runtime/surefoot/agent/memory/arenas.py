@@ -18,7 +18,7 @@ from surefoot.agent.memory import save_progress as saves
 from surefoot.agent.memory.demand import StagingNeeds
 from surefoot.agent.memory.headroom import StagingDemand, read_headroom, require, with_released
 from surefoot.agent.memory.save_progress import SaveTracker
-from surefoot.drain.engine import Drain, DrainArena, DrainWatcher
+from surefoot.drain.engine import Drain, DrainArena, DrainOptions, DrainWatcher
 from surefoot.drain.slots import SealedSave
 from surefoot.errors import TierUnavailable
 from surefoot.holder.client import HolderClient
@@ -70,10 +70,13 @@ class _RankArena:
 class StagingMemory:
     """Owns arenas and drains, and knows where the holders answer."""
 
-    def __init__(self, incarnation: str, job: JobSettings, watcher: StagingWatcher) -> None:
+    def __init__(
+        self, incarnation: str, job: JobSettings, watcher: StagingWatcher, options: DrainOptions | None = None
+    ) -> None:
         self._incarnation = incarnation
         self._job = job
         self._watcher = watcher
+        self._options = options
         self._arenas: dict[int, _RankArena] = {}
         self._allocating = asyncio.Lock()
         self._holders: Holders | None = None
@@ -201,7 +204,8 @@ class StagingMemory:
             on_notice=on_loop(self._watcher.on_notice),
             on_lost=on_loop(self._lost),
         )
-        drain = Drain(DrainArena(file.memory, SLOTS, file.slot_bytes), self._incarnation, self.open_tier, watcher)
+        arena = DrainArena(file.memory, SLOTS, file.slot_bytes)
+        drain = Drain(arena, self._incarnation, self.open_tier, watcher, self._options)
         self._aim(drain)
         return _RankArena(file, drain, {}, {})
 
