@@ -63,8 +63,8 @@ spec:
     stepTimeoutSeconds: 30
     nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
   checkpoint:
-    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname}
-    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, keepEverySteps: 500, keepSeconds: 60.5, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, onJobDeletion: Delete}
+    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, topologyKey: kubernetes.io/hostname, bandwidth: 500Mi}
+    persistent: {uri: s3://bucket/prefix, intervalSteps: 50, keep: 2, keepEverySteps: 500, keepSeconds: 60.5, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, bandwidth: 100M, onJobDeletion: Delete}
     drainGraceSeconds: 0.5
     holderReturnSeconds: 5
     onTotalLoss: Restart

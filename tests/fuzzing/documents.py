@@ -32,8 +32,8 @@ spec:
     heartbeatTimeoutSeconds: 2
     nodeSignals: {taints: [a.b/c], conditions: [GpuUnhealthy=True], labels: [a=b]}
   checkpoint:
-    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi}
-    persistent: {uri: s3://bucket/prefix, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256}
+    memory: {intervalSteps: 5, replicas: 3, keep: 4, sizeLimit: 8Gi, bandwidth: 500Mi}
+    persistent: {uri: s3://bucket/prefix, endpoint: "http://s3:7070", region: here, secretRef: keys, caBundle: /ca.pem, sse: AES256, bandwidth: 100M}
     restoreFrom: {uid: older, step: 40}
     expectedBytes: 1048576
   template:
