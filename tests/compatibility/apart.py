@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compatibility.case import Case, Context, Training, Unrun
+from compatibility.case import Context, Training
 from compatibility.loader_cases import SIZE, cases_of, per_rank, training_of
 from support.streamed_files import MOSAIC
 
@@ -71,13 +71,8 @@ def _ray(context: Context) -> Training:
     return training_of(loader, batches, context.world)
 
 
-_ANY_WORLD = (
-    "not run, as clusters of Ray for so many ranks take longer to begin than a life may: refused as at the same size, when"
-    " it is given to Checkpointer. Write the data set with write_parquet and give ElasticStream its ParquetRows"
-)
 APART = (
     *cases_of("MosaicML's StreamingDataLoader", _mosaic(0)),
     *cases_of("MosaicML's StreamingDataLoader, two worker processes", _mosaic(2)),
-    Case("loader", RAY, _ray, ranks=2, resumed=2),
-    *(Unrun("loader", RAY, _ANY_WORLD, world) for world in ("3→2→3", "4→1→4")),
+    *cases_of(RAY, _ray),
 )
