@@ -1,7 +1,7 @@
 """What our loaders cost beside torch's own DataLoader: the same samples, collation and number of worker processes.
 
-`python -m bench.loading [--samples 40000] [--rounds 9] [--out FILE]`. Each round reads so many samples once with each of
-the two, one behind the other, the first one in turn; rates are of wall time, and beside them is CPU time of the process and
+`python -m bench.loading [--samples 40000] [--rounds 9] [--out FILE]`. Each round reads so many samples once with each
+loader, one behind the other, the first one in turn; rates are of wall time, and beside them is CPU time of the process and
 its workers. Median, least and most of the rounds; the ratio is that of each pair, so what else the machine does falls on both.
 """
 
@@ -69,10 +69,12 @@ def lines(samples: int, workers: int, folder: Path) -> dict[str, Batches]:
     for path in paths:
         path.write_text("".join(LINE.format(number) for number in range(samples // FILES)))
     source = TextLines([str(path) for path in paths])
-    options: dict[str, Any] = {"shuffle": False, "lanes": 1, "stripes": 2, "rank": 0, "world": 1, "collate": list}
+    options: dict[str, Any] = {"shuffle": False, "stripes": 2, "rank": 0, "world": 1, "collate": list}
     return {
         "torch": lambda: DataLoader(Lines(paths), batch_size=BATCH, num_workers=workers, collate_fn=list),
-        "surefoot": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, **options),
+        "surefoot": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, lanes=1, **options),
+        "default lanes": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, **options),
+        "default lanes, window": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, window=256, **options),
     }
 
 

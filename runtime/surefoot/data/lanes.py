@@ -65,13 +65,17 @@ class Lane:
         self._readers, self._seed, self._pack, self._grouped = readers, seed, pack, grouped
         self._bounds = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
         self._items = self._drawn = self._bad = 0
+        self._bare = readers[0] if len(readers) == 1 and pack is None and not grouped else None
+        """The one reader whose samples are the items."""
+        self._ahead: list[Any] = []
+        """Of those, what was read and not handed out."""
         self._rest: tuple[int, Drawn, Any] | None = None
         """Source, sample, and what of its tokens no row has had yet."""
 
     def seek(self, cursor: LaneCursor) -> None:
         """Continues reading at `cursor`."""
         self._items, self._drawn, self._bad = cursor.items, cursor.drawn, cursor.bad
-        self._rest = None
+        self._rest, self._ahead = None, []
         for reader, one in zip(self._readers, cursor.sources, strict=False):
             reader.cursor = one
 
@@ -87,13 +91,49 @@ class Lane:
             return [self._group(most_bad) for _ in range(count)]
         if self._pack is not None:
             return [self._row(self._pack, most_bad) for _ in range(count)]
-        found: list[Any] = []
-        alone = self._readers[0] if len(self._readers) == 1 else None
+        found = self._taken(count) if self._ahead else []
         while len(found) < count:
-            some = alone.run(count - len(found)) if alone is not None else ()
+            some = self._bare.run(count - len(found)) if self._bare is not None else ()
             self._drawn += len(some)
             found += some or (self._draw(most_bad)[1].sample,)
         return found
+
+    @property
+    def ahead(self) -> int:
+        """How many samples were read and not handed out."""
+        return len(self._ahead)
+
+    @property
+    def moving(self) -> int:
+        """Which number of the first cursor counts samples read in a run."""
+        return self._readers[0].moving
+
+    def read_ahead(self, count: int) -> int:
+        """Reads until `count` samples wait, and returns how many do.
+
+        Fewer where a window, an extent or a pass ends; none where items are no bare samples.
+        """
+        if len(self._ahead) < count and self._bare is not None:
+            self._ahead += self._bare.run(count - len(self._ahead))
+        return len(self._ahead)
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the next `count` samples, which wait."""
+        self._items += count
+        return self._taken(count)
+
+    def _taken(self, count: int) -> list[Any]:
+        found = self._ahead[:count]
+        del self._ahead[:count]
+        self._drawn += len(found)
+        return found
+
+    def row(self, number: int) -> list[int]:
+        """Returns `number`, and the plain cursor behind all that was read."""
+        if self._bare is not None:
+            ahead = len(self._ahead)
+            return [number, self._items + ahead, self._drawn + ahead, self._bad, *self._bare.cursor]
+        return [number, *self.cursor().plain()]
 
     def _source(self) -> int:
         """Returns the number of the source of the next draw."""
@@ -134,7 +174,11 @@ class Lane:
         return np.concatenate(parts)
 
     def cursor(self) -> LaneCursor:
-        """Returns the cursor behind the last item handed out."""
+        """Returns the cursor behind the last item handed out.
+
+        Nothing may have been read ahead.
+        """
+        assert not self._ahead, "a stripe knows how far behind its lanes' rows it is"
         cursors = [reader.cursor for reader in self._readers]
         if self._rest is None:
             return LaneCursor(self._items, self._drawn, self._bad, tuple(cursors))

@@ -63,6 +63,8 @@ class SourceReader:
         self._prepare, self._grouping = prepare, grouping
         self.cursor = Cursor(turn=dealing.first)
         """Of the next sample."""
+        self.moving = Cursor._fields.index("start" if window == 1 else "emitted")
+        """Which number of the cursor grows with each sample of a run."""
         self._open: tuple[int, int, Iterator[Any]] | None = None
         """Shard, next sample, and what gives it."""
         self._block: tuple[tuple[int, int, int, int], ShuffleWindow] | None = None

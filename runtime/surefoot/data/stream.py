@@ -39,6 +39,7 @@ from surefoot.data.stream_state import (
     taken_over,
     told_left,
 )
+from surefoot.data.stripe import LanesBehind
 from surefoot.data.torch_options import check_options, refuse_options
 from surefoot.errors import StateMismatch
 
@@ -149,9 +150,11 @@ class ElasticStream:
         self._batches = 0
         """Steps that were consumed before the state was loaded."""
         self._consumption = Consumption(batches_per_step)
-        self._waiting: deque[tuple[int, list[list[int]]]] = deque()
+        self._waiting: deque[tuple[int, LanesBehind]] = deque()
         """Of each batch from the first unconsumed one on: its number, and its lanes' cursors behind it."""
-        self._unreported: list[list[int]] = []
+        self._newest: dict[int, LanesBehind] = {}
+        """By first lane: cursors behind what was consumed that `_cursors` lacks."""
+        self._unreported: list[LanesBehind] = []
         """Of batches consumed since the last step: their lanes' cursors behind them."""
         self.step_samples = 0
         """Samples (packed rows, or groups, where it makes them) of this rank that the last step consumed."""
@@ -171,7 +174,7 @@ class ElasticStream:
         cursors = dict(self._settled())
         self._bad = {lane: plain[_BAD] for lane, plain in cursors.items() if plain[_BAD]}
         for _, told in self._waiting:
-            cursors |= {plain[0]: plain for plain in told}
+            cursors |= {plain[0]: plain for plain in told.plain()}
         for data, told, tokens in self._read(lanes_of_plain(cursors.values()), self._batches + number):
             if mine != self._iterator:
                 raise StateMismatch(
@@ -182,7 +185,7 @@ class ElasticStream:
             number += 1
             self._consumption.hand_out()
             if not self._consumption.by_step:
-                self._settled()
+                self._settle()
                 self._unreported.clear()  # nobody asks
             yield self._batch(data, told, tokens)
 
@@ -239,12 +242,12 @@ class ElasticStream:
         Ranges `[start, stop)` that this rank's lanes gave, by their cursors; None without a global order.
         """
         self._consumption.step_ends()
-        self._settled()
+        self._settle()
         told, self._unreported = self._unreported, []
-        self.step_samples = len(told) * self.shape.per_lane if self._slots else 0
+        self.step_samples = sum(map(len, told)) * self.shape.per_lane if self._slots else 0
         if not self.deterministic:
             return None
-        return joined_spans(self.shape.span(lane[0], lane[1]) for lane in told) if self._slots else ()
+        return joined_spans(behind.span(self.shape) for behind in told) if self._slots else ()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's cursors behind the last consumed batch, and the order."""
@@ -305,16 +308,23 @@ class ElasticStream:
         self._cursors = {plain[0]: plain for plain in lanes_as_plain(kept)}
         self._batches, self._left, self._dealt = batches, list(left), None
         self._waiting.clear()
+        self._newest.clear()
         self._unreported.clear()
         self._consumption.forget()
         self._iterator += 1
 
-    def _settled(self) -> dict[int, Sequence[int]]:
-        """Returns the lanes' cursors behind what was consumed; forgets the batches that were."""
+    def _settle(self) -> None:
+        """Takes the cursors behind what was consumed; forgets the batches that were."""
         while self._waiting and self._waiting[0][0] < self._consumption.consumed:
-            told = self._waiting.popleft()[1]
-            self._cursors |= {plain[0]: plain for plain in told}
-            self._unreported += told
+            self._unreported.append(told := self._waiting.popleft()[1])
+            self._newest[told.first] = told
+
+    def _settled(self) -> dict[int, Sequence[int]]:
+        """Returns the lanes' cursors behind what was consumed."""
+        self._settle()
+        for told in self._newest.values():
+            self._cursors |= {plain[0]: plain for plain in told.plain()}
+        self._newest.clear()
         return self._cursors
 
     def _read(self, cursors: Mapping[int, LaneCursor], first: int) -> Iterator[Read]:
@@ -338,10 +348,8 @@ class ElasticStream:
 
         return read_ahead(recipe, slots, cursors, first, self._options)
 
-    def _batch(self, data: Any, told: Sequence[Sequence[int]], tokens: int) -> Batch:
-        for plain in told:
-            if plain[_BAD]:
-                self._bad[plain[0]] = plain[_BAD]
+    def _batch(self, data: Any, told: LanesBehind, tokens: int) -> Batch:
+        self._bad |= told.bad
         if self._bad and (bad := sum(self._bad.values())) > self._skip_bad:
             raise DataError(
                 f"{bad} bad samples were left out by this rank's lanes, and skip_bad={self._skip_bad} allows no more: the"
@@ -351,11 +359,9 @@ class ElasticStream:
         even = 1.0 if self._grouping is None or self.world == 1 else math.nan
         if not self.deterministic:
             return Batch(data, even, 0, 0, (), tokens)
-        start, stop = self.shape.span(*told[0][:2])
+        start, stop = told.span(self.shape)
         if not self._slots:
             return Batch(data, 0.0, start, start, ())
-        if len(told) > 1:
-            stop = self.shape.span(*told[-1][:2])[1]
         return Batch(data, even * len(self._slots) * self.world / self.shape.slots, start, stop, (), tokens)
 
     def _dealings(self, lanes: int, left: Sequence[Left]) -> list[Dealing]:

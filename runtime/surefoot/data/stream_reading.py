@@ -18,12 +18,13 @@ from surefoot.data.order import sample_seed
 from surefoot.data.source import DataSource
 from surefoot.data.source_reading import Prepare, SourceReader
 from surefoot.data.stream_state import StreamShape
+from surefoot.data.stripe import LanesBehind, Stripe
 
 if TYPE_CHECKING:
     import torch
 
-Read = tuple[Any, list[list[int]], int]
-"""Collated data; for each of its lanes the number and the cursor behind it, as plain numbers; and tokens of groups."""
+Read = tuple[Any, LanesBehind, int]
+"""Collated data, the cursors of its lanes behind it, and tokens of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +60,27 @@ class StepReader:
 
     def __init__(self, recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor]) -> None:
         self._recipe, self._slots, self._cursors = recipe, slots, cursors
-        self._lanes: dict[int, Lane] = {}
+        self._stripes: dict[int, Stripe] = {}
 
     def batches(self, first: int, stride: int) -> Iterator[Read]:
         """Yields batches from step `first` on, without end."""
         return (self._batch(step) for step in count(first, stride))
 
     def _batch(self, step: int) -> Read:
-        items, told = [], []
-        for slot in self._slots:
-            number = self._recipe.shape.lane(step, slot)
-            lane = self._lane(number)
-            items += lane.items(self._recipe.shape.per_lane, self._recipe.skip_bad)
-            told.append([number, *lane.cursor().plain()])
+        items, told = self._stripe(step).step()
         if (grouping := self._recipe.grouping) is not None:
             return [self._recipe.collate(group) for group in items], told, grouping.tokens(items)
         return self._recipe.collate(items), told, 0
 
-    def _lane(self, number: int) -> Lane:
-        if number not in self._lanes:
-            self._lanes[number] = self._recipe.lane(number)
-            if number in self._cursors:
-                self._lanes[number].seek(self._cursors[number])
-        return self._lanes[number]
+    def _stripe(self, step: int) -> Stripe:
+        shape, number = self._recipe.shape, step % self._recipe.shape.stripes
+        if number not in self._stripes:
+            lanes = {lane: self._recipe.lane(lane) for lane in (shape.lane(step, slot) for slot in self._slots)}
+            for at, lane in lanes.items():
+                if at in self._cursors:
+                    lane.seek(self._cursors[at])
+            self._stripes[number] = Stripe(lanes, shape.per_lane, self._recipe.skip_bad)
+        return self._stripes[number]
 
 
 def read_here(recipe: Recipe, slots: Sequence[int], cursors: Mapping[int, LaneCursor], first: int) -> Iterator[Read]:
