@@ -9,7 +9,7 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import checkpoints
+from dashboards import checkpoints, fleet
 
 FOLDER = Path(__file__).parents[1] / "charts" / "surefoot" / "files" / "dashboards"
 
@@ -20,7 +20,7 @@ def text(dashboard: Dashboard) -> str:
 
 def files() -> dict[Path, str]:
     """Path -> what stands in it."""
-    return {FOLDER / f"{checkpoints.UID}.json": text(checkpoints.built())}
+    return {FOLDER / f"{board.UID}.json": text(board.built()) for board in (checkpoints, fleet)}
 
 
 def problems(path: Path, wanted: str) -> list[str]:

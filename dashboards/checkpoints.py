@@ -10,50 +10,23 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
 
 from dashboards import living, saving
-from dashboards.panels import JOB, age, choice, mark, number
+from dashboards.frame import finished, framed, marked
+from dashboards.panels import JOB, age, number
 
 UID = "surefoot-checkpoints"
 
 
 def built() -> models.Dashboard:
     """The whole of it."""
-    whole = (
-        dashboard.Dashboard("Surefoot: checkpoints and recovery")
-        .uid(UID)
-        .description("Checkpoint latency by tier and phase, what is safe, and what failures cost each training job.")
-        .tags(["surefoot"])
-        .editable()
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .time("now-1h", "now")
-        .refresh("10s")
-        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(choice("namespace", "Namespace", "label_values(surefoot_job_phase, namespace)"))
-        .with_variable(choice("job", "Job", 'label_values(surefoot_job_phase{namespace=~"$namespace"}, job)'))
-        .annotation(
-            mark(
-                "Incidents",
-                "red",
-                f"max by (namespace, job, kind) (surefoot_incident_timestamp_seconds{{{JOB}}}) * 1000",
-                "{{kind}}",
-                at_value=True,
-            )
-        )
-        .annotation(
-            mark(
-                "Recovering",
-                "orange",
-                f'max by (namespace, job, phase) (surefoot_job_phase{{{JOB}, phase=~"Recovering|Resizing"}}) == 1',
-                "{{phase}}",
-                at_value=False,
-            )
-        )
+    frame = framed(
+        UID,
+        "Surefoot: checkpoints and recovery",
+        "Checkpoint latency by tier and phase, what is safe, and what failures cost each training job.",
     )
+    whole = marked(frame)
     for add in (now, saving.latency, saving.safety, living.recovery, living.training, living.memory, living.operator):
         add(whole)
-    built = whole.build()
-    for place, panel in enumerate(built.panels or [], 1):
-        panel.id_val = place
-    return built
+    return finished(whole)
 
 
 def now(whole: dashboard.Dashboard) -> None:

@@ -53,7 +53,9 @@ def drawn_boards(prometheus: Prometheus) -> Boards:
     for path in sorted((FILES / "dashboards").glob("*.json")):
         body = json.loads(path.read_text(encoding="utf-8"))
         parts = tuple(_part(panel, prometheus, begin, step) for panel in body["panels"])
-        marks = tuple(span for mark in body["annotations"]["list"] for span in _spans(mark, prometheus, begin, step))
+        marks = tuple(
+            span for mark in body["annotations"].get("list", ()) for span in _spans(mark, prometheus, begin, step)
+        )
         found.append(Board(body["title"], body.get("description", ""), parts, marks))
     return Boards(begin, end, tuple(found))
 
@@ -75,7 +77,8 @@ def boards_page(boards: Boards) -> str:
 
 def _board(board: Board, begin: float, end: float) -> list[Markup]:
     marks = "; ".join(sorted({f"{mark.label} ({mark.kind})" for mark in board.marks}))
-    parts: list[Markup] = [element("h1", board.title), element("p", f"{board.about} Marked: {marks or 'nothing'}.")]
+    about = f"{board.about} Marked: {marks}." if marks else board.about
+    parts: list[Markup] = [element("h1", board.title), element("p", about)]
     grid: list[Markup] = []
     for part in board.parts:
         if isinstance(part, str):

@@ -21,6 +21,7 @@ def of(expression: Expression, series: Series) -> Reading:
     found = numbers(series)
     rests = not any(found)
     reading: Reading = {
+        **({"dashboard": expression.board} if expression.board else {}),
         "where": expression.where,
         "expression": expression.written,
         "asked": expression.promql,

@@ -24,6 +24,7 @@ QUIET = {
     "Saves under way": "a save of some kilobytes drains between two scrapes",
     "Restored bytes by source: read again: {{reason}}": "no copy was bad",
     "Steps lost and restarts: {{job}} steps": "the newest checkpoint may be that of the last step",
+    "Jobs in danger": "the job that runs is protected from its first checkpoint on",
     "Loss: {{job}} steps not finite": "every loss was a number",
     "Evictions and failed calls: evicted keys": "a holder never evicts",
     "Evictions and failed calls: {{call}}": "calls to the killed node fail only if one was under way",
@@ -42,6 +43,8 @@ class Expression:
     written: str = ""
     """As the file has it."""
     legend: str = ""
+    board: str = ""
+    """The dashboard's title; empty: it is an alert's."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.promql}"
@@ -51,9 +54,10 @@ def of_dashboards() -> list[Expression]:
     found = []
     for path in sorted((FILES / "dashboards").glob("*.json")):
         dashboard = json.loads(path.read_text())
-        marks = [mark for mark in dashboard["annotations"]["list"] if "expr" in mark]
+        title = dashboard["title"]
+        marks = [mark for mark in dashboard["annotations"].get("list", ()) if "expr" in mark]
         found += [
-            Expression(mark["name"], filled(mark["expr"]), written=mark["expr"], legend=mark["titleFormat"])
+            Expression(mark["name"], filled(mark["expr"]), False, mark["expr"], mark["titleFormat"], title)
             for mark in marks
         ]
         for panel in dashboard["panels"]:
@@ -61,7 +65,7 @@ def of_dashboards() -> list[Expression]:
                 legend = target["legendFormat"]
                 where = f"{panel['title']}: {legend}"
                 rests = where in QUIET or panel["title"] in QUIET
-                found.append(Expression(where, filled(target["expr"]), rests, target["expr"], legend))
+                found.append(Expression(where, filled(target["expr"]), rests, target["expr"], legend, title))
     return found
 
 
@@ -69,12 +73,14 @@ def of_choices() -> list[Expression]:
     """What fills the lists of names above the panels: `label_values(selector, label)`, Grafana's own, as a query."""
     found = []
     for path in sorted((FILES / "dashboards").glob("*.json")):
-        for choice in json.loads(path.read_text())["templating"]["list"]:
+        dashboard = json.loads(path.read_text())
+        for choice in dashboard["templating"]["list"]:
             if choice["type"] == "query":
                 parts = re.fullmatch(r"label_values\((.+), (\w+)\)", choice["query"])
                 assert parts is not None, choice["query"]
                 asked = f"group by ({parts[2]}) ({filled(parts[1])})"
-                found.append(Expression(f"choice of {choice['name']}", asked, written=choice["query"]))
+                where = f"choice of {choice['name']}"
+                found.append(Expression(where, asked, written=choice["query"], board=dashboard["title"]))
     return found
 
 
