@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from surefoot import Checkpointer, ElasticLoader
 from surefoot.errors import ConfigurationError
 from surefoot.protocol.records import Layout
 from surefoot.state import read_values
+
+SLOW_SECONDS = 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -219,6 +222,24 @@ def test_the_stall_of_a_save_is_reported_with_the_step_behind_it() -> None:
         checkpointer.restore()
         train(checkpointer, model, optimizer, 4)
     assert [s.progress.stall_seconds is not None for s in link.steps] == [False, False, True, False]
+
+
+class SlowMemory(FakeLink):
+    """Staging memory that comes late, as gigabytes on a busy node do."""
+
+    def arena(self, slot_bytes: int) -> tuple[memoryview, int, int]:
+        threading.Event().wait(SLOW_SECONDS)
+        return super().arena(slot_bytes)
+
+
+def test_a_first_save_that_waits_for_its_preparation_says_so_as_its_stall() -> None:
+    model, optimizer = parts()
+    link = SlowMemory(attached(1))
+    with Checkpointer(model=model, optimizer=optimizer, link=link) as checkpointer:
+        checkpointer.restore()
+        train(checkpointer, model, optimizer, 3)
+    stalls = [s.progress.stall_seconds for s in link.steps if s.progress.stall_seconds is not None]
+    assert stalls[0] > SLOW_SECONDS / 2 > stalls[1]
 
 
 def test_a_loss_that_is_no_number_is_told_once_and_reported_as_it_is() -> None:
