@@ -41,6 +41,7 @@ SLOW = frozenset({
     "an agent takes an older epoch's assignment",
     "an epoch without a step of its own has no last checkpoint",
     "an interrupted step is saved",
+    "an upload that was not wanted for a while is not asked for again",
     "drains of the old epoch are not awaited",
     "facts of an older epoch count in the next",
     "nothing is ever dropped",

@@ -32,7 +32,7 @@ AWAY = replace(ROUGH, nodes=4, steps=60, faults=8, kinds=("API is away", "traine
 BLIND = replace(ROUGH, steps=60, faults=8, kinds=("operator loses holders", "trainer dies"))
 ALONE = replace(ROUGH, steps=120, faults=6, fault_span_seconds=20.0, kinds=("operator dies", "holder restarts"))
 LAST_UPLOADS = replace(ROUGH, nodes=5, least_workers=3, replicas=1, persistent_interval=4, interval=4, steps=12, step_seconds=0.5,
-                       faults=3, fault_span_seconds=9.0, kinds=("node is cut off",))  # fmt: skip
+                       faults=4, fault_span_seconds=10.0, kinds=("node is cut off",))  # fmt: skip
 NEW_LEADERS = replace(ROUGH, nodes=4, steps=60, fault_span_seconds=12.0,
                       kinds=("operator dies", "operator freezes, another leads", "lines are cut"))  # fmt: skip
 FIXED = replace(ROUGH, least_workers=3, nodes=4, steps=60, kinds=("pods are refused", "node dies"))
