@@ -1,7 +1,8 @@
 """Compares two looks at trainers that make no step.
 
-Pure. A stack alone says little: a rank that reads or computes for long shows it as well. One that shows the same stack
-twice, while it and its children neither read, write nor compute, hangs or waits for one that does.
+Pure. A stack alone says little: a rank that reads or computes for long shows it as well, and one that computes in a loop
+of two lines shows the same one twice as often as not. One that shows the same stack twice, while it and its children
+neither read, write nor compute, hangs or waits for one that does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from surefoot.protocol.rank_places import RankPlace
 _IO_BYTES = 1 << 20
 """Less is what threads of a library say to each other while the program stands."""
 _CPU_SHARE = 0.05
-"""Of a core, by children alone: a rank that waits in a collective spins."""
+"""Of a core; not that of ranks that wait in a collective, which spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class Activity:
 
     io_bytes: int = 0
     """Read and written, of the trainers and their children."""
-    children_cpu_seconds: float = 0.0
-    """Of the trainers' children, as a loader's workers."""
+    cpu_seconds: float = 0.0
+    """Of trainers that wait for no other rank, and of all trainers' children, as a loader's workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Look:
 def stands_still(before: Look, after: Look) -> bool:
     """Whether nothing has moved between two looks."""
     wrote = after.activity.io_bytes - before.activity.io_bytes
-    computed = after.activity.children_cpu_seconds - before.activity.children_cpu_seconds
+    computed = after.activity.cpu_seconds - before.activity.cpu_seconds
     return (
         after.places == before.places
         and 0 <= wrote < _IO_BYTES

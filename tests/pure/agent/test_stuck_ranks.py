@@ -53,7 +53,7 @@ def test_two_looks_that_are_alike_are_told() -> None:
 @pytest.mark.parametrize(
     "second",
     [look(220.0, ELSEWHERE), look(220.0, io=2 << 20), look(220.0, cpu=30.0), None],
-    ids=["another stack", "reading", "children compute", "no stack"],
+    ids=["another stack", "reading", "somebody computes", "no stack"],
 )
 def test_what_moves_is_not_told(second: Look | None) -> None:
     assert seen(stepping(), look(160.0), second)[1] == []

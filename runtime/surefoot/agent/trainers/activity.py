@@ -14,11 +14,15 @@ from surefoot.linux_process import children, cpu_seconds
 _MOST_CHILDREN = 256
 
 
-def activity_of(pids: Iterable[int]) -> Activity:
-    """Sums over these processes and their children; CPU over the children alone."""
+def activity_of(pids: Iterable[tuple[int, bool]]) -> Activity:
+    """Sums over these processes and their children.
+
+    Each comes with whether it waits for other ranks: CPU that it spends on that is no sign of life.
+    """
     io_bytes, seconds = 0, 0.0
-    for pid in pids:
+    for pid, waits in pids:
         io_bytes += _io_bytes(pid)
+        seconds += 0.0 if waits else cpu_seconds(pid)
         for child in sorted(children(pid))[:_MOST_CHILDREN]:
             io_bytes += _io_bytes(child)
             seconds += cpu_seconds(child)

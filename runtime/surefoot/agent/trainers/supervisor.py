@@ -129,7 +129,8 @@ class TrainerSupervisor:
                 extra={"rank": one.rank, "epoch": self._epoch},
             )
         places = rank_places(taken)
-        pids = [entry.child.pid for entry in living if entry.child is not None]
+        waiting = {rank for place in places if place.waiting for rank in place.ranks}
+        pids = [(entry.child.pid, entry.rank in waiting) for entry in living if entry.child is not None]
         return summary(taken), Look(time.monotonic(), places, activity_of(pids)) if places else None
 
     async def close(self) -> None:
