@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
 
+from support.servers.api_stand_in import answered_by
 from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused, ApiSilent
 
@@ -44,18 +44,8 @@ class LogServer:
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[LogServer, Api]]:
     server = LogServer()
-    app = web.Application()
-    app.router.add_get(PATH, server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    configuration = Configuration()  # type: ignore[no-untyped-call]
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = Api(ApiClient(configuration))  # type: ignore[no-untyped-call]
-    yield server, api
-    await api.close()
-    await runner.cleanup()
+    async with answered_by(PATH, server.answer) as api:
+        yield server, api
 
 
 async def test_parts_come_before_the_stream_ends(served: tuple[LogServer, Api]) -> None:

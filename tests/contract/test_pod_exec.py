@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
 
+from support.servers.api_stand_in import answered_by
 from support.servers.certificates import authority
 from surefoot_operator.cli.doctor import reach_program
 from surefoot_operator.cli.doctor.network_look import BEGIN
@@ -64,17 +64,8 @@ class ExecServer:
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[ExecServer, Api]]:
     server = ExecServer()
-    app = web.Application()
-    app.router.add_get(PATH, server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration()  # type: ignore[no-untyped-call]
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = Api(ApiClient(configuration))  # type: ignore[no-untyped-call]
-    yield server, api
-    await api.close()
-    await runner.cleanup()
+    async with answered_by(PATH, server.answer) as api:
+        yield server, api
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import expressions, local_run
-from support.servers.prometheus import Prometheus, scraping
+from support.servers.prometheus import Prometheus, ended, scraping
 from surefoot_operator.fabric.processes.run_folder import read_json
 from surefoot_operator.fabric.processes.run_records import NodeRecord, from_json
 
@@ -68,7 +68,7 @@ def scraped_run(folder: Path) -> Iterator[ScrapedRun]:
 def _process(script: str, folder: Path, told: Path) -> Iterator[None]:
     """A script of `support`, until the end of the run."""
     command = [sys.executable, str(SUPPORT / "programs" / script), str(told)]
-    with (folder / f"{script}.log").open("wb") as log, _ended(subprocess.Popen(command, stdout=log, stderr=log)):
+    with (folder / f"{script}.log").open("wb") as log, ended(subprocess.Popen(command, stdout=log, stderr=log)):
         yield
 
 
@@ -91,24 +91,11 @@ def _companion(run: local_run.LocalRun, folder: Path, told: Path) -> Iterator[No
     path = folder / "companion.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
-    with _ended(process):
+    with ended(process):
         _until(run, lambda: "figures at port" in path.read_text())
         port = path.read_text().partition("figures at port ")[2].split()[0]
         told.write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"], "labels": {"node": "node-0"}}]))
         yield
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _until(run: local_run.LocalRun, condition: Callable[[], bool]) -> None:

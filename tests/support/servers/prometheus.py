@@ -106,9 +106,16 @@ def scraping(folder: Path, targets: Sequence[str], rules: Path) -> Iterator[Prom
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
+    with ended(process):
         _await_ready(port, process, folder / "prometheus.log")
         yield Prometheus(port)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the process with the block."""
+    try:
+        yield
     finally:
         process.terminate()
         try:
