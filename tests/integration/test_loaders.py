@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_run import SECONDS, Job, assert_equal, assert_whole, faults, run
+from support.local_run import SECONDS, Job, assert_equal, assert_whole, faults, run, running
 
 PROGRAM = Path(__file__).parent.parent / "support" / "programs" / "stream_trainer.py"
 STEPS = 9
@@ -74,5 +74,20 @@ def test_accumulation_behind_a_prefetcher_loses_no_sample_whatever_the_size(tmp_
     job = Job(steps=80, elastic=(1, 2), program=PROGRAM, trainer=("--kind", "accumulate", "--pace", "0.1"))
     done = run(tmp_path, job, *faults("node:1@step=30,for=2"), "--compare")
     assert_whole(done.report, 80)
+    assert_equal(done.report)
+    assert {epoch["world"] for epoch in done.report["epochs"]} == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_each_sample_of_a_batch_samplers_lists_is_counted_through_a_kill_and_a_resize(tmp_path: Path) -> None:
+    job = Job(steps=130, elastic=(1, 2), trainer=("--pace", "0.05", "--uneven-batches"))
+    with running(tmp_path, job, *faults("trainer:0@step=20", "node:1@step=45,for=1"), "--compare") as under_way:
+        done = under_way.finish()
+        read = under_way.status.data
+    assert read is not None
+    assert 1 < read.passes < 2, "of a data set of 960 samples, some 1,600"
+    assert (read.samples_per_second or 0) > 0
+    assert_whole(done.report, 130)
     assert_equal(done.report)
     assert {epoch["world"] for epoch in done.report["epochs"]} == {1, 2}

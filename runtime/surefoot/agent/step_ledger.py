@@ -56,6 +56,7 @@ class StepLedger:
             "rank": rank,
             "loss": progress.loss,
             "samples": list(stepped.samples) if stepped.samples is not None else None,
+            "span": stepped.span,
             "at": time.time(),
             "seconds": progress.step_seconds,
             "stall_seconds": progress.stall_seconds,

@@ -364,7 +364,7 @@ class Checkpointer:
             passes=self._guard.passes(now),
             step_samples=self._guard.step_samples,
         )
-        self._link.stepped(Stepped(progress, self._guard.consumed, skipped))
+        self._link.stepped(Stepped(progress, self._guard.consumed, skipped, self._guard.step_span))
         self._since = now
 
     def _end(self, flush_seconds: float) -> None:

@@ -38,6 +38,8 @@ class StateGuard:
         """What this rank's share of the last step was; None if the program has no `loader` that tells."""
         self.step_samples: int | None = None
         """How many samples that share had; None likewise."""
+        self.step_span: tuple[int, int] | None = None
+        """Positions [start, stop) of all ranks' shares together, where a loader tells that steps' sizes may differ."""
         self._passes: float | None = None
         self._reckon_at = -math.inf
 
@@ -58,6 +60,7 @@ class StateGuard:
         told = {name: loader.step_ends() for name, loader in self._loaders.items()}
         self.consumed = told.get("loader")
         self.step_samples = getattr(self._loaders.get("loader"), "step_samples", None)
+        self.step_span = getattr(self._loaders.get("loader"), "step_span", None)
         self._optimizing, self._at_step = False, self._handed_out()
 
     def passes(self, now: float) -> float | None:

@@ -81,6 +81,8 @@ class BatchSequence:
         self._consumption = Consumption(batches_per_step)
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
+        self.step_span: tuple[int, int] | None = None
+        """Where all ranks' lists of the last step begin and end: nobody else could foretell their sizes."""
         _refuse_parts(batch_sampler)
         first = self._drawn_epoch(0, 0)
         self._refuse_another(first, self._drawn_epoch(0, 0))
@@ -128,15 +130,14 @@ class BatchSequence:
         self._first, self._positions = 0, [self.position]
         self._consumption.count_by_step()
 
-    def step_ends(self) -> None:
-        """Ends a step and returns None.
-
-        A ledger of samples could not foretell the positions of lists of unlike sizes.
-        """
+    def step_ends(self) -> tuple[tuple[int, int], ...]:
+        """Ends a step and returns its positions, this rank's of each list."""
         first, last = self._consumption.step_ends()
-        shares = (self.share(self._position_of(number)) for number in range(first, last))
+        shares = [self.share(self._position_of(number)) for number in range(first, last)]
         self.step_samples = sum(part.stop - part.start for part in shares)
+        self.step_span = self._position_of(first), self._position_of(last)
         self._forget_before(last)
+        return tuple((part.start, part.stop) for part in shares)
 
     def begin(self) -> int:
         """Starts an iterator, and returns its first position."""

@@ -54,6 +54,14 @@ class Consumption:
         """Whether `step_ends` decides what was consumed."""
         return self._by_step
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether the script commits batches.
+
+        Then steps may take unlike numbers of them.
+        """
+        return self._by_hand
+
     def count_by_step(self) -> None:
         """Makes `step_ends` decide what was consumed, from here on.
 

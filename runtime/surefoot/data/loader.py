@@ -166,6 +166,14 @@ class ElasticLoader:
         """Samples of this rank that the last step consumed."""
         return self.sampler.step_samples
 
+    @property
+    def step_span(self) -> tuple[int, int] | None:
+        """The last step's positions `(start, stop)` on all ranks, where sizes differ.
+
+        None where every step takes as many samples.
+        """
+        return self.sampler.step_span
+
     def passes(self) -> list[float]:
         """Returns the passes over the samples consumed so far, as one fraction."""
         return self.sampler.passes()
@@ -188,12 +196,11 @@ class ElasticLoader:
         """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self.sampler.count_by_step()
 
-    def step_ends(self) -> tuple[tuple[int, int], ...] | None:
+    def step_ends(self) -> tuple[tuple[int, int], ...]:
         """Called by Checkpointer: ends a step and returns its positions.
 
         Returns:
-            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed; None
-            with `batch_sampler`, whose batches may have any sizes.
+            Ranges `[start, stop)` of the global order: this rank's share of each batch that the step consumed.
 
         Raises:
             ConfigurationError: whether batches were used or fetched ahead is uncertain at the first step.

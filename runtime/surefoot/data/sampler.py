@@ -90,6 +90,8 @@ class ElasticSampler:
         self._consumption = Consumption(batches_per_step)
         self.step_samples = 0
         """Samples of this rank that the last step consumed."""
+        self.step_span: tuple[int, int] | None = None
+        """Where all ranks' batches of the last step begin and end, if steps may take unlike numbers of them."""
 
     # ---- what a script calls ---------------------------------------------------------------------------------------
 
@@ -208,6 +210,8 @@ class ElasticSampler:
         first, last = self._consumption.step_ends()
         begin, end = share(self.global_batch, self.world, self.rank)
         self.step_samples = (last - first) * (end - begin)
+        by_hand = self._consumption.by_hand
+        self.step_span = (self._position_of(first), self._position_of(last)) if by_hand else None
         starts = (self._position_of(number) for number in range(first, last))
         return tuple((start + begin, start + end) for start in starts)
 

@@ -60,12 +60,14 @@ class Staged:
 class Stepped:
     """Reports a finished step.
 
-    `samples` are the positions [start, stop) of the global order that this rank consumed, a pair per batch.
+    `samples` are the positions [start, stop) of the global order that this rank consumed, a pair per batch; `span` those
+    of all ranks together, where steps may take unlike numbers of samples.
     """
 
     progress: Progress
     samples: tuple[tuple[int, int], ...] | None
     skipped: bool
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,16 +63,22 @@ def ranks(world: int, state: Any, build: Any) -> list[ElasticLoader]:
 
 
 def stepped(loaders: list[ElasticLoader], iterators: list[Any]) -> list[int]:
-    """What all ranks trained on in one step."""
+    """What all ranks trained on in one step; their positions are those of the whole step, each once."""
     drawn: list[int] = []
+    behind = loaders[0].position
+    told = list[int]()
     for loader, iterator in zip(loaders, iterators, strict=True):
         batch = next(iterator)
         own = list(batch.indexes) if batch.weight else []
         assert batch.data == [10 * sample for sample in batch.indexes]
         assert batch.stop - batch.start == len(own)
-        assert loader.step_ends() is None
+        (span,) = loader.step_ends()
+        assert span == (batch.start, batch.stop)
         assert loader.step_samples == len(own)
         drawn += own
+        told += range(*span)
+        assert loader.step_span == (behind, loader.position)
+    assert told == list(range(behind, loaders[0].position))
     return drawn
 
 

@@ -49,6 +49,7 @@ def test_whatever_is_fetched_ahead_each_step_goes_on_exactly(per_step: int, ahea
             spans = mine.step_ends()
             assert spans == tuple((i * BATCH, (i + 1) * BATCH) for i in range(len(used) - per_step, len(used)))
         state = mine.state_dict()
+        assert mine.step_span is None  # each step is of one size
     assert used == ORDER[: len(used)]
 
 
@@ -121,10 +122,10 @@ def test_what_was_committed_by_hand_is_what_counts() -> None:
     for _ in range(5):
         next(stream)
     mine.commit(2)
-    assert mine.step_ends() == ((0, 4), (4, 8))
+    assert (mine.step_ends(), mine.step_span) == (((0, 4), (4, 8)), (0, 8))
     mine.commit()
-    assert mine.step_ends() == ((8, 12),)
-    assert mine.step_ends() == ()
+    assert (mine.step_ends(), mine.step_span) == (((8, 12),), (8, 12))
+    assert (mine.step_ends(), mine.step_span) == ((), (12, 12))
     assert mine.position == 12
     with pytest.raises(ConfigurationError, match="2 batches were handed out and not yet committed"):
         mine.commit(3)

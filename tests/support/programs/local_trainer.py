@@ -1,19 +1,22 @@
 """A tiny real training for tests of `surefoot local`: gloo, two layers, every step saved as the job says.
 
 local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
-                 [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP]
+                 [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP] [--uneven-batches]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
 machine is. A run whose gates are open already never stops. With --raises every rank of the first epoch ends by an
 exception in the middle of that step. With --evaluates rank 0 computes behind that step for some seconds, unannounced,
-while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever.
+while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever. With --uneven-batches a
+batch sampler of the program's own gives lists of unlike sizes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,6 +25,24 @@ import torch.distributed as dist
 import surefoot
 
 BATCH = 12
+
+
+class UnevenBatches:
+    """Lists of 1 to 2 × BATCH samples, drawn by the epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        chance = random.Random(self.epoch)
+        samples = chance.sample(range(self.size), self.size)
+        while samples:
+            taken = chance.randint(1, 2 * BATCH)
+            yield samples[:taken]
+            del samples[:taken]
 
 
 def evaluate(seconds: float) -> None:
@@ -44,6 +65,7 @@ def main() -> None:
     parser.add_argument("--evaluates", type=int, default=0)
     parser.add_argument("--evaluates-seconds", type=float, default=0.0)
     parser.add_argument("--hangs", type=int, default=0)
+    parser.add_argument("--uneven-batches", action="store_true")
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -56,7 +78,11 @@ def main() -> None:
         model.register_buffer("wide", torch.zeros(1, dtype=torch.uint8).expand(given.unstageable))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     dataset = torch.utils.data.TensorDataset(torch.randn(80 * BATCH, 8, dtype=torch.float64))
-    loader = surefoot.ElasticLoader(dataset, BATCH, seed=0)
+    loader = (
+        surefoot.ElasticLoader(dataset, batch_sampler=UnevenBatches(len(dataset)), seed=0)
+        if given.uneven_batches
+        else surefoot.ElasticLoader(dataset, BATCH, seed=0)
+    )
     checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
     start = checkpointer.restore()
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):

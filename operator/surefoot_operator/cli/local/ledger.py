@@ -1,8 +1,9 @@
 """Counts samples along the final lineage from all workers' ledgers.
 
 Pure. An agent appends one line a finished step and rank: {"epoch", "step", "rank", "loss", "samples": [[start, stop],
-…], "at", "seconds", "stall_seconds"}. Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of the
-global order, once. A job that took up an older one's checkpoint counts from there on.
+…], "span", "at", "seconds", "stall_seconds"}. Step s (the first is 1) must consume exactly positions [(s-1)·B, s·B) of
+the global order, once. Where steps are of unlike sizes, each line tells its step's `span`, of all ranks together: it must
+begin where the one before ended. A job that took up an older one's checkpoint counts from there on.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class LedgerLine:
     at_seconds: float
     stall_seconds: float | None = None
     seconds: float | None = None
+    span: tuple[int, int] | None = None
+    """Of all ranks together, where steps are of unlike sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """Counts of samples and steps along the final lineage.
 
-    `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
+    `batch` is the largest step's samples.     `lost` and `repeated` count samples, `missing_steps` names steps without any line. `unknown` counts samples of ranks
     that have no line of their step: a line that could not be written proves no sample lost.
     """
 
@@ -54,7 +57,7 @@ def parse_line(text: str) -> LedgerLine | None:
         body = json.loads(text)
         if not isinstance(body, dict):
             return None
-        samples = body.get("samples")
+        samples, span = body.get("samples"), body.get("span")
         return LedgerLine(
             epoch=int(body["epoch"]),
             step=int(body["step"]),
@@ -64,6 +67,7 @@ def parse_line(text: str) -> LedgerLine | None:
             at_seconds=float(body["at"]),
             stall_seconds=body.get("stall_seconds"),
             seconds=body.get("seconds"),
+            span=None if span is None else (int(span[0]), int(span[1])),
         )
     except (ValueError, KeyError, TypeError, IndexError):
         return None
@@ -116,16 +120,27 @@ def account(
         return None
     last = max(of_step)
     batch = max(sum(stop - start for start, stop in spans) for spans in told.values())
+    ends = _ends(of_step)
     begin = _begin(told.get(first, []), first, batch)
     lost = repeated = unknown = 0
     for step in range(first, last + 1):
-        start = begin + (step - first) * batch
-        missing, twice = _compare(told.get(step, []), start, start + batch)
+        spans = told.get(step, [])
+        size = sum(stop - start for start, stop in spans) if ends else batch
+        end = max(begin, ends.get(step, begin + size))
+        missing, twice = _compare(spans, begin, end)
         unwritten = len({line.rank for line in of_step.get(step, ())}) < (ranks or {}).get(step, 0)
         unknown, lost = (unknown + missing, lost) if unwritten else (unknown, lost + missing)
         repeated += twice
+        begin = end
     nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
     return Account(last, batch, lost, repeated, nobody, unknown)
+
+
+def _ends(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, int]:
+    """Where each step ends that tells its span, or that the next one's span follows; empty where none tells it."""
+    told = {step: [line.span for line in lines if line.span is not None] for step, lines in of_step.items()}
+    found = {step - 1: min(start for start, _ in spans) for step, spans in told.items() if spans}
+    return found | {step: max(stop for _, stop in spans) for step, spans in told.items() if spans}
 
 
 def _begin(spans: Sequence[tuple[int, int]], first: int, batch: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,59 @@ def test_a_step_that_nobody_ran_is_lost_whole() -> None:
     found = ledger.account(ledger.along(lines, LINEAGE))
     assert found is not None
     assert (found.lost, found.missing_steps) == (BATCH, (6,))
+
+
+def uneven(ranks: int = 2) -> list[LedgerLine]:
+    """Steps of 5, 3, 1, 7 and 4 samples, each of which tells where it begins and ends."""
+    ends = [0, 5, 8, 9, 16, 20]
+    found = []
+    for step, (start, stop) in enumerate(pairwise(ends), 1):
+        for rank in range(ranks):
+            bounds = [start + (stop - start) * part // ranks for part in (rank, rank + 1)]
+            found.append(LedgerLine(1, step, rank, 1.0, ((bounds[0], bounds[1]),), 0.0, span=(start, stop)))
+    return found
+
+
+UNEVEN: Lineage = (LineageEntry(1, None, 2),)
+
+
+def test_steps_of_unlike_sizes_are_counted_by_where_each_begins_and_ends() -> None:
+    assert ledger.account(ledger.along(uneven(), UNEVEN)) == ledger.Account(5, 7, lost=0, repeated=0)
+
+
+@pytest.mark.parametrize("world_known", [True, False])
+@pytest.mark.parametrize("step", [1, 2, 4, 5])
+def test_of_unlike_sizes_a_rank_s_share_that_is_missing_is_lost_or_unknown(step: int, world_known: bool) -> None:
+    lines = [line for line in uneven() if (line.step, line.rank) != (step, 1)]
+    kept = ledger.along(lines, UNEVEN)
+    found = ledger.account(kept, ranks=ledger.worlds(kept, UNEVEN) if world_known else None)
+    (share,) = [line.samples for line in uneven() if (line.step, line.rank) == (step, 1)]
+    assert share is not None
+    missing = share[0][1] - share[0][0]
+    assert missing > 0
+    assert found is not None
+    assert (found.lost, found.unknown, found.repeated) == ((0, missing, 0) if world_known else (missing, 0, 0))
+
+
+def test_of_unlike_sizes_a_step_that_nobody_ran_ends_where_the_next_one_begins() -> None:
+    found = ledger.account(ledger.along([line for line in uneven() if line.step != 4], UNEVEN))
+    assert found is not None
+    assert (found.lost, found.repeated, found.missing_steps) == (7, 0, (4,))
+
+
+def test_of_unlike_sizes_a_step_that_skips_or_goes_back_is_seen_though_it_tells_its_own_span() -> None:
+    def moved(by: int) -> ledger.Account | None:
+        def shifted(line: LedgerLine) -> LedgerLine:
+            assert line.samples is not None
+            assert line.span is not None
+            spans = tuple((start + by, stop + by) for start, stop in line.samples)
+            return replace(line, samples=spans, span=(line.span[0] + by, line.span[1] + by))
+
+        lines = [shifted(line) if line.step >= 3 else line for line in uneven()]
+        return ledger.account(ledger.along(lines, UNEVEN))
+
+    assert moved(2) == ledger.Account(5, 7, lost=2, repeated=0)
+    assert moved(-3) == ledger.Account(5, 7, lost=0, repeated=3)
 
 
 def test_a_program_that_reports_no_samples_has_no_account() -> None:
