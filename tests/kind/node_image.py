@@ -6,6 +6,7 @@ it already, under the names that kubeadm gives them: a cluster of it pulls nothi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,11 +20,16 @@ from images.errors import ImagesError
 from images.plan import MADE_BASE
 
 HERE = Path(__file__).parent / "node"
-MADE = f"surefoot/kind-node:{binaries.KUBERNETES}"
+VERSIONS = (binaries.KIND, binaries.ETCD, binaries.COREDNS)
 BUILD_SECONDS = 1800.0
 SAVE_SECONDS = 300.0
 VERSION_MARK = "KUBERNETES_VERSION"
 SECURE_SANDBOX = "restrict_oom_score_adj = false"
+REGISTRIES = """
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "/etc/containerd/certs.d"
+"""
+"""Where hosts of registries are described: the default of the containerd in kind's own nodes, and not of Debian's."""
 
 
 def make(docker: Docker) -> str:
@@ -33,12 +39,20 @@ def make(docker: Docker) -> str:
         ImagesError: docker's own words.
         ClusterError: a program could not be built.
     """
-    if docker.inspected(MADE) is None:
+    files = [path for path in sorted(HERE.rglob("*")) if path.is_file()] + [Path(__file__)]
+    image = name_of([*VERSIONS, *(path.read_text(encoding="utf-8") for path in files)])
+    if docker.inspected(image) is None:
         programs = _programs()
         with tempfile.TemporaryDirectory(prefix="surefoot-kind-node-") as folder:
             _assemble(docker, Path(folder), programs)
-            _build(docker, Path(folder), MADE, "--build-arg", f"KUBERNETES={binaries.KUBERNETES}")
-    return MADE
+            _build(docker, Path(folder), image, "--build-arg", f"KUBERNETES={binaries.KUBERNETES}")
+    return image
+
+
+def name_of(recipe: list[str]) -> str:
+    """Of the image that this recipe makes: another one is another image, whatever lies in docker already. Pure."""
+    digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()
+    return f"surefoot/kind-node:{binaries.KUBERNETES}-{digest[:12]}"
 
 
 def _programs() -> dict[str, Path]:
@@ -73,7 +87,7 @@ def _assemble(docker: Docker, folder: Path, programs: dict[str, Path]) -> None:
     _replace(containerd, SECURE_SANDBOX, SECURE_SANDBOX.replace("false", "true"))
     lines = containerd.read_text().splitlines()
     sandbox = f'  sandbox_image = "{names["pause"]}"'
-    containerd.write_text("\n".join(sandbox if "sandbox_image" in line else line for line in lines) + "\n")
+    containerd.write_text("\n".join(sandbox if "sandbox_image" in line else line for line in lines) + REGISTRIES)
     with (folder / "kind/etc/default/kubelet").open("a") as file:
         file.write(" --fail-cgroupv1=false\n")
     (folder / "images").mkdir()

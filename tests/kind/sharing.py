@@ -165,15 +165,40 @@ def _share_layer(docker: Docker, chain: str, above: str | None, source: Disk, ta
     known = _ctr(docker, target.node, *snapshots, "list").decode().split()
     if chain in known:
         return
+    there = source.here(_folder(docker, chain, source))
     parent = [] if above is None else [above]
     try:
-        there = source.here(top(_ctr(docker, source.node, *snapshots, "view", "--mounts", KEY, chain).decode()))
         here = target.here(top(_ctr(docker, target.node, *snapshots, "prepare", "--mounts", KEY, *parent).decode()))
         linked = ["cp", "--archive", "--link", f"{there}/.", str(here)]
         subprocess.run(linked, check=True, timeout=LINK_SECONDS)
         _ctr(docker, target.node, *snapshots, "commit", chain, KEY)
+    except BaseException:
+        _forget(docker, target)
+        raise
+
+
+def _folder(docker: Docker, chain: str, source: Disk) -> str:
+    """A layer's own, as its node calls it: it stays when the view that told of it is gone."""
+    snapshots = ("snapshots", "--snapshotter", SNAPSHOTTER)
+    _forget(docker, source)  # of a run that was killed
+    try:
+        return top(_ctr(docker, source.node, *snapshots, "view", "--mounts", KEY, chain).decode())
     finally:
-        _ctr(docker, source.node, *snapshots, "remove", KEY)
+        _forget(docker, source)
+
+
+def _forget(docker: Docker, disk: Disk) -> None:
+    """Nobody holds a view: on a busy machine the node's own collector of garbage is there first."""
+    try:
+        _ctr(docker, disk.node, "snapshots", "--snapshotter", SNAPSHOTTER, "remove", KEY)
+    except ImagesError as error:
+        if not is_absent(str(error)):
+            raise
+
+
+def is_absent(words: str) -> bool:
+    """Whether a node refuses to remove a snapshot because it has none of that name. Pure."""
+    return f"snapshot {KEY} does not exist" in words
 
 
 def top(mounts: str) -> str:

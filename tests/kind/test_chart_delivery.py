@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from chart import helm
 from cluster import binaries
 from cluster.engine import Engine
-from cluster.processes import end, spawn, wait
-from kind import stand_ins
+from cluster.processes import wait
+from kind import registries, stand_ins
 from kind.release import NAMESPACE, SECONDS, SMALL, Object, Release
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,19 +38,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A registry of OCI artifacts on this machine; its address."""
-    folder = tmp_path_factory.mktemp("registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    told = {"version": 0.1, "storage": {"filesystem": {"rootdirectory": str(folder)}}, "http": {"addr": address}}
-    file = folder / "registry.yaml"
-    file.write_text(yaml.safe_dump(told))
-    process = spawn([str(binaries.registry()), "serve", str(file)], folder / "registry.log")
-    try:
-        yield address
-    finally:
-        end([process])
+    """Of charts, open to all on this machine; its address."""
+    with registries.serving(tmp_path_factory.mktemp("registry")) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_the_packaged_chart_is_installed_where_only_restricted_pods_may_run(release: Release, package: Path) -> None:
@@ -63,14 +51,7 @@ def test_the_packaged_chart_is_installed_where_only_restricted_pods_may_run(rele
 
 
 def test_the_same_chart_comes_from_an_oci_registry(release: Release, package: Path, registry: str) -> None:
-    def pushed() -> bool:
-        try:
-            helm.helm("push", str(package), f"oci://{registry}/charts", "--plain-http")
-        except helm.HelmRefused as refused:
-            return "connection refused" not in str(refused) and pytest.fail(str(refused))
-        return True
-
-    assert wait(pushed, SECONDS)
+    helm.helm("push", str(package), f"oci://{registry}/charts", "--plain-http")
     version = package.stem.removeprefix("surefoot-")
     before = {pod["metadata"]["uid"] for pod in release.pods("operator")}
     release.up(f"oci://{registry}/charts/surefoot", SMALL, "--version", version, "--plain-http")

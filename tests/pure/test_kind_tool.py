@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,10 @@ import pytest
 from chart import walkthrough
 from cluster.kind import task_pid
 from images import build, runtime
+from images.docker import Docker
 from kind import __main__ as tool
-from kind import first_hour, sharing, stand_ins
-from kind.node_image import image_names
+from kind import first_hour, registries, sharing, stand_ins
+from kind.node_image import image_names, name_of
 from support.servers import s3_server
 
 TASKS = """TASK                PID     STATUS
@@ -51,6 +54,29 @@ def test_images_are_found_by_component() -> None:
         "coredns": "registry.k8s.io/coredns/coredns:v1.13.1",
         "pause": "registry.k8s.io/pause:3.10.1",
     }
+
+
+def test_another_recipe_of_a_node_is_another_image() -> None:
+    """By its Kubernetes alone, a changed recipe was not made where an older node lay in docker."""
+    names = {name_of(recipe) for recipe in (["a", "b"], ["a", "c"], ["ab"], ["a", "b", ""])}
+    assert len(names) == 4
+    assert name_of(["a", "b"]) in names
+    assert {name.partition(":")[0] for name in names} == {"surefoot/kind-node"}
+
+
+def test_an_account_is_what_docker_sends_and_what_the_registry_knows() -> None:
+    account = registries.Account("somebody", "a-password")
+    told = json.loads(account.docker_config("registry.example:5000"))["auths"]["registry.example:5000"]
+    assert base64.b64decode(told["auth"]) == b"somebody:a-password"
+    name, _, word = account.htpasswd().rstrip("\n").partition(":")
+    assert (name, word.startswith("$2b$05$"), len(word)) == ("somebody", True, 60)
+    assert word not in registries.Account("somebody", "another").htpasswd()
+
+
+def test_a_registry_without_tls_is_described_under_its_address() -> None:
+    path, content = registries.described("172.18.0.1:5000")
+    assert path == "/etc/containerd/certs.d/172.18.0.1:5000/hosts.toml"
+    assert list(tomllib.loads(content)["host"]) == ["http://172.18.0.1:5000"]
 
 
 @pytest.mark.parametrize(("bounding", "lacking"), [("000001ffffffffff", False), ("0000003ffeffffff", True)])
@@ -162,6 +188,36 @@ def test_the_archive_of_an_image_whose_layers_are_elsewhere_leads_to_its_manifes
 )
 def test_a_layers_own_folder_is_the_uppermost_of_its_mount(mount: dict[str, object], folder: str) -> None:
     assert sharing.top(json.dumps([mount])) == folder
+
+
+COLLECTED = """#!/bin/sh
+echo "$*" >> {log}
+case "$*" in
+*" view --mounts "*) echo '[{{"Type": "bind", "Source": "/var/layer/fs", "Options": []}}]' ;;
+*" prepare --mounts "*) echo '[{{"Type": "bind", "Source": "/var/new/fs", "Options": []}}]' ;;
+*" remove "*) echo 'ctr: failed to remove "surefoot-shared": snapshot surefoot-shared does not exist: not found' >&2; exit 1 ;;
+esac
+"""
+
+
+def test_an_image_is_shared_though_its_node_forgets_the_view_of_a_layer_by_itself(tmp_path: Path) -> None:
+    """The collector of garbage was there first, where an import had just ended on a busy machine, and `kind load` failed."""
+    program, log = tmp_path / "docker", tmp_path / "log"
+    program.write_text(COLLECTED.format(log=log))
+    program.chmod(0o755)
+    source, target = sharing.Disk("one", tmp_path / "one"), sharing.Disk("two", tmp_path / "two")
+    for folder in (source.folder / "layer/fs", source.blobs, target.blobs, target.folder / "new/fs"):
+        folder.mkdir(parents=True)
+    (source.folder / "layer/fs/library").touch()
+    (source.blobs / "l").touch()
+    config = b'{"rootfs": {"diff_ids": ["sha256:d"]}}'
+    layer = {"digest": "sha256:l", "size": 1}
+    manifest = json.dumps({"mediaType": "m", "config": {"digest": "sha256:c"}, "layers": [layer]}).encode()
+    sharing.share(Docker(str(program)), sharing.Image("docker.io/a/b:1", manifest, config), source, target)
+    assert (target.folder / "new/fs/library").samefile(source.folder / "layer/fs/library")
+    assert "exec --interactive two ctr --namespace k8s.io snapshots --snapshotter overlayfs commit sha256:d" in (
+        log.read_text()
+    )
 
 
 def test_a_digest_is_read_of_the_images_that_a_node_lists() -> None:
