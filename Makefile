@@ -156,11 +156,13 @@ kind-status: $(VENV)/.ready ## what of it is there, and how it is
 
 # by hand: an hour on two cores, 40 GB of disk for torch on three nodes
 test-kind: $(VENV)/.ready ## on kind: the first hour as docs/first-hour.md has it, then faults, delivery and policies of the chart (build/kind.json)
+	rm -f build/kind.json
 	$(KIND) first-hour
 	$(KIND) up
 	$(KIND) exec -- $(BIN)/pytest $(addprefix tests/cluster/test_scenario_,begin.py nodes.py drained.py operator.py::test_a_killed_leader_disturbs_no_training wanted_node.py upgrade.py rollback.py)
 	$(KIND) exec -- $(BIN)/pytest tests/kind
 	$(KIND) down
+	$(KIND) verdict
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --group docs

@@ -7,6 +7,7 @@ those of `python -m cluster`, which finds this cluster under `exec`.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from images import build, daemon, plan
 from images.docker import Docker, observe
 from images.errors import ImagesError
 from images.recipes import RECIPES, RUNTIME
-from kind import first_hour, loading, stand_ins
+from kind import first_hour, loading, stand_ins, verdict
 from kind.release import NAMESPACE, SMALL, Release
 
 
@@ -79,6 +80,16 @@ def _load(options: argparse.Namespace) -> int:
 def _first_hour(_options: argparse.Namespace) -> int:
     first_hour.run(_docker(make=True))
     return 0
+
+
+def _verdict(_options: argparse.Namespace) -> int:
+    told = json.loads(verdict.report().read_text(encoding="utf-8")) if verdict.report().exists() else {}
+    for line in verdict.table(told):
+        _say(line)
+    lacking = verdict.lacking(told, verdict.tests())
+    for sentence in lacking:
+        print(f"kind: {sentence}", file=sys.stderr)
+    return 1 if lacking else 0
 
 
 def _install(options: argparse.Namespace) -> int:
@@ -142,6 +153,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     verb(
         "first-hour", _first_hour, "run the commands of docs/first-hour.md in their order, and write how long each took"
     )
+    verb("verdict", _verdict, "what build/kind.json shows, and what it lacks of a whole run")
     given = verb("exec", _exec, "run a command on it, such as `exec -- python -m cluster crash NODE`")
     given.add_argument("command", nargs="+")
     return parser.parse_args(words)
