@@ -291,6 +291,8 @@ class Observed:
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)
     """How often uploading a save failed."""
+    unreadable: frozenset[RankSave] = frozenset()
+    """Saves of which an agent found every copy in memory damaged."""
     promotion_seconds: float | None = None
     """How long the upload of `status.floor` took, the longest of its workers; None where this operator did not see it."""
     memory_cleaned: bool = False

@@ -88,7 +88,8 @@ class Corrupt(SurefootError):
 class Unreadable(SurefootError):
     """No copy of a needed range is good.
 
-    Every copy answered and failed verification, or (`absent`) every place answered and none has one.
+    Every copy answered and failed verification or lacks a part, or (`absent`) every place answered and no index names
+    one any more.
     """
 
     def __init__(self, text: str, absent: bool = False) -> None:

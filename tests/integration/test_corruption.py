@@ -106,6 +106,17 @@ class Stored:
             wire.call("SET", self._key(part), bytes(data))
         wire.close()
 
+    def lose(self, place: str, part: str) -> None:
+        """Removes a part from under its index entry."""
+        if place == "persistent":
+            for path in self._paths(part):
+                path.unlink(missing_ok=True)
+            return
+        endpoint = next(e for h, e in self.endpoints.items() if h.node == place)
+        wire = Wire(endpoint.host, endpoint.port, Credentials("", redis_server.ADMIN_PASSWORD), 1.0)
+        assert wire.call("DEL", self._key(part)) == 1
+        wire.close()
+
     def _chunk(self, part: str) -> tuple[int, int] | None:
         """Where a chunk lies in the first part, which holds all of them."""
         match part.split():
@@ -208,6 +219,22 @@ def test_with_no_good_copy_left_the_refusal_names_what_is_unreadable(stored: Sto
     if part != "index entry":
         assert part in str(refusal.value)
         assert not refusal.value.absent
+
+
+@pytest.mark.parametrize("part", [p for p in PARTS if p != "index entry"])
+def test_a_hole_under_an_index_entry_is_damage_and_not_absence(stored: Stored, part: str) -> None:
+    for place in ("node-0", "node-1", "persistent"):
+        stored.lose(place, part)
+    with pytest.raises(Unreadable) as refusal:
+        restore(stored, stored.sources())
+    assert not refusal.value.absent, "reading the indexes anew would find the same checkpoint, again and again"
+
+
+def test_a_hole_in_one_copy_is_read_elsewhere_and_healed(stored: Stored) -> None:
+    stored.lose("node-0", "chunk 0")
+    told, _ = restore(stored, first_of_all(stored.sources()))
+    assert [t.endswith("is healed") for t in told] == [True], told
+    assert restore(stored, stored.sources()[:1]) == ([], 0), "the copy alone is whole again"
 
 
 def test_different_blocks_damaged_on_each_copy_still_make_one_good_restore(stored: Stored) -> None:

@@ -143,7 +143,37 @@ def test_promotion_takes_each_chunk_from_a_good_copy() -> None:
     assert target.parts[save, 0] == good[save, 0]
     places[1].flip(save, 0, 200)
     promoter.promote(1, [RankSave(1, 10, 0)])
-    assert "no copy is good" in str(done.wait(2)[1].error)
+    failed = done.wait(2)[1]
+    assert "no copy is good" in str(failed.error)
+    assert failed.unreadable
+    assert promoter.close()
+
+
+def silent(call: str, save: RankSave | None) -> None:
+    """A hook of a holder whose line broke."""
+    raise TierUnavailable("memory:b does not answer")
+
+
+@pytest.mark.parametrize(("other", "unreadable"), [("damaged", True), ("without it", True), ("silent", False)])
+def test_an_upload_calls_a_save_unreadable_only_where_no_source_may_have_a_good_copy(
+    other: str, unreadable: bool
+) -> None:
+    places = [MemoryPlace("memory:a"), MemoryPlace("memory:b")]
+    ids = {HolderId(p.name, "1"): p for p in (places if other == "damaged" else places[:1])}
+    saver = Saver(lambda h: ids[h].tier(), tuple(ids), options=FAST)
+    save = RankSave(1, 10, 0)
+    saver.save(save, arrays(10, SHAPES))
+    saver.close()
+    del places[0].parts[save, 0]
+    if other == "damaged":
+        places[1].flip(save, 0, 100)
+    places[1].hook = silent if other == "silent" else no_hook
+    done = Done()
+    promoter = Promoter(lambda _: [p.tier() for p in places], MemoryPlace("persistent").tier, done, QUICK)
+    promoter.promote(1, [save])
+    found = done.wait(1)[0]
+    assert found.error is not None
+    assert found.unreadable == unreadable, found.error
     assert promoter.close()
 
 

@@ -39,6 +39,19 @@ def _corrupt(simulation: Simulation, duration: float) -> None:
     node.holder.chunks[key] = type(piece)(piece.content, piece.part, damaged=True)
 
 
+def _lose_chunk(simulation: Simulation, duration: float) -> None:
+    """One stored chunk is gone from under its index entry: a hole, which no reading anew fills."""
+    node = some_node(simulation)
+    if node is None or node.holder is None:
+        return
+    indexed = sorted(key for key in node.holder.chunks if key[0] in node.holder.index)
+    if indexed:
+        key = simulation.engine.rng.choice(indexed)
+        simulation.engine.say("FAULT {} loses {} part {}", node.holder.id, *key)
+        del node.holder.chunks[key]
+        node.holder.holes.add(key)
+
+
 def _damage_entry(simulation: Simulation, duration: float) -> None:
     """An index entry of one holder."""
     holder = _some_holder(simulation)
@@ -103,6 +116,7 @@ def _wear_layout(simulation: Simulation, duration: float) -> None:
 
 KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     "chunk is damaged": (1, _corrupt),
+    "chunk is gone": (0.5, _lose_chunk),
     "index entry is damaged": (1, _damage_entry),
     "layout is damaged": (1, _damage_layout),
     "record is damaged": (1, _damage_record),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simulator.engine import Refusal, Unavailable
-from simulator.tiers import Holder, Persistent, Piece
+from simulator.tiers import CHUNKS, Holder, Persistent, Piece
 from surefoot.protocol import messages as said
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
@@ -74,19 +74,20 @@ class Errands:
                 2.0,
             )
 
-    def _fetch(self, save: RankSave, sources: list[Holder], done: Any) -> None:
-        """A good copy of a rank save: (entry, pieces), or None."""
+    def _fetch(self, save: RankSave, sources: list[Holder], done: Any, silent: int = 0, bad: int = 0) -> None:
+        """A good copy of a rank save: (entry, pieces), or whether every copy that there is answered and is bad."""
         if not sources:
-            done(None)
+            done(bad > 0 and not silent)
             return
         source = sources[0]
 
         def answered(answer: Any) -> None:
-            good = isinstance(answer, tuple) and answer[1] is not None and len(answer[1]) == 2
-            if good and not any(p.damaged for p in answer[1]):
+            told = isinstance(answer, tuple)
+            there = told and answer[1] is not None
+            if there and len(answer[1]) == CHUNKS and not any(p.damaged for p in answer[1]):
                 done(answer)
             else:
-                self._fetch(save, sources[1:], done)
+                self._fetch(save, sources[1:], done, silent + (not told), bad + there)
 
         self._agent.network.call(
             self._agent.process, source.process, lambda: (source.index.get(save), source.get(save)), answered
@@ -141,7 +142,7 @@ class Errands:
         if source is None or target is None:
             reply("gone")
             return
-        self._fetch(order.save, [source], lambda got: reply("unreadable") if got is None else write(0, *got))
+        self._fetch(order.save, [source], lambda got: reply("unreadable") if isinstance(got, bool) else write(0, *got))
 
     def _promote(self, save: RankSave) -> None:
         tier = self._agent.simulation.persistent
@@ -154,9 +155,9 @@ class Errands:
             self._agent.say(said.Persisted(save, error, 1000, 0.1))
 
         def fetched(got: Any) -> None:
-            if got is None:
+            if isinstance(got, bool):
                 self._promoting.discard(save)
-                self._agent.say(said.Persisted(save, "no copy can be read"))
+                self._agent.say(said.Persisted(save, "no copy can be read", unreadable=got))
                 return
             entry, pieces = got
 

@@ -158,15 +158,14 @@ class Operator:
         self.engine.after(0.2, self.process, self._tick)
 
     def observe(self) -> Observed:
-        simulation = self.simulation
-        fabric = simulation.fabric
+        fabric = self.simulation.fabric
         order = self.sessions.orders
         known = [WorkerId(w.index, w.attempt) for w in fabric.workers()]
         self.sessions = sessions.forgotten(self.sessions, known)
         return Observed(
             now=self.now,
             term_seconds=self.sessions.term_seconds,
-            job=simulation.job,
+            job=self.simulation.job,
             status=self._status,
             workers=fabric.workers(),
             nodes=fabric.seen_nodes(),
@@ -177,6 +176,7 @@ class Operator:
             hold=order.hold.seen if order.hold is not None else None,
             covers=self.known.covers(order.layouts),
             promoted=order.promoted,
+            unreadable=order.unreadable,
             stumbled=order.stumbled,
             sights=order.sights,
             free_nodes=fabric.free_nodes(),

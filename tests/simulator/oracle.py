@@ -118,7 +118,8 @@ class Oracle(Watcher):
             self.fail(f"restarts or attempts went back: {counts}")
         if old.recorded and not new.recorded:
             self.fail("status forgot that something was recorded")
-        if not set(old.bad) <= set(new.bad):
+        binding = old.floor.step if old.floor is not None and old.floor not in old.bad else 0
+        if any(c.imported or c.step >= binding for c in set(old.bad) - set(new.bad)):
             self.fail(f"a bad checkpoint was forgiven: {old.bad} to {new.bad}")
         before, after = old.world, new.world
         if before != after:
@@ -324,7 +325,7 @@ class Oracle(Watcher):
     def read(self, holder: Holder, epoch: int) -> None:
         self._read[epoch].add(holder.id)
         for save in holder.index:
-            if any((save, part) not in holder.chunks for part in range(CHUNKS)):
+            if any((save, part) not in holder.chunks and (save, part) not in holder.holes for part in range(CHUNKS)):
                 self.fail(f"{holder.id} has an index entry of {save} without all its chunks")
         for save in holder.written_after_fence & set(holder.index):
             if save.epoch in self.sizes and self.on_path(save.checkpoint, self.base):

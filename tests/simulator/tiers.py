@@ -65,6 +65,8 @@ class Holder:
     written_after_fence: set[RankSave] = field(default_factory=set)
     damaged: set[RankSave] = field(default_factory=set)
     """Whose index entries nobody can read any more."""
+    holes: set[tuple[RankSave, int]] = field(default_factory=set)
+    """Chunks that a fault took from under an index entry."""
     layouts: dict[str, bool] = field(default_factory=dict)
     """Layout records by digest, and whether each can be read."""
 
@@ -101,6 +103,7 @@ class Holder:
         if self.full:
             raise Refusal("full")
         self.chunks[save, piece.part] = piece
+        self.holes.discard((save, piece.part))
 
     def commit(self, entry: RankManifest, writer: int) -> None:
         self._ready()

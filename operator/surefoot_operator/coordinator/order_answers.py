@@ -133,6 +133,7 @@ def _same_listing(order: Request, other: Request) -> bool:
 
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     if message.error is not None:
+        orders = _known_unreadable(orders, message.save) if message.unreadable else orders
         return with_failure(
             _stumbled(_again(orders, worker, message.save), message.save),
             f"{worker} could not upload {message.save}: {message.error}",
@@ -154,6 +155,12 @@ def promotion_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | 
     """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
     spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
+
+
+def _known_unreadable(orders: Orders, save: RankSave) -> Orders:
+    found = orders.unreadable | {save}
+    newest = sorted({s.checkpoint for s in found}, key=lambda c: (c.step, c.epoch))[-MOST_PROMOTED:]
+    return replace(orders, unreadable=frozenset(s for s in found if s.checkpoint in newest))
 
 
 def _stumbled(orders: Orders, save: RankSave) -> Orders:

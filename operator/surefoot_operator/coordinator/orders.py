@@ -63,6 +63,8 @@ class Orders:
     promoted: Mapping[Checkpoint, frozenset[RankSave]] = field(default_factory=dict)
     stumbled: Mapping[RankSave, int] = field(default_factory=dict)
     """How often the upload of a save failed since it last began; of the newest few checkpoints."""
+    unreadable: frozenset[RankSave] = frozenset()
+    """Saves of which an upload found every copy in memory damaged; of the newest few checkpoints."""
     promotion_times: Mapping[Checkpoint, Mapping[WorkerId, float]] = field(default_factory=dict)
     """Seconds that each worker spent on uploading its share; of the newest few checkpoints."""
     sights: Mapping[HolderId, SightSeen] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from surefoot_operator.policy.reporting.conditions import summarised
 from surefoot_operator.policy.reporting.status_events import status_change_events
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.world import planned_change
-from surefoot_operator.policy.world.bad_checkpoints import with_bad
+from surefoot_operator.policy.world.bad_checkpoints import found_by_uploads, with_bad
 from surefoot_operator.policy.world.claim import claimed, newest_epoch_seen
 from surefoot_operator.policy.world.restore_point import describe
 
@@ -38,10 +38,10 @@ _OF_TRAINERS = ("trainer-failed", "hang", "startup")
 
 def plan(seen: Observed) -> Plan:
     """Decides what to do now, with the reason as a sentence."""
-    facts = gather(seen)
+    facts, found = _with_bad_found(gather(seen))
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason, decision.lost)
-    events = (*decision.events, *status_change_events(seen.status, status))
+    events = (*found, *decision.events, *status_change_events(seen.status, status))
     wake = soonest((*decision.wakes, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
@@ -49,6 +49,16 @@ def plan(seen: Observed) -> Plan:
         after = None if wake is None else max(SHORTEST_WAKE_SECONDS, wake - seen.now)
     # last: nothing that training waits for may fail for it
     return Plan((*decision.actions, *finalizer_actions(facts)), status, decision.reason, events, after)
+
+
+def _with_bad_found(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
+    """What uploads found to be bad counts from this very round."""
+    status, events = facts.status, []
+    for checkpoint in found_by_uploads(facts) if status.phase not in ("Complete", "Failed") else ():
+        status = replace(status, bad=with_bad(status, checkpoint))
+        text = f"every copy of some part of {checkpoint} is damaged, as its upload found; an older or newer one is used"
+        events.append(Event(names.CHECKPOINT_BAD, text, True))
+    return (gather(replace(facts.seen, status=status)), tuple(events)) if events else (facts, ())
 
 
 def _decide(facts: Facts) -> PhaseDecision:

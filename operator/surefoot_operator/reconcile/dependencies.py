@@ -70,6 +70,7 @@ async def observed(
         covers=covers,
         promoted=sessions.orders.promoted,
         stumbled=sessions.orders.stumbled,
+        unreadable=sessions.orders.unreadable,
         sights=sessions.orders.sights,
         promotion_seconds=promotion_seconds(orders, shown.status.floor),
         memory_cleaned=dependencies.memory.cleaned,

@@ -100,7 +100,17 @@ def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoc
     Raises Unreadable when some part is bad or absent everywhere, TierUnavailable when a silent source might have it,
     and whatever the target raises.
     """
-    manifest, having = _manifest_of(save, sources)
+    manifest, having, silent = _manifest_of(save, sources)
+    try:
+        return _copied(manifest, having, target, writer_epoch, pace)
+    except Unreadable as found:
+        if silent is None:
+            raise
+        raise silent from found  # it may have a good one
+
+
+def _copied(manifest: RankManifest, having: Sequence[Tier], target: Tier, writer_epoch: int, pace: TokenBucket) -> int:
+    save = manifest.save
     stream = _first_good("layout", save, having, lambda tier: verified.stream_from(tier, manifest))
     table = _first_good("digest table", save, having, lambda tier: verified.table_from(tier, manifest))
     values = _first_good("values", save, having, lambda tier: verified.values_from(tier, manifest))
@@ -143,8 +153,8 @@ def _chunk(save: RankSave, sources: Sequence[Tier], what: tuple[RankManifest, St
     return _first_good(f"chunk {index}", save, sources, read)
 
 
-def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier]]:
-    """The manifest, and the sources that have an index entry with the same bytes."""
+def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest, list[Tier], TierUnavailable | None]:
+    """The manifest, the sources that have an index entry with the same bytes, and why one gave no index."""
     found: list[tuple[RankManifest, Tier]] = []
     silent: list[TierUnavailable] = []
     for tier in sources:
@@ -154,7 +164,8 @@ def _manifest_of(save: RankSave, sources: Sequence[Tier]) -> tuple[RankManifest,
             silent.append(error)
     if found:
         manifest = found[0][0]
-        return manifest, [tier for other, tier in found if other.same_bytes_as(manifest)]
+        having = [tier for other, tier in found if other.same_bytes_as(manifest)]
+        return manifest, having, next(iter(silent), None)
     if silent:
         raise silent[0]
     raise Unreadable(f"{save} is in the index of none of {', '.join(t.name for t in sources)}", absent=True)
@@ -174,4 +185,5 @@ def _first_good(what: str, save: RankSave, sources: Sequence[Tier], read: Callab
     if silent is not None:
         raise silent
     absent = all(isinstance(p, ChunkMissing) for p in problems)
+    absent = absent and not any(verified.is_listed(tier, save) for tier in sources)
     raise Unreadable(f"{what} of {save}: no copy is good ({'; '.join(map(str, problems))})", absent=absent)

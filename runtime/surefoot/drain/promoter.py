@@ -19,7 +19,7 @@ from surefoot import metrics
 from surefoot.drain.copying import Abandoned, copy_save
 from surefoot.drain.target_writer import Probe
 from surefoot.drain.token_bucket import TokenBucket
-from surefoot.errors import SurefootError, TierError
+from surefoot.errors import SurefootError, TierError, Unreadable
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.tiers import Tier
@@ -39,6 +39,8 @@ class Promoted:
     error: str | None
     bytes: int
     seconds: float
+    unreadable: bool = False
+    """Every copy answered and is damaged; trying again finds the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,14 @@ class Promoter:
     def _promoted(self, save: RankSave, epoch: int) -> Promoted:
         began = time.monotonic()
         error: str | None = None
+        unreadable = False
         for attempt in range(self._options.attempts):
             try:
                 size = self._copied(save, epoch)
             except Abandoned as called_off:
                 return Promoted(save, str(called_off), 0, time.monotonic() - began)
             except SurefootError as problem:
-                error = str(problem)
+                error, unreadable = str(problem), isinstance(problem, Unreadable) and not problem.absent
                 metrics.checkpoint_failures.labels("persistent", metrics.reason_of(problem)).inc()
                 log.warning("promoting %s failed: %s", save, problem)
                 if not isinstance(problem, TierError):
@@ -138,7 +141,7 @@ class Promoter:
                 metrics.checkpoint_step.labels("persistent").set(save.step)
                 metrics.checkpoint_seconds.labels("persistent", "promote").observe(seconds)
                 return Promoted(save, None, size, seconds)
-        return Promoted(save, error, 0, time.monotonic() - began)
+        return Promoted(save, error, 0, time.monotonic() - began, unreadable)
 
     def _copied(self, save: RankSave, epoch: int) -> int:
         opened: list[Tier] = []

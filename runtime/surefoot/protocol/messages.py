@@ -162,6 +162,8 @@ class Persisted:
     error: str | None = None
     bytes: int = 0
     seconds: float = 0.0
+    unreadable: bool = since(3, False)
+    """Every copy in memory answered, and each is damaged or lacks a part: asking again finds the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from surefoot.protocol.records import RankManifest
 from surefoot.restore.catalogue import Catalogue, SaveSource, reread
 from surefoot.restore.read_plan import preference, spread
 from surefoot.tiers import Tier
+from surefoot.tiers.verified import is_listed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -145,9 +146,14 @@ class Copies:
             silent = [p for p in problems if isinstance(p, TierError) and not isinstance(p, ChunkMissing)]
             if not silent and not self._catalogue.silent:
                 why = "; ".join(map(str, problems)) or "no index has it"
-                absent = all(isinstance(p, ChunkMissing) for p in problems)
+                absent = all(isinstance(p, ChunkMissing) for p in problems) and not self._is_listed(rank)
                 raise Unreadable(f"{part} of {manifest.save} cannot be read from any copy: {why}", absent=absent)
             self._wait_for_silent(f"{part} of {manifest.save}", next(waits))
+
+    def _is_listed(self, rank: int) -> bool:
+        """Whether some source's index still names a rank's save, of which every copy lacks a part."""
+        save = self.manifest(rank).save
+        return any(is_listed(self.connections.to(number), save) for number in self._order.get(rank, ()))
 
     def anywhere(self, rank: int, read: Callable[[Tier, RankManifest], T]) -> T | None:
         """Reads a shared part (a layout record) from sources without this save."""

@@ -7,12 +7,13 @@ restore.
 
 from __future__ import annotations
 
-from surefoot.errors import Corrupt, ProtocolError
+from surefoot.errors import Corrupt, ProtocolError, TierError
 from surefoot.format.digests import DIGEST_BYTES, first_bad_block
 from surefoot.format.layouts import Stream, read_layout
 from surefoot.format.manifests import check_digests, check_values
+from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import LayoutCopies, Tier
+from surefoot.tiers import ByCheckpoint, LayoutCopies, Tier
 
 
 def stream_from(tier: Tier, manifest: RankManifest) -> Stream:
@@ -41,6 +42,19 @@ def values_from(tier: Tier, manifest: RankManifest) -> bytes:
     values = tier.read_values(manifest.save)
     check_values(manifest, values, tier.name)
     return values
+
+
+def is_listed(tier: Tier, save: RankSave) -> bool:
+    """Whether the tier's index names a rank save now; a silent tier names none.
+
+    Tells a hole from an absent save: a part that is missing under its index entry never comes back, whereas an index
+    without the entry is that of a save dropped, or of a holder restarted, since it was read.
+    """
+    try:
+        named = tier.manifests_of(save.checkpoint) if isinstance(tier, ByCheckpoint) else tier.manifests()
+    except TierError:
+        return False
+    return any(manifest.save == save for manifest in named)
 
 
 def chunk_from(tier: Tier, manifest: RankManifest, stream: Stream, table: bytes, index: int) -> memoryview:

@@ -47,3 +47,13 @@ def test_uploads_of_long_ago_are_not_remembered_forever() -> None:
     assert len(sessions.orders.stumbled) == order_answers.MOST_PROMOTED
     assert len(sessions.orders.promoted) == order_answers.MOST_PROMOTED
     assert Checkpoint(2, 49) in sessions.orders.promoted
+
+
+def test_what_an_upload_found_to_be_unreadable_is_remembered_of_the_newest_few() -> None:
+    sessions = talking()
+    sessions = heard(sessions, A, Persisted(RankSave(2, 50, 0), error="no answer"), 1002.0)
+    assert sessions.orders.unreadable == frozenset()
+    for step in range(1, 50):
+        sessions = heard(sessions, A, Persisted(RankSave(2, step, 0), "no copy is good", unreadable=True), 1002.0)
+    assert len(sessions.orders.unreadable) == order_answers.MOST_PROMOTED
+    assert RankSave(2, 49, 0) in sessions.orders.unreadable

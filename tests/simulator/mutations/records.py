@@ -10,11 +10,13 @@ from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.tiers import Holder
 from simulator.trainers import Trainer
 from surefoot_operator.observed import PersistentSeen
+from surefoot_operator.policy import plan
 
 DAMAGED = replace(ROUGH, steps=60, faults=14, fault_span_seconds=14.0, persistent_interval=1, interval=1,
                   kinds=(*damage.KINDS, "trainer dies", "trainer dies"))  # fmt: skip
 LONELY = replace(DAMAGED, replicas=1, kinds=(*damage.KINDS, "holder restarts", "operator dies", "node dies"))
 WORN = replace(LONELY, kinds=("record is damaged", "layout in the tier is damaged", "operator dies"), faults=20)
+ENDING = replace(LONELY, steps=24, kinds=("chunk is damaged", "chunk is gone"), faults=24, persistent_interval=6)
 
 _try, _has = Trainer._try, Holder.read
 
@@ -31,6 +33,7 @@ def _unread(holder: Holder) -> Any:
 
 RECORDS = (
     Mutation("what a listing could not read counts as absent", patches=((PersistentSeen, "unreadable_checkpoints", constant(frozenset())),), settings=WORN),
+    Mutation("what an upload finds to be damaged is uploaded for ever", patches=((plan, "found_by_uploads", constant(())),), settings=ENDING),
     Mutation("one damaged entry hides all that a holder has", patches=((Holder, "read", _unread),), settings=DAMAGED),
     Mutation("where one copy is damaged no other is tried", patches=((Trainer, "_try", _first_copy_alone),), settings=DAMAGED),
 )  # fmt: skip

@@ -56,11 +56,16 @@ class Unsaved:
 def outstanding(facts: Facts) -> Pending | Loss | Unsaved | None:
     """What a finished world's last checkpoint still lacks; None: nothing.
 
-    A Loss: it was in memory and lost with its workers or holders, so it must be trained again.
+    A Loss: it was in memory and lost with its workers or holders, or no copy of it is good, so it must be trained again.
     """
     final = final_checkpoint(facts)
     if facts.spec.checkpoint.persistent is None or final is None or final.imported or _is_kept(facts, final):
         return None
+    if final in bad_of(facts):
+        reason = (
+            f"every trainer finished after step {final.step}, and no copy of {final} can be read: it is trained again"
+        )
+        return Loss("unreadable", reason, facts.now, unexplained=True)
     members = [s for _, s in member_sessions(facts) if s is not None]
     heard = [s for s in members if is_responsive(facts, s)]
     saved = final == facts.world.parent or all(_saved(s) == final for s in members)

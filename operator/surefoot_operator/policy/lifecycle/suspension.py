@@ -9,7 +9,14 @@ from __future__ import annotations
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.plain import listed
 from surefoot_operator.observed import HoldSeen
-from surefoot_operator.policy.facts import Facts, held_checkpoint, is_responsive, member_sessions, sealed_holders
+from surefoot_operator.policy.facts import (
+    Facts,
+    bad_of,
+    held_checkpoint,
+    is_responsive,
+    member_sessions,
+    sealed_holders,
+)
 
 PROMOTION_SECONDS = 600.0
 """How long workers of a job that is suspended are kept for its upload."""
@@ -27,6 +34,8 @@ def promotion_due(facts: Facts, hold: HoldSeen) -> float | None:
         return None
     if floor is not None and floor.step >= hold.step:
         return None
+    if held_checkpoint(facts) in bad_of(facts):
+        return None  # no copy can be read: its upload would fail until the time is over
     if not any(s is not None and is_responsive(facts, s) for _, s in member_sessions(facts)):
         return None
     due = hold.asked_seconds + PROMOTION_SECONDS

@@ -1,16 +1,33 @@
 """Remembers which checkpoints of a job are bad.
 
-Pure; read by `check`. A bad checkpoint below the floor can never be chosen and is forgotten; otherwise the status of a
+Pure; read by `plan` and `check`. A bad checkpoint below the floor can never be chosen and is forgotten; otherwise the status of a
 job on bad disks would grow for ever.
 """
 
 from __future__ import annotations
 
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.lineage import on_lineage
 from surefoot_operator.api.status import JobStatus
+from surefoot_operator.policy.facts import Facts, bad_of
 
 MOST_REMEMBERED = 64
 """Of this job's own. The oldest go first: chosen again, such a one is read again and found to be bad again."""
+
+
+def found_by_uploads(facts: Facts) -> tuple[Checkpoint, ...]:
+    """Checkpoints of a committed world whose upload found no good copy, oldest first.
+
+    A restore would find the same, and whoever waits for the upload would wait for ever.
+    """
+    status, persistent = facts.status, facts.seen.persistent
+    world = status.world
+    if not facts.seen.unreadable or world is None or world.state != "Committed":
+        return ()
+    there = {m.save for m in persistent.entries or ()}.union(*facts.seen.promoted.values())
+    found = {s.checkpoint for s in facts.seen.unreadable - there} - bad_of(facts)
+    found = {c for c in found if on_lineage(status.lineage, c, world.epoch) and not _passed(c, status)}
+    return tuple(sorted(found - {status.floor}, key=lambda c: (c.step, c.epoch)))
 
 
 def with_bad(status: JobStatus, found: Checkpoint | None) -> tuple[Checkpoint, ...]:

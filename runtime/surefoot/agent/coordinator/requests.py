@@ -191,7 +191,7 @@ class CoordinatorRequests:
         return [self._places.memory(holder) for holder in holders]
 
     def _promoted(self, done: Promoted) -> None:
-        answer = Persisted(done.save, done.error, done.bytes, done.seconds)
+        answer = Persisted(done.save, done.error, done.bytes, done.seconds, done.unreadable)
         try:
             self._loop.call_soon_threadsafe(functools.partial(self._answer, answer))
         except RuntimeError:

@@ -10,9 +10,11 @@ import pytest
 from support.builders import BEGAN, manifest, running, told, with_session
 from surefoot.protocol.identities import Checkpoint, RankSave
 from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator import names
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec, RunPolicy
 from surefoot_operator.observed import ExitSeen, Observed
 from surefoot_operator.policy.actions import DeleteWorker, PromoteSaves
+from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.cleanup import LEAVING_SECONDS
 from surefoot_operator.policy.lifecycle.completion import LAST_SAVE_SECONDS
 from surefoot_operator.policy.lifecycle.last_checkpoint import PROMOTION_SECONDS, SAVING_SECONDS
@@ -293,3 +295,39 @@ def test_what_does_not_end_by_itself_is_deleted() -> None:
     lost = failed(connected=False, since_seconds=NOW - 50)
     lost = replace(lost, nodes=tuple(replace(n, ready=n.name != "n1") for n in lost.nodes))
     assert deleted(lost) == {"gpt-1-1"}
+
+
+UNREADABLE = frozenset({RankSave(1, 47, 1)})
+
+
+def test_a_last_checkpoint_of_which_no_copy_is_good_is_trained_again() -> None:
+    seen = replace(finished(step=47, saved=47), unreadable=UNREADABLE)
+    made = plan(seen)
+    check(made, seen)
+    assert made.status.bad == (Checkpoint(1, 47),)
+    assert made.status.world is not None
+    assert made.status.world.state == "Claimed"
+    assert "no copy of" in made.reason
+    assert [e.reason for e in made.events].count(names.CHECKPOINT_BAD) == 1
+
+
+def test_what_is_unreadable_in_memory_and_complete_in_the_persistent_tier_is_no_loss() -> None:
+    there = {Checkpoint(1, 47): frozenset(RankSave(1, 47, r) for r in range(3))}
+    seen = replace(finished(step=47, saved=47), unreadable=UNREADABLE, promoted=there)
+    seen = replace(seen, status=plan(seen).status)
+    assert seen.status.bad == ()
+    kept = maintain(seen)
+    assert plan(replace(seen, status=kept.status)).status.phase == "Complete"
+
+
+def test_a_world_that_trains_goes_on_and_remembers_what_its_upload_found() -> None:
+    seen = running(step=47, checkpoint=KEPT)
+    newest = max(m.save.checkpoint for h in seen.holders for m in h.entries)
+    found = replace(seen, unreadable=frozenset({RankSave(newest.epoch, newest.step, 0)}))
+    made = plan(found)
+    check(made, found)
+    assert made.status.world == seen.status.world
+    assert made.status.bad == (newest,)
+    assert maintain(replace(found, status=made.status)).pinned != newest
+    again = plan(replace(found, status=made.status))
+    assert names.CHECKPOINT_BAD not in [e.reason for e in again.events], "said once"
