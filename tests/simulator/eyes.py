@@ -17,6 +17,7 @@ from surefoot_operator.policy.actions import DeleteWorker, DropPersisted, DropSa
 from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 if TYPE_CHECKING:
+    from simulator.fabric import Node
     from simulator.operators import Operator
     from simulator.oracle import Oracle
     from simulator.trainers import Trainer
@@ -264,6 +265,11 @@ class Eyes:
             oracle.fail(f"the persistent tier keeps {len(listed)} old checkpoints though everything is well")
         self._copied(world.epoch)
 
+    def _taken(self, save: RankSave, live: list[Node]) -> bool:
+        """Whether faults took every copy that there ever was, as of a finished world's last step: nobody can copy it."""
+        ever = self.oracle.ever[save]
+        return bool(ever) and not any(node.holder in ever for node in live)
+
     def _copied(self, epoch: int) -> None:
         """Each save of this epoch that is old enough has its copies on nodes that are well."""
         oracle, simulation = self.oracle, self.simulation
@@ -276,6 +282,7 @@ class Eyes:
             save.step for save, at in self.staged.items()
             if save.epoch == epoch and self.room_since < at < simulation.engine.now - CALM_SECONDS
             and all(other in self.staged for other in oracle.saves_of(save.checkpoint))
+            and not any(self._taken(other, live) for other in oracle.saves_of(save.checkpoint))
         ]  # fmt: skip
         if (
             ripe

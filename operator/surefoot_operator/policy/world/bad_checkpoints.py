@@ -16,7 +16,7 @@ MOST_REMEMBERED = 64
 
 
 def found_by_uploads(facts: Facts) -> tuple[Checkpoint, ...]:
-    """Checkpoints of a committed world whose upload found no good copy, oldest first.
+    """Checkpoints of which an upload found no good copy, oldest first.
 
     A restore would find the same, and whoever waits for the upload would wait for ever.
     """
