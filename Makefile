@@ -236,6 +236,10 @@ bench-listing: $(VENV)/.ready ## 16,384 manifests listed through an S3 of 50 ms,
 bench-small-tensors: $(VENV)/.ready ## 10,000 tensors of 8 KiB: prepare, stall and restore, medians of five turns (build/bench/small_tensors.json, a minute)
 	$(BIN)/python -m bench.small_tensors --out build/bench/small_tensors.json
 
+.PHONY: bench-frozen
+bench-frozen: $(VENV)/.ready ## bytes that holders receive of a state that is 95 % frozen (build/bench/frozen_weights.json, seconds)
+	$(BIN)/python -m bench.frozen_weights --out build/bench/frozen_weights.json
+
 .PHONY: bench-link
 bench-link: $(VENV)/.ready ## steps of a training whose saves share a slow link, without a limit and with one (Linux, root; build/paced_link.json, two minutes)
 	PYTHONPATH=tests $(BIN)/python -m bench.paced_link --out build/paced_link.json

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
-from bench import floor, holders, persistent, reshards, small_tensors
+from bench import floor, frozen_weights, holders, persistent, reshards, small_tensors
 from bench.jobs import attempt, run_module
 from bench.settings import PROBE, PROBE_SAVING, Size
 from bench.summary import OURS, all_figures, summary
@@ -130,6 +130,11 @@ class Run:
             self._beside_holders(state, "bench.small_tensors", [task], seconds) for _ in range(self.size.small_turns)
         ]
 
+    def frozen_weights(self) -> dict[str, Any]:
+        task = frozen_weights.TASK
+        state = frozen_weights.state_bytes(task)
+        return self._beside_holders(state, "bench.frozen_weights", [json.dumps(task)], self.size.system_seconds)
+
     def persistent(self) -> dict[str, Any]:
         size = self.size
         layers, width = size.persistent_layers, persistent.WIDTH
@@ -174,8 +179,16 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     planning = run.said("plans", run.planning())
     small = run.small_tensors()
     run.said("small tensors", next((turn for turn in small if "error" in turn), {}))
+    frozen = run.said("frozen weights", run.frozen_weights())
     to_s3 = run.said("S3", run.persistent())
-    sections = {"floor": base, "restores": restores, "reshards": resharding, "planning": planning, "persistent": to_s3}
+    sections = {
+        "floor": base,
+        "restores": restores,
+        "reshards": resharding,
+        "planning": planning,
+        "persistent": to_s3,
+        "frozen_weights": frozen,
+    }
     load.append(os.getloadavg())
     return {
         "machine": {
@@ -200,7 +213,7 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
         "floor": _rate(run.state_bytes, base),
         "small_tensors": small,
         "turns": turns,
-        "summary": summary(turns, restores, planning, small),
+        "summary": summary(turns, restores, planning, small, [frozen]),
     }
 
 

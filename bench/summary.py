@@ -24,9 +24,13 @@ Turns = Mapping[str, list[dict[str, Any]]]
 
 
 def summary(
-    turns: Turns, restores: Mapping[str, Any], planning: Mapping[str, Any], small: Iterable[Mapping[str, Any]] = ()
+    turns: Turns,
+    restores: Mapping[str, Any],
+    planning: Mapping[str, Any],
+    small: Iterable[Mapping[str, Any]] = (),
+    frozen: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, float | None]:
-    """`small`: turns of `small_tensors`."""
+    """`small`: turns of `small_tensors`; `frozen`: of `frozen_weights`."""
     each = all_figures(turns)
     ours, saving = each.get(OURS, {}), each.get("torch.save", {})
     rates = [each[n].get("gb_per_second") for n in LOCAL if n in each]
@@ -52,6 +56,9 @@ def summary(
         "plan_milliseconds_256_ranks": planning.get("surefoot", {}).get("each"),
         "dcp_plan_milliseconds_256_ranks": planning.get("dcp", {}).get("each"),
         **_of_small_tensors([turn for turn in small if "error" not in turn]),
+        "bytes_sent_95_percent_frozen": best(
+            [share for turn in frozen if "error" not in turn for share in turn["bytes_sent"][1:]], median
+        ),
     }
 
 

@@ -56,6 +56,13 @@ class BeingFilled(TierUnavailable):
         self.instance = instance
 
 
+class CopyRefused(TierError):
+    """A tier does not copy within itself, and takes what is sent.
+
+    A server provisioned by a former operator, or one that speaks less than Redis or S3 do.
+    """
+
+
 class TierFull(TierError):
     """The tier has no room left. Saving resumes when it has."""
 

@@ -19,6 +19,11 @@ checkpoint_seconds = Histogram(
     buckets=BUCKETS_SECONDS,
 )
 checkpoint_bytes = Counter("surefoot_checkpoint_bytes_total", "Bytes written to a tier.", ["tier"])
+unchanged_bytes = Counter(
+    "surefoot_checkpoint_unchanged_bytes_total",
+    "Bytes that a tier copied of the save before, which were not sent.",
+    ["tier"],
+)
 checkpoint_failures = Counter(
     "surefoot_checkpoint_failures_total", "Rank saves a tier did not take.", ["tier", "reason"]
 )
@@ -57,6 +62,7 @@ level = Gauge("surefoot_checkpoint_backoff_level", "Every 2^level-th due step is
 FAMILIES = (
     checkpoint_seconds,
     checkpoint_bytes,
+    unchanged_bytes,
     checkpoint_failures,
     checkpoint_skipped,
     checkpoint_step,
@@ -107,6 +113,8 @@ def reason_of(error: Exception) -> str:
 for _tier, _phase in (("staging", "stage"), ("memory", "replicate"), ("memory", "commit"), ("persistent", "promote")):
     checkpoint_seconds.labels(_tier, _phase)
     checkpoint_bytes.labels(_tier)
+for _tier in ("memory", "persistent"):
+    unchanged_bytes.labels(_tier)
 for _source in ("staging", "staging+memory", "memory", "persistent", "mixed"):
     restore_seconds.labels(_source)
 for _source in ("staging", "memory", "persistent", "peer"):

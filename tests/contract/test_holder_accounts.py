@@ -41,6 +41,8 @@ FORBIDDEN: list[tuple[Any, ...]] = [
     ("SET", keys.fence(THEIRS), "9"),
     ("GETRANGE", keys.chunk(THEIRS, RankSave(1, 1, 0), 0), 0, 1),
     ("UNLINK", keys.chunk(THEIRS, RankSave(1, 1, 0), 0)),
+    ("COPY", keys.chunk(THEIRS, RankSave(1, 1, 0), 0), keys.chunk(MINE, RankSave(1, 1, 0), 0)),
+    ("COPY", keys.chunk(MINE, RankSave(1, 1, 0), 0), keys.chunk(THEIRS, RankSave(1, 1, 0), 0)),
     ("HGETALL", keys.index(THEIRS)),
     ("SCAN", 0),
     ("KEYS", "*"),

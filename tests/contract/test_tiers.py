@@ -23,7 +23,7 @@ from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.settings import PersistentSettings
-from surefoot.tiers import Tier, open_persistent
+from surefoot.tiers import CopiesChunks, CopiesParts, Tier, open_persistent
 
 OpenTier = Callable[[], Tier]
 USUAL = RankSave(2, 40, 0)
@@ -278,3 +278,33 @@ def test_jobs_do_not_see_each_other(open_tier: OpenTier, request: pytest.Fixture
     with pytest.raises(ChunkMissing):
         theirs.read_values(saved.manifest.save)
     theirs.close()
+
+
+def copied(tier: Tier, source: RankSave, save: RankSave) -> bool:
+    """All of a small save's data, by whichever way the tier has: a chunk, or a part of several."""
+    if isinstance(tier, CopiesChunks):
+        return all(tier.copy_chunk(source, save, index) for index in range(2))
+    assert isinstance(tier, CopiesParts)
+    return tier.copy_part(source, save, 0)
+
+
+def test_a_tier_copies_within_itself_what_a_save_shares_with_the_one_before(tier: Tier, open_tier: OpenTier) -> None:
+    old, new = make_save(), make_save(RankSave(3, 50, 0))
+    write(tier, old)
+    commit(tier, old)
+    save = new.manifest.save
+    assert copied(tier, USUAL, save)
+    tier.put_layout(new.stream.digest, new.stream.text)
+    tier.put_values(save, VALUES)
+    tier.put_digests(save, new.table)
+    commit(tier, new)
+    tier.drop(USUAL, 3, 2)
+    reader = open_tier()
+    assert [m.save for m in reader.manifests()] == [save]
+    for index, length in enumerate(new.lengths):
+        start = new.stream.layout.chunk_starts[index]
+        assert bytes(reader.read_chunk(save, index, 0, length)) == new.data[start : start + length]
+
+
+def test_nothing_is_copied_of_a_save_that_was_dropped(tier: Tier) -> None:
+    assert not copied(tier, USUAL, RankSave(3, 50, 0))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from support.fakes.fake_tiers import MemoryPlace, MemoryTier, no_hook
 from support.saves import Saver, arrays
-from support.servers import redis_server
+from support.servers import holder_pair, redis_server
+from support.servers.holder_pair import HolderPair
 from surefoot.checkpointer.in_process import PERSISTENT, InProcessBackend, InProcessTargets
 from surefoot.drain.copying import copy_save, repair
 from surefoot.drain.engine import DrainOptions
@@ -36,51 +36,19 @@ FAST = DrainOptions(RetryLimits(attempts=3, retry_seconds=0.01, homeless_seconds
 QUICK = PromotionOptions(attempts=3, retry_seconds=0.01)
 
 
-class Memory:
-    """Two holders of a fresh job."""
-
-    def __init__(self, endpoints: list[HolderEndpoint], job: str) -> None:
-        self.job = job
-        self.account = Credentials(f"user-{job}", "a password")
-        self.endpoints = {e.holder: e for e in endpoints}
-
-    @property
-    def holders(self) -> tuple[HolderId, ...]:
-        return tuple(self.endpoints)
-
-    def open(self, holder: HolderId):
-        return HolderClient(self.endpoints[holder], self.job, self.account)
-
-    def client(self, holder: HolderId) -> HolderClient:
-        return HolderClient(self.endpoints[holder], self.job, self.account)
-
-    def saves(self, holder: HolderId) -> list[RankSave]:
-        tier = self.open(holder)
-        try:
-            return [m.save for m in tier.manifests()]
-        finally:
-            tier.close()
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HolderEndpoint]]:
-    with (
-        redis_server.running(tmp_path_factory.mktemp("one")) as one,
-        redis_server.running(tmp_path_factory.mktemp("two")) as two,
-    ):
-        yield [redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2")]
+    with holder_pair.endpoints(tmp_path_factory.mktemp("holders")) as found:
+        yield found
 
 
 @pytest.fixture
-def memory(servers: list[HolderEndpoint]) -> Memory:
-    made = Memory(servers, str(uuid4()))
-    for endpoint in servers:
-        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(made.job, made.account, 1)
-    return made
+def memory(servers: list[HolderEndpoint]) -> HolderPair:
+    return holder_pair.provisioned(servers)
 
 
 @pytest.fixture
-def saver(memory: Memory) -> Iterator[Saver]:
+def saver(memory: HolderPair) -> Iterator[Saver]:
     made = Saver(memory.open, memory.holders, options=FAST)
     yield made
     made.close()
@@ -109,7 +77,7 @@ class Done:
 
 
 def test_a_promoted_save_is_the_same_save_and_promoting_it_again_is_success(
-    memory: Memory, saver: Saver, tmp_path: Path
+    memory: HolderPair, saver: Saver, tmp_path: Path
 ) -> None:
     save = RankSave(1, 10, 0)
     saver.save(save, arrays(10, SHAPES))
@@ -201,7 +169,7 @@ def test_a_persistent_tier_that_is_full_or_gone_is_told_and_used_again_later(err
     assert promoter.close()
 
 
-def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: Memory) -> None:
+def test_repair_makes_a_second_copy_and_an_old_epoch_cannot(memory: HolderPair) -> None:
     one, two = memory.holders
     saver = Saver(memory.open, (one,), options=FAST)
     save = RankSave(1, 10, 0)
@@ -221,24 +189,24 @@ def test_a_full_redis_costs_saves_and_nothing_else_until_something_is_dropped(tm
         endpoint = redis_server.endpoint(server)
         HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision("job", account, 1)
         saver = Saver(lambda _: HolderClient(endpoint, "job", account), (endpoint.holder,), 1, FAST, 8 << 20)
-        tensors = arrays(1, {"weight": (1200, 1000)})
+        shape = {"weight": (1200, 1000)}
         step = 0
         while not saver.watched.freed or saver.watched.freed[-1][2]:
             step += 10
             assert step < 100, "the server never became full"
-            stream = saver.save(RankSave(1, step, 0), tensors)
+            stream = saver.save(RankSave(1, step, 0), arrays(step, shape))
         assert saver.watched.freed[-1] == (0, step, False)
         assert "full" in saver.watched.notices[-1][1]
         client = HolderClient(endpoint, "job", account)
         chunks = len(stream.layout.chunk_starts)
         for gone in (RankSave(1, 10, 0), RankSave(1, step, 0)):
             client.drop(gone, 1, chunks)
-        saver.save(RankSave(1, step + 10, 0), tensors)
+        saver.save(RankSave(1, step + 10, 0), arrays(step + 10, shape))
         assert saver.watched.freed[-1] == (0, step + 10, True)
         saver.close()
 
 
-def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory: Memory, saver: Saver) -> None:
+def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory: HolderPair, saver: Saver) -> None:
     one, two = memory.holders
     for step in (10, 20, 30):
         saver.save(RankSave(1, step, 0), arrays(step, SHAPES))
@@ -256,7 +224,7 @@ def test_without_a_leader_old_checkpoints_go_only_behind_a_full_newer_one(memory
     assert collect_garbage(clients, charge).fenced
 
 
-def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: Memory, saver: Saver) -> None:
+def test_without_a_leader_and_with_one_holder_left_saves_do_not_pile_up(memory: HolderPair, saver: Saver) -> None:
     one, _ = memory.holders
     saver.drain.retarget((one,), frozenset({one}), 1)
     for step in (10, 20, 30, 40):
@@ -360,7 +328,7 @@ def test_parts_go_up_several_at_once_and_a_copy_goes_on_where_an_earlier_one_end
     written = copy_save(save, [source.tier()], second, 1, TokenBucket())
     again = {first.came[0]}
     assert sorted(second.came) == sorted(again | (set(range(parts)) - set(first.came))), "the damaged one, and the rest"
-    assert written < stream.layout.stream_bytes
+    assert written.sent_bytes < stream.layout.stream_bytes
     assert [m.save for m in target.tier().manifests()] == [save]
     for index in range(chunks):
         assert target.parts[save, index] == source.parts[save, index]

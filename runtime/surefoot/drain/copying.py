@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
 from surefoot import metrics
 from surefoot.drain.token_bucket import TokenBucket
-from surefoot.errors import ChunkMissing, Corrupt, SurefootError, TierUnavailable, Unreadable
+from surefoot.drain.unchanged_chunks import WrittenSave, base_of, successor
+from surefoot.errors import ChunkMissing, CopyRefused, Corrupt, SurefootError, TierUnavailable, Unreadable
 from surefoot.format.layouts import Stream
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
-from surefoot.tiers import ManyStreams, Tier, verified
+from surefoot.tiers import CopiesParts, ManyStreams, Tier, verified
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -44,6 +46,11 @@ class Puts:
         self._under_way: deque[Future[int]] = deque()
         self._sent = 0
 
+    def parts_of(self, chunks: int) -> dict[int, range]:
+        """Part → its chunks."""
+        starts = range(0, chunks, self.together)
+        return {part: range(start, min(chunks, start + self.together)) for part, start in enumerate(starts)}
+
     def make_room(self) -> None:
         """Waits until another part may be in memory.
 
@@ -58,6 +65,19 @@ class Puts:
             self._sent += self._put(part, chunks)
         else:
             self._under_way.append(self._pool.submit(self._put, part, chunks))
+
+    def copy_unchanged(self, base: RankSave, parts: Iterable[int]) -> frozenset[int]:
+        """Has the tier copy parts of another save; returns those copied."""
+        target, wanted = self._target, [part for part in parts if part not in self._kept]
+        if not isinstance(target, CopiesParts) or self._pool is None:
+            return frozenset()
+        made = self._pool.map(lambda part: target.copy_part(base, self._save, part), wanted)
+        try:
+            return frozenset(part for part, is_made in zip(wanted, made, strict=True) if is_made)
+        except CopyRefused as refusal:
+            log.warning("what is unchanged is sent to %s too: %s", target.name, refusal)
+            metrics.fallbacks.labels("copy_refused").inc()
+            return frozenset()
 
     def sent(self) -> int:
         """Waits for all; the bytes that had to be sent."""
@@ -91,43 +111,79 @@ class Abandoned(SurefootError):
     """The copy was called off."""
 
 
-def copy_save(save: RankSave, sources: Sequence[Tier], target: Tier, writer_epoch: int, pace: TokenBucket) -> int:
+@dataclass(frozen=True, slots=True)
+class CopiedSave:
+    """Tells what a finished copy sent, and what it wrote."""
+
+    sent_bytes: int
+    unchanged_bytes: int
+    written: WrittenSave
+
+
+def copy_save(
+    save: RankSave,
+    sources: Sequence[Tier],
+    target: Tier,
+    writer_epoch: int,
+    pace: TokenBucket,
+    before: WrittenSave | None = None,
+) -> CopiedSave:
     """Copies a rank save to a tier and commits it there.
 
-    Returns:
-        The number of bytes written.
+    Args:
+        save: The rank save.
+        sources: Tiers that may have it; each part comes from the first good copy.
+        target: Where it goes.
+        writer_epoch: The epoch that writes.
+        pace: Of the bytes that are sent.
+        before: A save that the target has; parts that are equal there are copied within it.
 
-    Raises Unreadable when some part is bad or absent everywhere, TierUnavailable when a silent source might have it,
-    and whatever the target raises.
+    Raises:
+        Unreadable: Some part is bad or absent everywhere.
+        TierUnavailable: The same, but a silent source might have it. Beside these whatever the target raises.
     """
     manifest, having, silent = _manifest_of(save, sources)
     try:
-        return _copied(manifest, having, target, writer_epoch, pace)
+        return _copied(manifest, having, target, (writer_epoch, pace), base_of(before, save, manifest.layout))
     except Unreadable as found:
         if silent is None:
             raise
         raise silent from found  # it may have a good one
 
 
-def _copied(manifest: RankManifest, having: Sequence[Tier], target: Tier, writer_epoch: int, pace: TokenBucket) -> int:
-    save = manifest.save
+def _copied(
+    manifest: RankManifest,
+    having: Sequence[Tier],
+    target: Tier,
+    how: tuple[int, TokenBucket],
+    base: WrittenSave | None,
+) -> CopiedSave:
+    save, (writer_epoch, pace) = manifest.save, how
     stream = _first_good("layout", save, having, lambda tier: verified.stream_from(tier, manifest))
     table = _first_good("digest table", save, having, lambda tier: verified.table_from(tier, manifest))
     values = _first_good("values", save, having, lambda tier: verified.values_from(tier, manifest))
     target.put_layout(manifest.layout, stream.text)
     lengths = stream.layout.chunk_lengths()
+    unchanged = 0
     with Puts(target, save) as puts:
-        for part in range(-(-len(lengths) // puts.together)):
-            numbers = range(part * puts.together, min(len(lengths), (part + 1) * puts.together))
-            if not pace.take(sum(lengths[index] for index in numbers)):
+        parts = puts.parts_of(len(lengths))
+        same = {p for p, chunks in parts.items() if base is not None and base.has_all(stream, chunks, table)}
+        copied = puts.copy_unchanged(base.save, sorted(same)) if base is not None and same else frozenset()
+        for part, chunks in parts.items():
+            size = sum(lengths[index] for index in chunks)
+            if part in copied:
+                unchanged += size
+                continue
+            if not pace.take(size):
                 raise Abandoned(f"copying {save} to {target.name} was called off")
             puts.make_room()
-            puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in numbers])
+            puts.put(part, [_chunk(save, having, (manifest, stream, table), index) for index in chunks])
         sent = puts.sent()
     target.put_digests(save, table)
     target.put_values(save, values)
     target.commit(manifest, writer_epoch, lengths)
-    return sent + len(table) + len(values)
+    written = successor(base, save, manifest.layout, table)
+    return CopiedSave(sent + len(table) + len(values), unchanged, written)
 
 
 def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBucket) -> str | None:
@@ -136,7 +192,7 @@ def repair(save: RankSave, source: Tier, target: Tier, epoch: int, pace: TokenBu
     Verified, and committed with the writer epoch `epoch`. None, or why it failed.
     """
     try:
-        size = copy_save(save, [source], target, epoch, pace)
+        size = copy_save(save, [source], target, epoch, pace).sent_bytes
     except SurefootError as error:
         log.warning("repairing %s from %s to %s failed: %s", save, source.name, target.name, error)
         return str(error)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from surefoot import metrics
-from surefoot.drain.copying import Abandoned, copy_save
+from surefoot.drain.copying import Abandoned, CopiedSave, copy_save
 from surefoot.drain.target_writer import Probe
 from surefoot.drain.token_bucket import TokenBucket
+from surefoot.drain.unchanged_chunks import WrittenSave
 from surefoot.errors import SurefootError, TierError, Unreadable
 from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import Checkpoint, RankSave
@@ -77,6 +78,8 @@ class Promoter:
         self._waiting: set[RankSave] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._written: dict[int, WrittenSave] = {}
+        """Of each rank the last save that was uploaded here; one that fails has none: the next try sends all of it."""
         self._thread = threading.Thread(target=self._run, name="surefoot-promoter", daemon=True)
         self._thread.start()
 
@@ -121,7 +124,7 @@ class Promoter:
         unreadable = False
         for attempt in range(self._options.attempts):
             try:
-                size = self._copied(save, epoch)
+                copied = self._copied(save, epoch)
             except Abandoned as called_off:
                 return Promoted(save, str(called_off), 0, time.monotonic() - began)
             except SurefootError as problem:
@@ -137,20 +140,22 @@ class Promoter:
                     break
             else:
                 seconds = time.monotonic() - began
-                metrics.checkpoint_bytes.labels("persistent").inc(size)
+                self._written[save.rank] = copied.written
+                metrics.checkpoint_bytes.labels("persistent").inc(copied.sent_bytes)
+                metrics.unchanged_bytes.labels("persistent").inc(copied.unchanged_bytes)
                 metrics.checkpoint_step.labels("persistent").set(save.step)
                 metrics.checkpoint_seconds.labels("persistent", "promote").observe(seconds)
-                return Promoted(save, None, size, seconds)
+                return Promoted(save, None, copied.sent_bytes, seconds)
         return Promoted(save, error, 0, time.monotonic() - began, unreadable)
 
-    def _copied(self, save: RankSave, epoch: int) -> int:
+    def _copied(self, save: RankSave, epoch: int) -> CopiedSave:
         opened: list[Tier] = []
         try:
             sources = self._open_sources(save)
             opened += sources
             target = self._open_target()
             opened.append(target)
-            return copy_save(save, sources, target, epoch, self._pace)
+            return copy_save(save, sources, target, epoch, self._pace, self._written.pop(save.rank, None))
         finally:
             for tier in opened:
                 tier.close()

@@ -40,7 +40,7 @@ class SaveWork:
         """Chunks whose digests somebody makes or has made."""
         self._digested = threading.Event()
         self._stopped: set[HolderId] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         if not self.chunk_lengths:
             self._describe()
 
@@ -57,12 +57,24 @@ class SaveWork:
             found = block_digests(self.stream, self.layout.edges, self.layout.blocks_of_chunk(index))
             with self._lock:
                 self._digests[index] = found
+                self._lock.notify_all()
                 last = len(self._digests) == len(self.chunk_lengths)
             if last:
                 self._describe()
         except BaseException:
-            self._digested.set()  # without a manifest the writers give the save up
+            with self._lock:
+                self._digested.set()  # without a manifest the writers give the save up
+                self._lock.notify_all()
             raise
+
+    def digests(self, index: int) -> bytes:
+        """The digests of a chunk on which some writer has begun.
+
+        Empty where they could not be made.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: index in self._digests or self._digested.is_set())
+            return self._digests.get(index, b"")
 
     def _describe(self) -> None:
         self.table = b"".join(self._digests[index] for index in range(len(self.chunk_lengths)))

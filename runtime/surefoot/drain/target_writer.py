@@ -19,9 +19,10 @@ from surefoot import metrics
 from surefoot.drain.save_work import SaveWork
 from surefoot.drain.slots import Acknowledged, LegEnded, LegRefused, SaveWritten, TargetFailed
 from surefoot.drain.token_bucket import TokenBucket
-from surefoot.errors import ChunkMissing, Fenced, SurefootError, TierFull
+from surefoot.drain.unchanged_chunks import WrittenSave, base_of, successor
+from surefoot.errors import ChunkMissing, CopyRefused, Fenced, SurefootError, TierFull
 from surefoot.protocol.identities import HolderId
-from surefoot.tiers import Tier, WritesAhead
+from surefoot.tiers import CopiesChunks, Tier, WritesAhead
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ class TargetWriter:
         self._pace, self._probe = paced
         self._orders: queue.Queue[WriterOrder | None] = queue.Queue(maxsize=slots + 1)  # one order a slot, and the end
         self._tier: Tier | None = None
+        self._written: WrittenSave | None = None
+        """The last save that the target acknowledged."""
+        self._told_refusal = False
         self._thread = threading.Thread(target=self._run, name=f"surefoot-writer-{target.node}", daemon=True)
         self._thread.start()
 
@@ -110,6 +114,7 @@ class TargetWriter:
     def _failed(
         self, order: WriterOrder, cause: Literal["unavailable", "full", "missing"], error: Exception
     ) -> TargetFailed:
+        self._written = None  # whatever it was: the next try sends everything
         save = order.work.sealed.save
         log.warning("%s of %s on %s failed: %s", order.verb, save, self.target, error, extra=self._keys(order))
         metrics.checkpoint_failures.labels(self._kind, cause).inc()
@@ -122,15 +127,23 @@ class TargetWriter:
         tier.put_layout(work.layout.digest, work.layout.text)
         ahead = tier if isinstance(tier, WritesAhead) else None
         put = tier.put_chunk if ahead is None else ahead.send_chunk
-        for index in range(len(work.chunk_lengths)):
+        base, sent = self._base(work, tier), 0
+        for index, length in enumerate(work.chunk_lengths):
             if work.is_stopped(self.target):
                 self._disconnect()  # with whatever answers are still due
                 return LegEnded(order.slot, self.target)
             work.digest(index)
-            if not self._pace.take(work.chunk_lengths[index]):
+            try:
+                if base is not None and self._copied(tier, base, work, index):
+                    continue
+            except CopyRefused as refusal:
+                base = None
+                self._tell(refusal)
+            if not self._pace.take(length):
                 self._disconnect()
                 return LegEnded(order.slot, self.target)
             put(save, index, work.chunk(index))
+            sent += length
             self._probe("chunk")
         if ahead is not None:
             ahead.settle()
@@ -139,7 +152,8 @@ class TargetWriter:
             return LegEnded(order.slot, self.target)
         tier.put_digests(save, work.table)
         tier.put_values(save, work.values)
-        metrics.checkpoint_bytes.labels(self._kind).inc(work.sealed.stream_bytes)
+        metrics.checkpoint_bytes.labels(self._kind).inc(sent)
+        metrics.unchanged_bytes.labels(self._kind).inc(work.sealed.stream_bytes - sent)
         self._probe("written")
         return SaveWritten(order.slot, self.target)
 
@@ -148,9 +162,30 @@ class TargetWriter:
         manifest = work.manifest(self.target)
         if manifest is None or work.is_stopped(self.target):
             return LegEnded(order.slot, self.target)
-        self._connect().commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
+        tier = self._connect()
+        tier.commit(manifest, work.sealed.save.epoch, work.chunk_lengths)
+        base = self._base(work, tier)
+        self._written = successor(base, work.sealed.save, work.layout.digest, work.table)
         self._probe("committed")
         return Acknowledged(order.slot, self.target)
+
+    def _base(self, work: SaveWork, tier: Tier) -> WrittenSave | None:
+        """What unchanged chunks of a save are copied from; None: all of it is sent."""
+        if not isinstance(tier, CopiesChunks):
+            return None
+        return base_of(self._written, work.sealed.save, work.layout.digest)
+
+    def _copied(self, tier: Tier, base: WrittenSave, work: SaveWork, index: int) -> bool:
+        """Whether the target made a chunk of its own copy of the same bytes."""
+        if not isinstance(tier, CopiesChunks) or not base.has(work.layout, index, work.digests(index)):
+            return False
+        return tier.copy_chunk(base.save, work.sealed.save, index)
+
+    def _tell(self, refusal: CopyRefused) -> None:
+        metrics.fallbacks.labels("copy_refused").inc()
+        if not self._told_refusal:
+            log.warning("what is unchanged is sent to %s too: %s", self.target, refusal)
+        self._told_refusal = True
 
     def _connect(self) -> Tier:
         if self._tier is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
+from math import prod
 
 from surefoot.errors import Corrupt, ProtocolError
 from surefoot.format.digests import digest
@@ -48,7 +49,9 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
     """Builds the layout of a rank that saves these, in any order.
 
     `spread` numbers the tensors by name. Tensors are listed by name. Their pieces follow each other in the stream by
-    falling item size, so that each is aligned to its items without padding and can be copied to from a typed view.
+    falling item size, so that each is aligned to its items without padding and can be copied to from a typed view. Of
+    one item size tensors of a chunk and more come first: adapters, norms and counters between frozen weights would
+    leave none of those weights' chunks unchanged from save to save.
     """
     named = sorted(tensors, key=lambda t: t.name)
     position = 0
@@ -57,7 +60,7 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
     if len(pieces) != len(named):
         twice = next(a.name for a, b in pairwise(named) if a.name == b.name)
         raise ValueError(f"two tensors are called {twice!r}: names must differ")
-    for tensor in sorted(named, key=lambda t: -itemsize(t.dtype)):
+    for tensor in sorted(named, key=_stream_order):
         size = itemsize(tensor.dtype)
         for box in tensor.boxes:
             whole = box.lengths == tensor.shape and not any(box.offsets)
@@ -73,6 +76,12 @@ def build_layout(tensors: Iterable[TensorParts], spread: Spread | None = None) -
         stream_bytes=position,
         spread=spread,
     )
+
+
+def _stream_order(tensor: TensorParts) -> tuple[int, bool]:
+    """Of what every rank knows of a tensor: each derives the others' streams."""
+    size = itemsize(tensor.dtype)
+    return -size, prod(tensor.shape) * size < CHUNK_BYTES
 
 
 @lru_cache(maxsize=4096)

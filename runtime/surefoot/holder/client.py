@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, ProtocolError, TierError, TierUnavailable
+from surefoot.errors import (
+    AccessRefused,
+    ChunkMissing,
+    CopyRefused,
+    Fenced,
+    HolderDamaged,
+    ProtocolError,
+    TierError,
+    TierUnavailable,
+)
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
@@ -155,6 +164,22 @@ class HolderClient:
             self._wire.ask("SET", keys.chunk(self._job, save, index), flat)
             if self._wire.due > 1:
                 self._wire.answer()
+
+    def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
+        """Has Redis copy a chunk of another save; nothing of it travels.
+
+        False: there is none of that name.
+        """
+        self.settle()
+        named = keys.chunk(self._job, source, index), keys.chunk(self._job, save, index)
+        try:
+            with explained(str(self), f"copying chunk {index} of {source} for {save}"):
+                return bool(self._wire.call("COPY", *named, "REPLACE"))
+        except TierError as error:
+            # an account of before may not, a server that only speaks like Redis may not know it: it takes what is sent
+            if isinstance(error, AccessRefused) or type(error) is TierError:
+                raise CopyRefused(str(error)) from error
+            raise
 
     def settle(self) -> None:
         """Waits until all sent chunks are stored; raises as `put_chunk` does."""

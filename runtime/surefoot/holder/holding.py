@@ -16,7 +16,7 @@ from surefoot.holder import keys
 from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.protocol.records import RankManifest
 
-WRITING = ("set", "hset")
+WRITING = ("set", "copy", "hset")
 """The commands that a closed account lacks; without them no script of ours commits either."""
 
 _BATCH = 500

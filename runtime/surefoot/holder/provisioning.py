@@ -16,7 +16,20 @@ from surefoot.holder.connection import Credentials, Wire, explained, understood
 from surefoot.holder.holding import JobHolding, key_batches
 from surefoot.protocol.identities import RankSave
 
-JOB_COMMANDS = ("get", "set", "getrange", "strlen", "hget", "hset", "hdel", "hgetall", "unlink", "evalsha", "ping")
+JOB_COMMANDS = (
+    "get",
+    "set",
+    "copy",
+    "getrange",
+    "strlen",
+    "hget",
+    "hset",
+    "hdel",
+    "hgetall",
+    "unlink",
+    "evalsha",
+    "ping",
+)
 """All that a job's account may run, in scripts too. Nothing that lists keys: SCAN ignores an account's key patterns."""
 
 

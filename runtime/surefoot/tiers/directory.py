@@ -55,6 +55,18 @@ class DirectoryStore:
             temporary = self._write(path, *pieces)
             os.replace(temporary, self._root / path)
 
+    def copy(self, source: str, path: str) -> bool:
+        with self._explained("copying", source):
+            temporary = self._write(path)
+            try:
+                shutil.copyfile(self._root / source, temporary)  # in the kernel
+                os.replace(temporary, self._root / path)
+            except FileNotFoundError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            return True
+
     def create(self, path: str, data: bytes) -> bool:
         with self._explained("creating", path):
             temporary = self._write(path, data)

@@ -34,6 +34,13 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def copy(self, source: str, path: str) -> bool:
+        """Copies an object within the store.
+
+        False: there is none of that name. Raises CopyRefused where the store never does it for this account.
+        """
+        ...
+
     def create(self, path: str, data: bytes) -> bool:
         """Writes durably if nothing is there.
 

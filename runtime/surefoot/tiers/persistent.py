@@ -278,6 +278,9 @@ class ObjectStoreTier:
     def put_part(self, save: RankSave, part: int, chunks: Sequence[memoryview]) -> None:
         self._store.put(self._names.part(save, part), *chunks)
 
+    def copy_part(self, source: RankSave, save: RankSave, part: int) -> bool:
+        return self._store.copy(self._names.part(source, part), self._names.part(save, part))
+
     # ---- how --------------------------------------------------------------------------------------------------------
 
     def _put_last(self, save: RankSave, chunk_lengths: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from surefoot import metrics
-from surefoot.errors import ChunkMissing, TierFull, TierUnavailable
+from surefoot.errors import ChunkMissing, CopyRefused, TierFull, TierUnavailable
 from surefoot.protocol.backoff import Backoff
 from surefoot.settings import PersistentSettings
 from surefoot.tiers.bodies import Body
@@ -32,11 +32,14 @@ from surefoot.tiers.parallel_reads import READERS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CopySourceTypeDef
 
 _MISSING = {"NoSuchKey", "404", "InvalidRange", "416"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "XMinioStorageFull", "507"}
 _EXISTS = {"PreconditionFailed", "412"}
 _RACING = {"ConditionalRequestConflict", "409"}
+_NEVER = {"NotImplemented", "501", "MethodNotAllowed", "405", "AccessDenied", "403", "InvalidRequest", "400"}
+"""What a server answers that does not copy objects, or not for this account."""
 _BATCH = 1000
 _RACE_TRIES = 5
 """Of a conditional write that met another one under way."""
@@ -60,6 +63,26 @@ class S3Store:
 
     def put(self, path: str, *pieces: bytes | memoryview) -> None:
         self._put(path, pieces, "writing")
+
+    def copy(self, source: str, path: str) -> bool:
+        origin: CopySourceTypeDef = {"Bucket": self._bucket, "Key": self._key(source)}
+        try:
+            with self._explained("copying", source):
+                try:
+                    self._client.copy_object(
+                        Bucket=self._bucket,
+                        Key=self._key(path),
+                        CopySource=origin,
+                        ChecksumAlgorithm="CRC32",
+                        **self._extra,
+                    )
+                except ClientError as error:
+                    if _code(error) in _NEVER:
+                        raise CopyRefused(f"s3://{self._bucket} does not copy {source}: {_code(error)}") from None
+                    raise
+        except ChunkMissing:
+            return False
+        return True
 
     def create(self, path: str, data: bytes) -> bool:
         return self._put(path, (data,), "creating", {"IfNoneMatch": "*"})

@@ -176,6 +176,18 @@ class ManyStreams(Protocol):
 
 
 @runtime_checkable
+class CopiesParts(Protocol):
+    """Extends `ManyStreams` by copying parts between its own saves."""
+
+    def copy_part(self, source: RankSave, save: RankSave, part: int) -> bool:
+        """Copies a whole part of another save, as `copy_chunk` does a chunk.
+
+        `at_once` threads may call it.
+        """
+        ...
+
+
+@runtime_checkable
 class ByCheckpoint(Protocol):
     """Extends `Tier` where each rank save in a listing costs a request."""
 
@@ -214,6 +226,27 @@ class WritesAhead(Protocol):
         """Returns when every chunk sent is stored; raises as `put_chunk`.
 
         Nothing else may be called between the first `send_chunk` and this.
+        """
+        ...
+
+
+@runtime_checkable
+class CopiesChunks(Protocol):
+    """Extends `Tier` by copying chunks between its own saves."""
+
+    def copy_chunk(self, source: RankSave, save: RankSave, index: int) -> bool:
+        """Copies a chunk of another save.
+
+        Args:
+            source: The rank save that has the bytes.
+            save: The rank save that is written.
+            index: The chunk's number in both, from 0.
+
+        Returns:
+            Whether it did; `source` may have been dropped.
+
+        Raises:
+            CopyRefused: It never does for this account.
         """
         ...
 

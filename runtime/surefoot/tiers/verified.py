@@ -45,7 +45,7 @@ def values_from(tier: Tier, manifest: RankManifest) -> bytes:
 
 
 def is_listed(tier: Tier, save: RankSave) -> bool:
-    """Whether the tier's index names a rank save now; a silent tier names none.
+    """Whether a tier's index names a rank save.
 
     Tells a hole from an absent save: a part that is missing under its index entry never comes back, whereas an index
     without the entry is that of a save dropped, or of a holder restarted, since it was read.

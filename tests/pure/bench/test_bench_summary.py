@@ -28,6 +28,7 @@ KEYS = [
     "stall_milliseconds_10000_tensors",
     "prepare_seconds_10000_tensors",
     "restore_seconds_10000_tensors",
+    "bytes_sent_95_percent_frozen",
 ]
 
 

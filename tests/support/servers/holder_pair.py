@@ -1,0 +1,57 @@
+"""Two real holders, and a fresh job on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from support.servers import redis_server
+from surefoot.holder.client import HolderClient
+from surefoot.holder.connection import Credentials
+from surefoot.holder.provisioning import HolderAdmin
+from surefoot.protocol.identities import HolderEndpoint, HolderId, RankSave
+
+
+class HolderPair:
+    """A job on two holders."""
+
+    def __init__(self, endpoints: list[HolderEndpoint], job: str) -> None:
+        self.job = job
+        self.account = Credentials(f"user-{job}", "a password")
+        self.endpoints = {e.holder: e for e in endpoints}
+
+    @property
+    def holders(self) -> tuple[HolderId, ...]:
+        return tuple(self.endpoints)
+
+    def open(self, holder: HolderId) -> HolderClient:
+        return HolderClient(self.endpoints[holder], self.job, self.account)
+
+    def client(self, holder: HolderId) -> HolderClient:
+        return HolderClient(self.endpoints[holder], self.job, self.account)
+
+    def saves(self, holder: HolderId) -> list[RankSave]:
+        tier = self.open(holder)
+        try:
+            return [m.save for m in tier.manifests()]
+        finally:
+            tier.close()
+
+
+@contextmanager
+def endpoints(folder: Path) -> Iterator[list[HolderEndpoint]]:
+    """Starts the two servers."""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    with redis_server.running(folder / "one") as one, redis_server.running(folder / "two") as two:
+        yield [redis_server.endpoint(one, "node-1"), redis_server.endpoint(two, "node-2")]
+
+
+def provisioned(servers: list[HolderEndpoint]) -> HolderPair:
+    """Gives a job of its own an account on each."""
+    made = HolderPair(servers, str(uuid4()))
+    for endpoint in servers:
+        HolderAdmin(endpoint.host, endpoint.port, redis_server.ADMIN_PASSWORD).provision(made.job, made.account, 1)
+    return made
