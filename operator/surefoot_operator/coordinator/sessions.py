@@ -150,9 +150,17 @@ def broken(sessions: Sessions, worker: WorkerId, now: float) -> Sessions:
 
 
 def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
-    """Drops disconnected sessions of workers that no longer exist."""
+    """Drops disconnected sessions of workers that no longer exist.
+
+    One that finished the committed epoch stays: its pod may be gone before the others have finished, and a world of
+    which it is missing would be begun again for steps that are made.
+    """
     keep = set(known)
-    gone = {w for w, s in sessions.by_worker.items() if w not in keep and not s.seen.connected}
+    gone = {
+        w
+        for w, s in sessions.by_worker.items()
+        if w not in keep and not s.seen.connected and not _has_finished(sessions, s.seen)
+    }
     if not gone:
         return sessions
     orders = sessions.orders
@@ -161,6 +169,12 @@ def forgotten(sessions: Sessions, known: Iterable[WorkerId]) -> Sessions:
     kept = {w: s for w, s in sessions.by_worker.items() if w not in gone}
     speakers = {incarnation: w for incarnation, w in sessions.speakers.items() if w not in gone}
     return replace(sessions, by_worker=kept, orders=orders, speakers=speakers)
+
+
+def _has_finished(sessions: Sessions, seen: SessionSeen) -> bool:
+    world = sessions.world
+    committed = world is not None and world.state == "Committed" and world.epoch == seen.epoch
+    return committed and seen.finished == 0
 
 
 def ruled(sessions: Sessions, world: World | None) -> Sessions:

@@ -101,6 +101,17 @@ def test_workers_that_left_the_fabric_are_forgotten_once_their_line_is_broken() 
     assert [s.index for s in seen(forgotten(broken(sessions, B, 1001.0), [A]))] == [0]
 
 
+def test_a_worker_that_finished_the_epoch_is_remembered_without_its_pod_until_the_world_moves() -> None:
+    """Deleted right behind its last step it would count as lost, and the step be made again (simulator, seed 3213)."""
+    sessions = heard(talking(0, 1), B, beat(2, 45), 1000.5)
+    sessions = broken(heard(sessions, B, Finished(2, 0, 45), 1001.0), B, 1001.5)
+    kept = forgotten(sessions, [A])
+    assert [s.index for s in seen(kept)] == [0, 1]
+    assert [s.index for s in seen(forgotten(ruled(kept, CLAIMED.world), [A]))] == [0]
+    failed = broken(heard(talking(0, 1), B, Finished(2, 3, 45), 1001.0), B, 1001.5)
+    assert [s.index for s in seen(forgotten(failed, [A]))] == [0]
+
+
 # ---- facts ---------------------------------------------------------------------------------------------------------
 
 

@@ -331,3 +331,13 @@ def test_a_world_that_trains_goes_on_and_remembers_what_its_upload_found() -> No
     assert maintain(replace(found, status=made.status)).pinned != newest
     again = plan(replace(found, status=made.status))
     assert names.CHECKPOINT_BAD not in [e.reason for e in again.events], "said once"
+
+
+def test_a_finished_worker_whose_pod_is_gone_is_no_loss_while_the_others_finish() -> None:
+    seen = finished(step=47, saved=47)
+    first, *others = seen.sessions
+    left = replace(first, connected=False)
+    waiting = replace(seen, sessions=(left, *(replace(s, finished=None) for s in others)), workers=seen.workers[1:])
+    made = plan(waiting)
+    assert made.status.world == seen.status.world
+    assert plan(replace(seen, sessions=(left, *others), workers=seen.workers[1:])).status.restarts == 0
