@@ -15,11 +15,34 @@ from typing import Any
 from surefoot.data.lanes import Lane
 from surefoot.data.stream_state import StreamShape
 
-_AHEAD_SAMPLES = 16
+_AHEAD_SAMPLES = 64
 _AHEAD_BYTES = 64 << 10
 """What a lane reads in one run, at most, where a step takes less: whoever has 64 lanes keeps so much of each."""
 _FEW = 8
 """Elements of a sample that are looked at to tell its size."""
+
+
+class LanesRead:
+    """`LanesRead` holds a stripe's cursors behind a run of several steps.
+
+    The steps of a run share it, so that a message with several of them has it once.
+
+    Args:
+        numbers: each lane's number and plain cursor behind all that it has read, one behind the other.
+        ahead: of each lane, how many samples of that no step had taken before this run.
+        moving: which number of a lane counts samples within a window or extent.
+        bad: of lanes that left samples out, how many.
+    """
+
+    __slots__ = ("ahead", "bad", "moving", "numbers", "width")
+
+    def __init__(self, numbers: array[int], ahead: array[int], moving: int, bad: Mapping[int, int]) -> None:
+        self.numbers, self.ahead, self.moving, self.bad = numbers, ahead, moving, bad
+        self.width = len(numbers) // len(ahead)
+
+    def __reduce__(self) -> tuple[Callable[..., LanesRead], tuple[Any, ...]]:
+        # as bytes: a list of lists, or an array, takes a worker many times as long
+        return _unpickled, (self.numbers.tobytes(), self.ahead.tobytes(), self.moving, self.bad)
 
 
 class LanesBehind:
@@ -28,26 +51,25 @@ class LanesBehind:
     They are written down when somebody asks, as the state is wanted at few steps.
 
     Args:
-        numbers: each lane's number and plain cursor behind all that it has read, one behind the other.
-        ahead: of each lane, how many samples of that no step had taken before this run.
-        taken: how many of those this step and the ones before it took of each lane.
-        moving: which number of a lane counts samples within a window or extent.
-        bad: of lanes that left samples out, how many.
+        read: behind the run that the step belongs to.
+        taken: how many samples this step and the ones before it in the run took of each lane.
     """
 
-    __slots__ = ("_ahead", "_moving", "_numbers", "_taken", "_width", "bad")
+    __slots__ = ("_read", "_taken")
 
-    def __init__(self, numbers: array[int], ahead: array[int], taken: int, moving: int, bad: Mapping[int, int]) -> None:
-        self._numbers, self._ahead, self._taken, self._moving = numbers, ahead, taken, moving
-        self._width = len(numbers) // len(ahead)
-        self.bad = bad
+    def __init__(self, read: LanesRead, taken: int) -> None:
+        self._read, self._taken = read, taken
 
     def __len__(self) -> int:
-        return len(self._ahead)
+        return len(self._read.ahead)
 
     def __reduce__(self) -> tuple[Callable[..., LanesBehind], tuple[Any, ...]]:
-        # as bytes: a list of lists, or an array, takes a worker many times as long
-        return _unpickled, (self._numbers.tobytes(), self._ahead.tobytes(), self._taken, self._moving, self.bad)
+        return LanesBehind, (self._read, self._taken)
+
+    @property
+    def bad(self) -> Mapping[int, int]:
+        """Of lanes that left samples out, how many."""
+        return self._read.bad
 
     def plain(self) -> list[list[int]]:
         """Returns each lane's number and cursor, as plain numbers."""
@@ -56,30 +78,32 @@ class LanesBehind:
     @property
     def first(self) -> int:
         """The number of the first lane; the others follow it."""
-        return self._numbers[0]
+        return self._read.numbers[0]
 
     def span(self, shape: StreamShape) -> tuple[int, int]:
         """Returns the positions `[start, stop)` of the step's items in the global order."""
         begin, end = shape.span(*self._handed_out(0))
-        last = len(self._ahead) - 1
+        last = len(self) - 1
         return begin, shape.span(*self._handed_out(last))[1] if last else end
 
     def _handed_out(self, place: int) -> tuple[int, int]:
-        at = place * self._width
-        return self._numbers[at], self._numbers[at + 1] - self._ahead[place] + self._taken
+        read = self._read
+        at = place * read.width
+        return read.numbers[at], read.numbers[at + 1] - read.ahead[place] + self._taken
 
     def _row(self, place: int) -> list[int]:
-        row = self._numbers[place * self._width : (place + 1) * self._width].tolist()
-        if left := self._ahead[place] - self._taken:
+        read = self._read
+        row = read.numbers[place * read.width : (place + 1) * read.width].tolist()
+        if left := read.ahead[place] - self._taken:
             # bare samples of one source: each is one item, drawn from the same window or extent
             row[1] -= left
             row[2] -= left
-            row[self._moving] -= left
+            row[read.moving] -= left
         return row
 
 
-def _unpickled(numbers: bytes, ahead: bytes, *others: Any) -> LanesBehind:
-    return LanesBehind(_array_of(numbers), _array_of(ahead), *others)
+def _unpickled(numbers: bytes, ahead: bytes, moving: int, bad: Mapping[int, int]) -> LanesRead:
+    return LanesRead(_array_of(numbers), _array_of(ahead), moving, bad)
 
 
 def _array_of(content: bytes) -> array[int]:
@@ -145,9 +169,9 @@ class Stripe:
         width = len(numbers) // len(ahead)
         left_out = numbers[3::width]
         bad = dict(zip(numbers[::width], left_out, strict=True)) if any(left_out) else {}
-        moving = self._moving
+        read = LanesRead(numbers, ahead, self._moving, bad)
         taken = range(self._per_lane, (steps + 1) * self._per_lane, self._per_lane) if steps else [0]
-        return [LanesBehind(numbers, ahead, so_many, moving, bad) for so_many in taken]
+        return [LanesBehind(read, so_many) for so_many in taken]
 
 
 def _size_of(sample: Any) -> int:

@@ -109,19 +109,24 @@ def test_a_copy_elsewhere_is_the_same_source_and_another_content_is_not(tmp_path
     st.booleans(),
     st.integers(1, 40),
     st.integers(1, 20),
+    st.integers(1, 4),
     st.integers(0, 9),
     st.booleans(),
 )
 def test_lines_are_those_of_the_file_wherever_it_is_cut(
-    tmp_path: Path, lines: list[bytes], ended: bool, shard_bytes: int, chunk: int, piece: int, counted: bool
+    tmp_path: Path, lines: list[bytes], ended: bool, shard_bytes: int, mark: int, marks: int, piece: int, counted: bool
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines) + b"\n" * (ended and bool(lines)))
     whole = lines if ended or not lines or lines[-1] else lines[:-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.data.sources.lines.CHUNK_BYTES", chunk)
+        patch.setattr("surefoot.data.sources.lines.CHUNK_BYTES", mark * marks)
+        patch.setattr("surefoot.data.sources.lines.MARK_BYTES", mark)
         patch.setattr("surefoot.data.sources.lines.PIECE_BYTES", piece)
         source = TextLines(tmp_path / "a.txt", shard_bytes=shard_bytes, count=counted)
         found = [list(source.open(shard, 0)) for shard in range(len(source.shards()))]
+        for shard, part in enumerate(found):
+            for start in range(len(part) + 2):
+                assert list(map(repr, source.open(shard, start))) == list(map(repr, part[start:]))
     if counted:
         assert [shard.samples for shard in source.shards()] == [len(part) for part in found]
     assert [isinstance(x, BadSample) or x.encode() for part in found for x in part] == [

@@ -7,7 +7,6 @@ import pickle
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from itertools import cycle, islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,22 +99,18 @@ def product(source: Numbers, run: list[Life], window: int, fixed_batch: int | No
 
 
 class ReadAhead:
-    """As torch's DataLoader: each worker has a copy of the data set, and reads two batches beyond what was asked of it."""
+    """As torch's DataLoader: each worker has a copy of the data set, and is asked for two messages beyond what came."""
 
-    def __init__(self, dataset: Any, num_workers: int, **_: Any) -> None:
-        self._dataset, self._workers = dataset, num_workers
+    def __init__(self, dataset: Any, num_workers: int, sampler: Any, **_: Any) -> None:
+        self._dataset, self._workers, self._sampler = dataset, num_workers, sampler
 
     def __iter__(self) -> Iterator[Any]:
-        iterators = []
-        for number in range(self._workers):
-            info = SimpleNamespace(id=number, num_workers=self._workers)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(stream_workers, "get_worker_info", lambda info=info: info)
-                iterators.append(iter(pickle.loads(pickle.dumps(self._dataset))))
-        waiting = [deque(islice(iterator, 2)) for iterator in iterators]
-        for number in cycle(range(self._workers)):
-            waiting[number].append(next(iterators[number]))
-            yield pickle.loads(pickle.dumps(waiting[number].popleft()))
+        copies = [pickle.loads(pickle.dumps(self._dataset)) for _ in range(self._workers)]
+        asked = zip(cycle(range(self._workers)), iter(self._sampler), strict=False)
+        waiting = deque(copies[worker][key] for worker, key in islice(asked, 2 * self._workers))
+        for worker, key in asked:
+            yield pickle.loads(pickle.dumps(waiting.popleft()))
+            waiting.append(copies[worker][key])
 
 
 @settings(max_examples=25, **BOUNDS)

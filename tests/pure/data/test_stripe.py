@@ -17,7 +17,7 @@ import torch
 from support.shards import Numbers, World
 from surefoot.data.source import BadSample, DataShard
 from surefoot.data.stream import ElasticStream
-from surefoot.data.stripe import LanesBehind
+from surefoot.data.stripe import LanesBehind, LanesRead
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Counting:
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (str, 16),
-        (lambda number: {"text": "x" * 100, "label": number}, 16),
+        (str, 64),
+        (lambda number: {"text": "x" * 100, "label": number}, 64),
         (lambda number: np.zeros(2048), 4),
         (lambda number: torch.zeros(2048, dtype=torch.float64), 4),
         (lambda number: b"x" * (8 << 10), 8),
@@ -90,7 +90,7 @@ def test_workers_tell_the_cursors_that_one_process_has(window: int) -> None:
 
 def test_cursors_are_pickled_as_they_are() -> None:
     numbers = array("q", [3, 20, 21, 1, 0, 0, 40, 1, 0, 4, 19, 19, 0, 0, 1, 7, 1, 0])
-    behind = LanesBehind(numbers, array("q", [5, 4]), 2, 6, {3: 1})
+    behind = LanesBehind(LanesRead(numbers, array("q", [5, 4]), 6, {3: 1}), 2)
     again = pickle.loads(pickle.dumps(behind))
     assert again.plain() == behind.plain() == [[3, 17, 18, 1, 0, 0, 37, 1, 0], [4, 17, 17, 0, 0, 1, 5, 1, 0]]
     assert (again.first, len(again), again.bad) == (3, 2, {3: 1})

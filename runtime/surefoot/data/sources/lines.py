@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from surefoot.data.source import BadSample, DataShard
-from surefoot.data.sources.files import CHUNK_BYTES, FileAt, check, find_files, read_range
+from surefoot.data.sources.files import CHUNK_BYTES, FileAt, check, find_files, is_local, read_range
 from surefoot.errors import ConfigurationError
 
 MOST_COUNTED_BYTES = 1 << 30
 PIECE_BYTES = 32 << 10
+MARK_BYTES = 64 << 10
+"""So far apart are the places of which it is known how many lines lie before them; a divisor of `CHUNK_BYTES`."""
 
 
 class TextLines:
@@ -57,9 +61,11 @@ class TextLines:
         ]
         whole = sum(file.size for file in self._files)
         counted = whole <= MOST_COUNTED_BYTES if count is None else count
+        self._marks = [_marked(file, start, stop) if counted else array("q", [0]) for file, start, stop in self._places]
+        """Of each shard, from the byte before it on: ends of lines before every `MARK_BYTES`; the last one, of all."""
         self._shards = [
-            DataShard(f"{file.url}[{start}:{stop}]", _count(file, start, stop) if counted else None, file.identity)
-            for file, start, stop in self._places
+            DataShard(f"{file.url}[{start}:{stop}]", marks[-1] + (start == 0) if counted else None, file.identity)
+            for (file, start, stop), marks in zip(self._places, self._marks, strict=True)
         ]
 
     def shards(self) -> Sequence[DataShard]:
@@ -68,8 +74,10 @@ class TextLines:
     def open(self, shard: int, start: int) -> Iterator[Any]:
         file, first, stop = self._places[shard]
         check(file)
-        texts = chain.from_iterable(map(_pieces, _texts(file, first, stop)))
-        return islice(chain.from_iterable(map(self._samples, texts)), start, None)
+        ends = start + (first > 0)  # of lines, from the byte before the shard on: it tells whether one begins there
+        mark = max(0, bisect_left(self._marks[shard], ends) - 1)
+        at, ends = max(0, first - 1) + mark * MARK_BYTES, ends - self._marks[shard][mark]
+        return chain.from_iterable(map(self._samples, chain.from_iterable(map(_pieces, _texts(file, at, ends, stop)))))
 
     def _samples(self, text: bytes) -> Iterable[Any]:
         """Returns the samples of whole lines, joined by their ends."""
@@ -115,22 +123,22 @@ class JsonLines(TextLines):
             return BadSample(error)
 
 
-def _texts(file: FileAt, first: int, stop: int) -> Iterator[bytes]:
-    """Yields the lines that begin in [first, stop), many at once, the last without its end; it may end behind `stop`.
+def _texts(file: FileAt, at: int, ends: int, stop: int) -> Iterator[bytes]:
+    """Yields the lines that begin before `stop`, behind the first `ends` ends of lines from `at` on.
 
-    Lines looked at one by one cost several times what they do when a block of them is split.
+    Many at once, the last without its end; it may end behind `stop`. Lines looked at one by one cost several times what
+    they do when a block of them is split.
     """
-    at = max(0, first - 1)  # the byte before tells whether a line begins at `first`
     rest: list[bytes] = []
-    skipping = first > 0
+    size = MARK_BYTES if is_local(file) else CHUNK_BYTES
     while at < file.size:
-        chunk = read_range(file, at, at + CHUNK_BYTES)
-        begin, at = at, at + len(chunk)
-        if skipping:
-            end = chunk.find(b"\n") + 1
-            if not end:
+        chunk = read_range(file, at, at + size)
+        begin, at, size = at, at + len(chunk), min(2 * size, CHUNK_BYTES)
+        if ends:
+            behind, ends = _behind(chunk, ends)
+            if ends:
                 continue
-            chunk, begin, skipping = chunk[end:], begin + end, False
+            chunk, begin = chunk[behind:], begin + behind
             if begin >= stop:
                 return
         # the last line ends at the first end that is not before stop − 1
@@ -145,6 +153,19 @@ def _texts(file: FileAt, first: int, stop: int) -> Iterator[bytes]:
             return
     if any(rest):
         yield b"".join(rest)
+
+
+def _behind(chunk: bytes, ends: int) -> tuple[int, int]:
+    """Returns where the line behind so many ends begins, and how many of them the chunk lacks."""
+    at = 0
+    while at < len(chunk):
+        here = chunk.count(b"\n", at, at + MARK_BYTES)
+        if here >= ends:
+            while ends:
+                at, ends = chunk.index(b"\n", at) + 1, ends - 1
+            return at, 0
+        at, ends = at + MARK_BYTES, ends - here
+    return len(chunk), ends
 
 
 def _pieces(text: bytes) -> Iterator[bytes]:
@@ -168,11 +189,15 @@ def _decoded(line: bytes) -> Any:
         return BadSample(error)
 
 
-def _count(file: FileAt, first: int, stop: int) -> int:
-    """Returns how many lines begin in [first, stop): the ends in [first − 1, stop − 1), and the file's first line."""
-    ends, at = 0, max(0, first - 1)
+def _marked(file: FileAt, first: int, stop: int) -> array[int]:
+    """Returns how many ends of lines there are before each mark in [first − 1, stop − 1).
+
+    With the file's first line, which no end precedes, they are the lines that begin in [first, stop).
+    """
+    found, at = array("q", [0]), max(0, first - 1)
     while at < stop - 1:
         chunk = read_range(file, at, min(at + CHUNK_BYTES, stop - 1))
-        ends += chunk.count(b"\n")
+        for begin in range(0, len(chunk), MARK_BYTES):
+            found.append(found[-1] + chunk.count(b"\n", begin, begin + MARK_BYTES))
         at += len(chunk)
-    return ends + (first == 0)
+    return found
