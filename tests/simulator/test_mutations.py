@@ -21,6 +21,7 @@ SLOW = frozenset({
     "a halted world does not wait for its copies",
     "a world that told of no step is ended without a halt",
     "one damaged entry hides all that a holder has",
+    "where one copy is damaged no other is tried",
     "a listing that does not decide is waited for without limit",
     "a listing that takes long is given up and begun again",
     "a node that the cluster doubts is lost",
