@@ -192,9 +192,10 @@ def test_a_flipped_byte_in_memory_is_named_read_elsewhere_and_healed(stored: Sto
 def test_a_flipped_byte_in_the_persistent_tier_is_named_read_elsewhere_and_healed(stored: Stored, part: str) -> None:
     stored.flip("persistent", part)
     told, _ = restore(stored, first_of_all([stored.sources()[-1], stored.sources()[1]]))
-    assert len(told) == 1, told
     assert told[0].startswith(f"{part} of {SAVE} at persistent")
-    assert told[0].endswith("is healed")
+    assert all(sentence.endswith("is healed") for sentence in told)
+    # without a layout that can be read this tier finds no chunk either
+    assert len(told) == 1 or part == "layout", told
     assert restore(stored, stored.sources()[-1:]) == ([], 0), "the damaged copy alone is good again"
 
 

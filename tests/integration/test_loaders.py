@@ -81,7 +81,8 @@ def test_accumulation_behind_a_prefetcher_loses_no_sample_whatever_the_size(tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_each_sample_of_a_batch_samplers_lists_is_counted_through_a_kill_and_a_resize(tmp_path: Path) -> None:
-    job = Job(steps=130, elastic=(1, 2), trainer=("--pace", "0.05", "--uneven-batches"))
+    # long enough that a worker which imports torch beside other tests is there before the end
+    job = Job(steps=130, elastic=(1, 2), trainer=("--pace", "0.12", "--uneven-batches"))
     with running(tmp_path, job, *faults("trainer:0@step=20", "node:1@step=45,for=1"), "--compare") as under_way:
         done = under_way.finish()
         read = under_way.status.data
