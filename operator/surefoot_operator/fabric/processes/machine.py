@@ -33,6 +33,8 @@ from surefoot_operator.fabric.processes.run_records import Deletion, NodeRecord,
 
 _FOLDER_VARIABLE = "SUREFOOT_RUN_FOLDER"
 _END_SECONDS = 3.0
+_KILLED_SECONDS = 20.0
+"""Of processes that were sent SIGKILL: the kernel first takes a gigabyte back, and others have the cores."""
 _PAUSE_SECONDS = 0.02
 
 
@@ -240,7 +242,7 @@ class Machine:
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILLs the group until it has no living member. Its number stays taken until its last member is gone."""
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + _KILLED_SECONDS
         while process.poll() is None or members(process.pid):
             send_group(process.pid, signal.SIGKILL)
             if time.monotonic() > deadline:
