@@ -41,6 +41,8 @@ class WorkerSeen:
     """Its cluster has said that it will end it (`message`: why), and may not have begun to."""
     lingering: bool = False
     """Its trainer ended, and something beside it still runs: a sidecar."""
+    out_of_memory: bool = False
+    """The OOM killer ended its trainer's container, agent and all: by which limit its fabric does not know."""
     unstarted: str = ""
     """Why its agent cannot be started, in its fabric's own words; empty: nothing is known to be in the way."""
 
@@ -107,6 +109,8 @@ class ExitSeen:
     kind: Literal["failed", "hang"] = "failed"
     detail: str = ""
     """More lines for people."""
+    oom: Literal["", "limit", "node"] = ""
+    """Whose memory was used up, where the kernel's OOM killer ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,8 +307,9 @@ def _fact(session: Session, message: Exited | Held | UnreadableSave | Finished, 
     if old.exit is not None and (message.secondary or not old.exit.secondary):
         return session
     exit_seen = ExitSeen(
-        message.epoch, message.rank, message.code, message.cause, message.secondary, now, message.kind, message.detail
-    )
+        message.epoch, message.rank, message.code, message.cause, message.secondary, now,
+        message.kind, message.detail, message.oom,
+    )  # fmt: skip
     at_seconds = exit_seen.at_seconds if old.exit is None else old.exit.at_seconds
     seen = replace(old, exit=replace(exit_seen, at_seconds=at_seconds))
     if message.step > old.progress.step:

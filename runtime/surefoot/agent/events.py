@@ -7,6 +7,7 @@ commands out. Times are seconds of one monotonic clock, given by the process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from surefoot.agent.looks import Look
 from surefoot.agent.state import Departure
@@ -103,6 +104,8 @@ class TrainerExited:
     secondary: bool = False
     cause_local: int | None = None
     """Local rank whose error came first, if it was not this one's."""
+    oom: Literal["", "limit", "node"] = ""
+    """Whose memory ended it, as in `Exited`."""
 
 
 @dataclass(frozen=True, slots=True)

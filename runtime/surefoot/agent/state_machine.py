@@ -306,7 +306,7 @@ def _exited(state: AgentState, mine: LocalRank, event: on.TrainerExited) -> Step
     if event.code == 0 or state.killing:
         return after, (on.Beat(),) if event.code == 0 or not after.alive else ()
     blamed = next((r for r in state.ranks if r.local == event.cause_local), mine)
-    fact = Exited(state.started, blamed.rank, event.code, event.cause, event.secondary, state.step)
+    fact = Exited(state.started, blamed.rank, event.code, event.cause, event.secondary, state.step, oom=event.oom)
     return _end(after, fact)
 
 

@@ -68,6 +68,8 @@ class Exited:
     """hang: the agent ended its trainers, none of which made a step for too long."""
     detail: str = since(2, "")
     """More lines for people, as where each rank stood. Whoever keeps them shortens them."""
+    oom: Literal["", "limit", "node"] = since(3, "")
+    """The kernel's OOM killer ended it: by the container's own limit, or because the node's memory was used up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 _PHASES: tuple[Phase, ...] = ("Pending", "Running", "Succeeded", "Failed")
 _SAID = 400
 """Characters of a pod's last words that people are told."""
+_OOM_KILLED = "OOMKilled"
 _NEVER_STARTED = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
     "RegistryUnavailable", "SignatureValidationFailed", "CreateContainerConfigError", "CreateContainerError",
@@ -63,9 +64,15 @@ def worker(pod: Object) -> WorkerSeen:
         created_seconds=created_seconds(metadata),
         deleting=metadata.get("deletionTimestamp") is not None,
         disrupted=bool(_disruption(pod)),
+        out_of_memory=_out_of_memory(pod),
         lingering=phase in ("Succeeded", "Failed") and pod.get("status", {}).get("phase") == "Running",
         unstarted=_unstarted(pod) if phase in ("Pending", "Failed") and exit_code is None else "",
     )
+
+
+def _out_of_memory(pod: Object) -> bool:
+    ended = _state(pod.get("status", {}), labels.TRAINER).get("terminated") or {}
+    return bool(ended.get("reason") == _OOM_KILLED)
 
 
 def _unstarted(pod: Object) -> str:

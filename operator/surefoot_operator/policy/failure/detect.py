@@ -24,6 +24,7 @@ from surefoot_operator.policy.facts import (
     seconds_per_step,
 )
 from surefoot_operator.policy.failure.losses import Loss, Recheck
+from surefoot_operator.policy.failure.node_faults import container_killed, weighed
 from surefoot_operator.policy.failure.standstill import reported_hang, standstill
 from surefoot_operator.policy.failure.testimony import unheard_until
 from surefoot_operator.policy.indexes import worker_id
@@ -107,7 +108,7 @@ def _member(
             return Loss("agent-lost", reason, other.since_seconds, member.index, member.node)
         return _unheard(facts, member)
     if session.exit is not None and session.exit.epoch == epoch and not session.exit.secondary:
-        return None if session.exit.kind == "hang" else _exited(session, member)
+        return None if session.exit.kind == "hang" else _exited(facts, session, member)
     if session.unreadable is not None and session.epoch == epoch:
         return _unreadable(facts, session, member)
     if not session.connected:
@@ -132,7 +133,7 @@ def _by_fabric(facts: Facts, member: Member, worker: WorkerSeen | None, session:
         return Loss("agent-lost", f"worker {member.index} was deleted", sign, *_at(member))
     detail = f" ({worker.message})" if worker.message else ""
     reason = f"worker {member.index} {worker.ended}{detail}"
-    return Loss("agent-lost", reason, sign, *_at(member))
+    return container_killed(Loss("agent-lost", reason, sign, *_at(member)), worker)
 
 
 def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
@@ -151,14 +152,16 @@ def _unheard(facts: Facts, member: Member) -> Loss | Recheck | None:
     return Loss("worker-silent", reason, due, *_at(member))
 
 
-def _exited(session: SessionSeen, member: Member) -> Loss | None:
+def _exited(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:
     exit_seen = session.exit
     if exit_seen is None:
         return None
     how = f"signal {-exit_seen.code}" if exit_seen.code < 0 else f"exit code {exit_seen.code}"
     cause = f": {exit_seen.cause}" if exit_seen.cause else ""
     reason = f"rank {exit_seen.rank} on worker {member.index} ended with {how}{cause}"
-    return Loss("trainer-failed", reason, exit_seen.at_seconds, *_at(member), True, exit_seen.code, rank=exit_seen.rank)
+    at = exit_seen.at_seconds
+    loss = Loss("trainer-failed", reason, at, *_at(member), True, exit_seen.code, rank=exit_seen.rank)
+    return weighed(facts, loss, exit_seen)
 
 
 def _unreadable(facts: Facts, session: SessionSeen, member: Member) -> Loss | None:

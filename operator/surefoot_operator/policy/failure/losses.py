@@ -28,7 +28,8 @@ class Loss:
     witnessed: bool = True
     """False: only a broken line or silence says so."""
     unexplained: bool = False
-    """Nothing was seen to die that could have caused it. Where it comes again and again without a new step, it counts."""
+    """Nothing proves that the program did it: its cause was not seen, or it may be its node's. Where it comes again and again
+    without a new step, it counts."""
     announced: bool = False
     """Somebody wanted the worker to end and said so: nothing that a budget counts."""
     rank: int | None = None

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.agent.events import TrainerExited
+from surefoot.agent.health.kernel_log import KernelLog
 from surefoot.agent.looks import Look
-from surefoot.agent.trainers import out_of_memory
 from surefoot.agent.trainers.activity import activity_of
 from surefoot.agent.trainers.environment import TrainerPlace, trainer_environment
 from surefoot.agent.trainers.exit_cause import Cause, ErrorReport, RankExit, first_cause, read_report
 from surefoot.agent.trainers.log_forwarder import LogForwarder
 from surefoot.agent.trainers.orphans import Orphans
+from surefoot.agent.trainers.out_of_memory import Limit, OomCounts, limit_of, oom_between, oom_counts
 from surefoot.agent.trainers.stack_summary import main_thread, rank_places, summary
 from surefoot.ipc import stacks
 from surefoot.launcher.child import Child
@@ -60,15 +61,20 @@ class TrainerSupervisor:
     _epoch: int = 0
     _killed: int = 0
     _blamed: bool = False
-    _oom_kills: int = 0
+    _oom: OomCounts = field(default_factory=OomCounts)
     """Of the kernel's OOM killer, before the epoch's trainers started."""
+    _kernel: KernelLog | None = None
+    """Open since then."""
+    _kernel_lines: list[str] = field(default_factory=list)
     _running: dict[int, _LocalTrainer] = field(default_factory=dict)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, assign: Assign, store: str) -> None:
         """Starts every local rank; one that cannot start has exited, with cause."""
         self._epoch, self._blamed = assign.epoch, False
-        self._oom_kills = out_of_memory.kills()
+        self._oom = oom_counts()
+        self._forget_kernel_log()
+        self._kernel = KernelLog()
         folder = self.folder / f"epoch-{assign.epoch}"
         folder.mkdir(parents=True, exist_ok=True)
         self._running = {
@@ -136,6 +142,7 @@ class TrainerSupervisor:
     async def close(self) -> None:
         self.kill(self._epoch)
         await asyncio.gather(*self._watchers)
+        self._forget_kernel_log()
 
     async def _spawn(self, place: TrainerPlace, log: Path) -> Child:
         environment = trainer_environment(self.environment, place)
@@ -167,18 +174,28 @@ class TrainerSupervisor:
         if code == 0 or self._killed >= epoch:
             self.on_exit(TrainerExited(epoch, local, code, f"exit code {code}"))
             return
-        cause = self._cause(running)
+        cause, oom = self._cause(running)
         if not self._blamed:
             self._blamed = True
             self.forwarder.tail(running[cause.local].log, running[cause.local].rank)
         first = running[cause.local].rank
         _log.warning("rank %d exited: %s", first, cause.text, extra={"rank": first, "epoch": epoch})
-        self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local))
+        self.on_exit(TrainerExited(epoch, local, code, cause.text, cause.secondary, cause.local, oom))
 
-    def _cause(self, running: dict[int, _LocalTrainer]) -> Cause:
-        oom = out_of_memory.describe_oom_kill(self._oom_kills, out_of_memory.kills())
-        endings = [RankExit(local, entry.code, _report(entry.error_file), oom) for local, entry in running.items()]
-        return first_cause(endings)
+    def _cause(self, running: dict[int, _LocalTrainer]) -> tuple[Cause, Limit]:
+        """The first cause, and whose memory it was where it is the OOM killer's."""
+        if self._kernel is not None:
+            self._kernel_lines += self._kernel.lines()
+        kill = oom_between(self._oom, oom_counts(), kernel=self._kernel_lines)
+        told = kill.text if kill is not None else ""
+        endings = [RankExit(local, entry.code, _report(entry.error_file), told) for local, entry in running.items()]
+        cause = first_cause(endings)
+        return cause, limit_of(next((e for e in endings if e.local == cause.local), None), kill)
+
+    def _forget_kernel_log(self) -> None:
+        if self._kernel is not None:
+            self._kernel.close()
+        self._kernel, self._kernel_lines = None, []
 
 
 def _report(path: Path) -> ErrorReport | None:

@@ -188,7 +188,8 @@ def test_the_age_of_a_checkpoint_is_that_of_its_first_showing() -> None:
 def test_of_a_program_s_log_its_last_line_is_said_and_of_a_killed_one_why(ended: dict[str, Any], said: str) -> None:
     metadata = {"name": "p", "uid": "u", "labels": {labels.WORKER_INDEX: "0", labels.ATTEMPT: "1"}}
     status = {"phase": "Failed", "containerStatuses": [{"name": labels.TRAINER, "state": {"terminated": ended}}]}
-    assert pod_observations.worker({"metadata": metadata, "spec": {}, "status": status}).message == said
+    found = pod_observations.worker({"metadata": metadata, "spec": {}, "status": status})
+    assert (found.message, found.out_of_memory) == (said, ended["reason"] == "OOMKilled")
 
 
 @pytest.mark.parametrize("status", ["True", "False"])

@@ -1,0 +1,1 @@
+"""Finds faults of this agent's node; no torch."""
