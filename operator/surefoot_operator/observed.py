@@ -89,6 +89,8 @@ class NodeSeen:
     reason: str = ""
     signal: str = ""
     """Why others want it left, though it lives; empty: nobody does."""
+    remark: str = ""
+    """What others say of it that is too little to leave it."""
     doubt: str = ""
     """What says that it is gone, where that is said of most nodes at once and the observer is the likelier fault."""
 

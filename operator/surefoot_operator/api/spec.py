@@ -91,24 +91,6 @@ class NodeSignals:
     """`key=value`."""
 
 
-KNOWN_SIGNALS = NodeSignals(
-    taints=(
-        "ToBeDeletedByClusterAutoscaler",
-        "karpenter.sh/disrupted",
-        "cloud.google.com/impending-node-termination",
-        "aws-node-termination-handler/spot-itn",
-        "aws-node-termination-handler/scheduled-maintenance",
-    ),
-    labels=(
-        "sagemaker.amazonaws.com/node-health-status=Unschedulable",
-        "sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement",
-        "sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReboot",
-        "cloud.google.com/active-node-maintenance=ONGOING",
-    ),
-)
-"""Acted upon where a job names none of its own."""
-
-
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
     """Timeouts after which an agent or a training step counts as failed."""
@@ -118,7 +100,7 @@ class HealthPolicy:
     step_timeout_seconds: float = 600.0
     """No step for so long, after an epoch's first, is a hang."""
     node_signals: NodeSignals | None = None
-    """None: `KNOWN_SIGNALS`."""
+    """None: those of `known_node_words`."""
 
 
 DEFAULT_MEMORY_STEPS = 10

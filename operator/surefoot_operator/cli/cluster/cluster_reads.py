@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
 from surefoot_operator.api.moments import moment_seconds
-from surefoot_operator.api.spec import KNOWN_SIGNALS
 from surefoot_operator.cli.cluster.cluster_access import OpenCluster
 from surefoot_operator.cli.cluster.cluster_refusals import ClusterRefused, Right, jobs_right, refused, without_crd
 from surefoot_operator.cli.jobs.job_view import HolderLook, JobView

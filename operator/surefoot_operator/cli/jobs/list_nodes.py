@@ -101,4 +101,4 @@ def _state(view: JobView, node: NodeSeen | None) -> str:
 
 
 def _reasons(node: NodeSeen | None) -> tuple[str, ...]:
-    return () if node is None else tuple(filter(None, (node.reason, node.signal, node.doubt)))
+    return () if node is None else tuple(filter(None, (node.reason, node.signal, node.doubt, node.remark)))

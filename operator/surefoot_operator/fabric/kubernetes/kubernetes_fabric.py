@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
 from surefoot_operator.api.parse import parse_job
-from surefoot_operator.api.spec import FINALIZER, KNOWN_SIGNALS, TrainingJob
+from surefoot_operator.api.spec import FINALIZER, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
 from surefoot_operator.errors import FabricError, InvariantBroken, JobRefused, SpecError, WorldMoved

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from surefoot_operator.api.spec import KNOWN_SIGNALS, NodeSignals
+from surefoot_operator.api.known_node_words import KNOWN_SIGNALS, NOT_OF_THE_NODE, SHOWN_SIGNALS
+from surefoot_operator.api.spec import NodeSignals
 from surefoot_operator.fabric.kubernetes.leases import Heard
 from surefoot_operator.observed import NodeSeen
 
@@ -20,6 +21,8 @@ Object = dict[str, Any]
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Only a person gives it, who knows that the node is down."""
 _UNREACHABLE = "node.kubernetes.io/unreachable"
+_MOST_SAID = 200
+"""Characters of a condition's own words."""
 
 
 def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = KNOWN_SIGNALS) -> NodeSeen:
@@ -33,6 +36,7 @@ def node(found: Object, heard: Heard, topology_key: str, signals: NodeSignals = 
         schedulable=not found["spec"].get("unschedulable", False),
         reason=down,
         signal=_signal(found, signals),
+        remark=_signal(found, SHOWN_SIGNALS),
         doubt="" if down else _doubt(found, name in heard.renewed) or _unrenewed(name, heard),
     )
 
@@ -57,7 +61,7 @@ def is_contradicted(found: Object) -> bool:
 def marks(found: Object) -> tuple[Any, ...]:
     """The parts of a node that plans read; heartbeats are left out."""
     metadata, spec = found["metadata"], found["spec"]
-    conditions = [(c["type"], c["status"]) for c in found.get("status", {}).get("conditions", ())]
+    conditions = [(c["type"], c["status"], c.get("reason")) for c in found.get("status", {}).get("conditions", ())]
     return metadata["uid"], metadata.get("labels"), spec.get("taints"), spec.get("unschedulable"), conditions
 
 
@@ -90,7 +94,9 @@ def _signal(found: Object, signals: NodeSignals) -> str:
     """The first that it bears, as a sentence."""
     taints = {taint["key"] for taint in found["spec"].get("taints", ())}
     labelled = {f"{key}={value}" for key, value in (found["metadata"].get("labels") or {}).items()}
-    stated = {f"{c['type']}={c['status']}" for c in found.get("status", {}).get("conditions", ())}
+    excepted = NOT_OF_THE_NODE if signals is KNOWN_SIGNALS else {}
+    conditions = found.get("status", {}).get("conditions", ())
+    stated = {f"{c['type']}={c['status']}": c for c in conditions if c.get("reason") not in excepted.get(c["type"], ())}
     for kind, wanted, borne in (
         ("taint", signals.taints, taints),
         ("label", signals.labels, labelled),
@@ -98,5 +104,12 @@ def _signal(found: Object, signals: NodeSignals) -> str:
     ):
         there = next((name for name in wanted if name in borne), None)
         if there is not None:
-            return f"it has the {kind} {there}"
+            return f"it has the {kind} {there}{_said(stated.get(there, {}))}"
     return ""
+
+
+def _said(condition: Object) -> str:
+    """Why a condition's writer set it, in its own words."""
+    reason, message = condition.get("reason") or "", (condition.get("message") or "").strip()
+    told = ": ".join(part for part in (reason, message) if part)
+    return f" ({told[:_MOST_SAID]})" if told else ""
