@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from support.local_run import SECONDS, Job, LocalRun, assert_whole, running
 from support.servers import s3_server
+from support.small_disk import fill, small_disk
 
 FAILED = "TierFailed"
 
@@ -37,20 +36,10 @@ def full_disk(tmp_path: Path) -> Iterator[Disk]:
         yield Disk(folder, lambda: folder.chmod(0o700), "Permission denied")
         folder.chmod(0o700)
         return
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "surefoot-test", str(folder)]
-    subprocess.run(mount, check=True, capture_output=True, timeout=10)
-    try:
+    with small_disk(folder):
         filler = folder / ".filler"
-        _fill(filler)
+        fill(filler)
         yield Disk(folder, filler.unlink, "No space left")
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True, timeout=10)
-
-
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:  # until no space is left
-            file.write(bytes(1 << 16))
 
 
 def goes_on_and_resumes(run: LocalRun, gate: int, words: str, make_room: Callable[[], None]) -> None:

@@ -32,6 +32,7 @@ def test_a_spare_takes_a_killed_workers_rank_and_its_replacement_the_next_ones(t
         assert second[1].node not in {m.node for m in first}
         run.wait("the killed worker's successor is warm", lambda: spare_is_warm(run))
         run.kill_node(second[2])
+        run.wait("a word on a node that no fault of the run ended", lambda: "ended unasked with code -9" in run.said)
         run.open_gate(60)
         run.wait("the second loss is answered", lambda: run.members() != second)
         third = run.members()

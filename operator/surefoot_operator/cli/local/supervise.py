@@ -118,7 +118,7 @@ class Supervisor:
         self._operator_restarts = OperatorRestarts()
         self._measure_at = self._room_at = 0.0
         self._full = False
-        self._lost = False
+        self._lost = self._nodes_up = False
 
     def run(self) -> None:
         """Runs until the job is complete or failed.
@@ -129,6 +129,7 @@ class Supervisor:
         for name in self._scene.nodes:
             self._machine.start_node(name)
         self._wait_for_nodes()
+        self._nodes_up = True
         while self._progress.status.phase not in ("Complete", "Failed"):
             self._tick()
         self._let_leave()
@@ -151,6 +152,7 @@ class Supervisor:
         self._strike_what_is_due()
         self._return_what_is_due()
         self._check_operator()
+        self._check_nodes()
         self._check_room()
         self._check_loss()
         self._measure()
@@ -245,6 +247,16 @@ class Supervisor:
             raise RunError(f"the operator exited with code {code} and made no progress: {last_words(log)} (log: {log})")
         self._tell(f"the operator exited with code {code} and is restarted: {last_words(log)} (log: {log})", True)
         self._machine.start_operator(self._port)
+
+    def _check_nodes(self) -> None:
+        """A node that no fault ended: its workers are replaced elsewhere, and only its log says why it is gone."""
+        if not self._nodes_up or self._progress.status.phase in ("Complete", "Failed"):
+            return
+        for name, code in self._machine.unexpected_ends().items():
+            log = self._machine.folder.logs / f"{name}.log"
+            self._tell(f"{name} ended unasked with code {code}: {last_words(log)} (log: {log})", True)
+        if not self._returns and not self._machine.has_nodes():
+            raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")
 
     # ---- faults ---------------------------------------------------------------------------------------------------
 

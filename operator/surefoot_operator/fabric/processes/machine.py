@@ -51,6 +51,7 @@ class Machine:
         self.cordoned: set[str] = set()
         self._memory_bytes = memory_bytes
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._known_ends: set[str] = set()
         self._operator: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
 
@@ -123,6 +124,7 @@ class Machine:
         if self._memory_bytes is not None:
             command += ["--memory-bytes", str(self._memory_bytes)]
         self._nodes[name] = self._spawn(command, f"{name}.log")
+        self._known_ends.discard(name)
 
     def node_exit_code(self, name: str) -> int | None:
         """The exit code of the node's leader; None while it runs."""
@@ -130,8 +132,20 @@ class Machine:
 
     def kill_node(self, name: str) -> None:
         """SIGKILLs the node's process group and waits until it is empty."""
+        self._known_ends.add(name)
         self._end_group(self._nodes[name])
         self.frozen.discard(name)
+
+    def unexpected_ends(self) -> dict[str, int]:
+        """The exit codes of nodes that ended unasked since the last call."""
+        codes = {name: code for name in self._nodes if (code := self.node_exit_code(name)) is not None}
+        new = {name: code for name, code in codes.items() if name not in self._known_ends}
+        self._known_ends.update(new)
+        return new
+
+    def has_nodes(self) -> bool:
+        """Whether any node's leader runs."""
+        return any(process.poll() is None for process in self._nodes.values())
 
     def freeze_node(self, name: str) -> None:
         send_group(self._nodes[name].pid, signal.SIGSTOP)

@@ -31,7 +31,8 @@ from surefoot.linux_process import (
 )
 from surefoot_operator.fabric.processes.folder_watch import FolderWatch
 from surefoot_operator.fabric.processes.holder_process import HolderProcess, HolderStartError
-from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json, write_json
+from surefoot_operator.fabric.processes.pending_writes import PendingWrites
+from surefoot_operator.fabric.processes.run_folder import RunFolder, read_json
 from surefoot_operator.fabric.processes.run_records import (
     Deletion,
     NodeRecord,
@@ -68,6 +69,7 @@ class Node:
         self._life = str(own_identity())
         self._workers: dict[str, _WorkerProcess] = {}
         self._holder = HolderProcess(folder.logs / f"{name}-holder", folder.holder_socket(name), memory_bytes)
+        self._writes = PendingWrites()
         self._leaving_until: float | None = None
         # wakes the poll below; signals may arrive at any point, their work is done in the loop
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,11 +118,14 @@ class Node:
 
     def _wait_milliseconds(self) -> int | None:
         ends = [w.kill_at for w in self._workers.values() if w.kill_at is not None]
+        if (retry_at := self._writes.retry_at) is not None:
+            ends.append(retry_at)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     def _look(self) -> None:
         """Brings what runs in line with what the run folder says; repeating it changes nothing."""
         self._reap()
+        self._writes.flush()
         for path in sorted(self._folder.workers.glob("*.json")):
             body = read_json(path)
             if body is None:
@@ -147,7 +152,7 @@ class Node:
             else:
                 self._end(running, 0.0 if deletion.force else record.grace_seconds)
             return
-        state = read_json(self._folder.worker_state(record.name))
+        state = self._writes.read(self._folder.worker_state(record.name))
         if running is None and self._leaving_until is None and (state is None or state["uid"] != record.uid):
             self._start(record)
 
@@ -204,7 +209,7 @@ class Node:
         reap_orphans({w.process.pid for w in self._workers.values()} | {self._holder.pid or 0})
 
     def _say(self, record: WorkerRecord, state: WorkerState) -> None:
-        write_json(self._folder.worker_state(record.name), to_json(state), durable=False)
+        self._writes.write(self._folder.worker_state(record.name), to_json(state))
 
     def _forget(self, record: WorkerRecord) -> None:
         name = record.name
@@ -213,7 +218,7 @@ class Node:
             self._folder.worker_state(name),
             self._folder.worker_deletion(name),
         ):
-            path.unlink(missing_ok=True)
+            self._writes.drop(path)
 
     def _start_holder(self) -> None:
         try:
@@ -225,7 +230,7 @@ class Node:
 
     def _announce(self, message: str = "") -> None:
         record = NodeRecord(self._name, self._life, domain=self._name, holder=self._holder.record, message=message)
-        write_json(self._folder.node(self._name), to_json(record), durable=False)
+        self._writes.write(self._folder.node(self._name), to_json(record))
 
 
 def last_words(log: Path) -> str:

@@ -32,3 +32,29 @@ def test_a_run_whose_folder_was_removed_ends_and_says_so(tmp_path: Path) -> None
     supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda *_: None)
     with pytest.raises(RunError, match="gone was removed while the job ran"):
         supervisor._tick()
+
+
+def _over_nodes(tmp_path: Path, ends: dict[str, int], left: bool) -> tuple[supervise.Supervisor, list[str]]:
+    told: list[str] = []
+    (tmp_path / "node-0.log").write_text("Traceback\nOSError: [Errno 28] No space left on device\n")
+    machine = SimpleNamespace(
+        folder=SimpleNamespace(logs=tmp_path), unexpected_ends=lambda: ends, has_nodes=lambda: left
+    )
+    progress = SimpleNamespace(status=SimpleNamespace(phase="Pending"))
+    scene: Any = SimpleNamespace(progress=progress, machine=machine, nodes=("node-0",), job=None)
+    supervisor = supervise.Supervisor(scene, (), lambda _: None, lambda text, _: told.append(text))
+    supervisor._nodes_up = True
+    return supervisor, told
+
+
+def test_a_node_that_no_fault_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
+    supervisor, told = _over_nodes(tmp_path, {"node-0": 1}, left=True)
+    supervisor._check_nodes()
+    assert len(told) == 1
+    assert told[0].startswith("node-0 ended unasked with code 1: OSError: [Errno 28] No space left on device (log: ")
+
+
+def test_a_run_without_a_node_that_is_left_or_returns_ends(tmp_path: Path) -> None:
+    supervisor, _ = _over_nodes(tmp_path, {}, left=False)
+    with pytest.raises(RunError, match="no node is left and none returns"):
+        supervisor._check_nodes()
