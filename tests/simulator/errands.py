@@ -152,7 +152,7 @@ class Errands:
         def uploaded(answer: Any) -> None:
             error = str(answer) if isinstance(answer, Unavailable | Refusal) else None
             self._promoting.discard(save)
-            self._agent.say(said.Persisted(save, error, 1000, 0.1))
+            self._agent.say(said.Persisted(save, error, 1000, 0.1, unreadable=False))
 
         def fetched(got: Any) -> None:
             if isinstance(got, bool):

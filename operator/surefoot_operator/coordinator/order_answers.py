@@ -32,6 +32,8 @@ MOST_TOLD = 5
 """Records that a listing left out and that are told by name."""
 
 MOST_PROMOTED = 8
+MOST_UNTOLD_FAILURES = 5
+"""Failed uploads of one save, each after several tries of its agent, before its silence on the cause is taken for damage."""
 """Checkpoints whose uploads are remembered; only the pinned one matters, the rest is history."""
 
 
@@ -133,9 +135,10 @@ def _same_listing(order: Request, other: Request) -> bool:
 
 def _persisted(orders: Orders, worker: WorkerId, message: Persisted) -> Orders:
     if message.error is not None:
-        orders = _known_unreadable(orders, message.save) if message.unreadable else orders
+        orders = _stumbled(_again(orders, worker, message.save), message.save)
+        bad = _seems_unreadable(orders, message.save) if message.unreadable is None else message.unreadable
         return with_failure(
-            _stumbled(_again(orders, worker, message.save), message.save),
+            _known_unreadable(orders, message.save) if bad else orders,
             f"{worker} could not upload {message.save}: {message.error}",
         )
     checkpoint = message.save.checkpoint
@@ -155,6 +158,16 @@ def promotion_seconds(orders: Orders, checkpoint: Checkpoint | None) -> float | 
     """The slowest worker's seconds for a checkpoint's upload; None: not seen here."""
     spent = orders.promotion_times.get(checkpoint) if checkpoint is not None else None
     return max(spent.values()) if spent else None
+
+
+def _seems_unreadable(orders: Orders, save: RankSave) -> bool:
+    """Whether only this save's own copies explain that its uploads fail.
+
+    For agents of a former version, which do not say why: the tier took other saves of the same checkpoint. Without this
+    a finished job would ask them for an hour, and fail.
+    """
+    others = orders.promoted.get(save.checkpoint, frozenset()) - {save}
+    return bool(others) and orders.stumbled.get(save, 0) >= MOST_UNTOLD_FAILURES
 
 
 def _known_unreadable(orders: Orders, save: RankSave) -> Orders:

@@ -164,8 +164,9 @@ class Persisted:
     error: str | None = None
     bytes: int = 0
     seconds: float = 0.0
-    unreadable: bool = since(3, False)
-    """Every copy in memory answered, and each is damaged or lacks a part: asking again finds the same."""
+    unreadable: bool | None = since(3, None)
+    """Every copy in memory answered, and each is damaged or lacks a part: asking again finds the same. None: an agent
+    of a former version cannot say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class CoordinatorRequests:
         """Uploads in the background; an answer a save."""
         if self._job.persistent is None:
             for save in message.saves:
-                self._answer(Persisted(save, error=_NO_TIER))
+                self._answer(Persisted(save, error=_NO_TIER, unreadable=False))
             return
         if self._promoter is None:
             options = PromotionOptions(pace=self._bandwidth.persistent)
