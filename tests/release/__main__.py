@@ -1,6 +1,7 @@
 """`make release-dry-run`: builds what a release consists of into build/release, tries it, and publishes nothing.
 
-Wheel and source archive, the wheel installed into a fresh environment of each Python that is there, the chart as a package,
+Wheel and source archive, the wheel installed into a fresh environment of each Python that is there (of the others: whether all it
+needs has wheels), the chart as a package,
 the rendered manifest, bills of materials, the changelog's part, checksums. Images are `make images`.
 """
 
@@ -53,7 +54,7 @@ def uv() -> Path:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version that is on the machine; nothing is downloaded."""
+    """A Python of this version that is on the machine, on PATH or pyenv's; nothing is downloaded."""
     found = subprocess.run(
         [str(uv()), "python", "find", "--no-python-downloads", "--system", version],
         capture_output=True,
@@ -61,7 +62,24 @@ def interpreter(version: str) -> str | None:
         timeout=CALL_SECONDS,
         check=False,
     )
-    return found.stdout.strip() if found.returncode == 0 else None
+    if found.returncode == 0:
+        return found.stdout.strip()
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    return next((str(path) for path in sorted(versions.glob(f"{version}.*/bin/python"))), None)
+
+
+def resolved(built: Path, version: str) -> int:
+    """How many distributions an installation would have on a Python that is not there: each as a wheel for it.
+
+    Raises:
+        NotReleasable: one of them has no wheel.
+    """
+    folder = BUILT / f"python{version}"
+    asked = ("--target", folder, "--python-version", version, "--only-binary", ":all:")
+    run(uv(), "pip", "install", "--quiet", "--python", sys.executable, *asked, f"{built}[cli,operator]")
+    found = len(list(folder.glob("*.dist-info")))
+    shutil.rmtree(folder)
+    return found
 
 
 def wheel() -> Path:
@@ -120,7 +138,7 @@ def main() -> None:
     for version in options.python or PYTHONS:
         python = interpreter(version)
         if python is None:
-            print(f"Python {version}: not on this machine, not tried")
+            print(f"Python {version}: not on this machine; all {resolved(built, version)} have a wheel for it")
             continue
         said, packages = tried(built, version, python)
         versions[f"surefoot --version on Python {version}"] = said
