@@ -207,7 +207,7 @@ $(VENV)/.frameworks: $(VENV)/.ready
 
 .PHONY: frameworks
 frameworks: $(VENV)/.frameworks ## the examples under transformers, Lightning, Accelerate and torchtitan, each with a killed node; ten minutes
-	$(BIN)/pytest -m long tests/integration/test_framework_examples.py
+	$(BIN)/pytest -m long tests/integration/test_framework_examples.py tests/integration/test_step_log.py
 
 .PHONY: dcp-cases
 dcp-cases: $(VENV)/.compatibility ## PyTorch's own tests of its distributed checkpoints, on this engine: build/dcp_cases.json; ARGUMENTS='--only planner'

@@ -10,6 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import surefoot
+from support.wandb_file import history
 from surefoot.checkpointer.standing import RankStanding
 from surefoot.integrations.step_log import StepLog, events, tensorboard, wandb_run
 
@@ -72,6 +73,21 @@ def test_a_run_s_history_has_each_step_once_after_a_restart(tmp_path: Path) -> N
     assert [step for step, _ in run.history] == list(range(1, 13))
     assert run.finished
     assert any("step 4 is copied" in str(values.get("surefoot/checkpoint")) for _, values in run.history)
+
+
+@pytest.mark.long
+def test_wandb_itself_keeps_each_step_with_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like a run is quicker."""
+    wandb = pytest.importorskip("wandb", reason="make frameworks brings it")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(mode="offline", project="surefoot", id="one", resume="allow", dir=str(tmp_path))
+    train(tmp_path / "checkpoints", wandb_run(run), 12)
+    [file] = tmp_path.glob("wandb/offline-run-*/run-one.wandb")
+    logged = history(file)
+    assert [line["_step"] for line in logged] == list(range(1, 13))
+    assert logged[0]["surefoot/world"] == "epoch 1: a world of 1 begins"
+    assert {"train/loss", "train/rate", "surefoot/step_seconds", "surefoot/world_size"} <= set(logged[0])
+    assert any("step 4 is copied" in str(line.get("surefoot/checkpoint")) for line in logged)
 
 
 def test_events_are_told_once() -> None:
