@@ -28,6 +28,11 @@ from surefoot.data.sources import TextLines
 BATCH = 64
 LINE = "a line of text that is about as long as lines of text are, number {}\n"
 FILES = 8
+LINES = 8
+"""A line costs a tenth of a tensor, and beginning to read as much: so many times as many are there, and are read."""
+
+IN_TURN = "torch, lines in turn"
+"""The peer of `default lanes`, which read as many places."""
 
 Batches = Callable[[], Iterable[Any]]
 """Makes a loader, whose time to begin is part of what is measured."""
@@ -49,6 +54,35 @@ class Lines(IterableDataset[str]):
                         yield line.rstrip("\n")
 
 
+class LinesInTurn(IterableDataset[str]):
+    """What people write who want neighbours of a batch from different places: a line of each of them in turn."""
+
+    def __init__(self, paths: list[Path], places: int) -> None:
+        self.parts = [(path, number, places // len(paths)) for path in paths for number in range(places // len(paths))]
+
+    def __iter__(self) -> Iterator[str]:
+        info = get_worker_info()
+        number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        open_ones = [_part(*part) for part in self.parts[number::workers]]
+        while True:
+            yield from map(next, open_ones)
+
+
+def _part(path: Path, number: int, parts: int) -> Iterator[str]:
+    """The lines of one part of a file, pass after pass."""
+    size = path.stat().st_size
+    begin, stop = size * number // parts, size * (number + 1) // parts
+    while True:
+        with path.open("rb") as lines:
+            lines.seek(begin)
+            at = begin + (len(lines.readline()) if number else 0)
+            for line in lines:
+                if at >= stop:
+                    break
+                at += len(line)
+                yield line.decode().rstrip("\n")
+
+
 def tensors(samples: int, workers: int) -> dict[str, Batches]:
     """A map-style dataset of small tensors, shuffled."""
     data: Dataset[Any] = TensorDataset(torch.randn(samples, 32), torch.arange(samples))
@@ -67,11 +101,12 @@ def lines(samples: int, workers: int, folder: Path) -> dict[str, Batches]:
     """Lines of text files in the order in which they stand, as an IterableDataset cannot shuffle."""
     paths = [folder / f"{number}.txt" for number in range(FILES)]
     for path in paths:
-        path.write_text("".join(LINE.format(number) for number in range(samples // FILES)))
+        path.write_text("".join(LINE.format(number) for number in range(LINES * samples // FILES)))
     source = TextLines([str(path) for path in paths])
     options: dict[str, Any] = {"shuffle": False, "stripes": 2, "rank": 0, "world": 1, "collate": list}
     return {
         "torch": lambda: DataLoader(Lines(paths), batch_size=BATCH, num_workers=workers, collate_fn=list),
+        IN_TURN: lambda: DataLoader(LinesInTurn(paths, BATCH), batch_size=BATCH, num_workers=workers, collate_fn=list),
         "surefoot": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, lanes=1, **options),
         "default lanes": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, **options),
         "default lanes, window": lambda: surefoot.ElasticStream(source, BATCH, workers=workers, window=256, **options),
@@ -95,7 +130,7 @@ def timed(make: Batches, batches: int) -> tuple[float, float]:
 
 
 def measured(kinds: dict[str, Batches], batches: int, rounds: int) -> dict[str, Any]:
-    """Of each kind samples a second and CPU microseconds a sample; of ours the ratio to torch's in the same round."""
+    """Of each kind samples a second and CPU microseconds a sample; of ours the ratio to its peer's in the same round."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for number in range(rounds + 1):
         names = list(kinds) if number % 2 else list(reversed(kinds))
@@ -108,8 +143,9 @@ def measured(kinds: dict[str, Batches], batches: int, rounds: int) -> dict[str, 
             "samples_per_second": spread([batches * BATCH / wall for wall, _ in pairs]),
             "cpu_microseconds_per_sample": spread([cpu / batches / BATCH * 1e6 for _, cpu in pairs]),
         }
-        if name != "torch":
-            beside = list(zip(taken["torch"][1:], pairs, strict=True))
+        if not name.startswith("torch"):
+            peer = IN_TURN if name.startswith("default lanes") else "torch"
+            beside = list(zip(taken[peer][1:], pairs, strict=True))
             found[name]["ratio"] = spread([theirs[0] / ours[0] for theirs, ours in beside])
             found[name]["cpu_ratio"] = spread([theirs[1] / ours[1] for theirs, ours in beside])
     return found
@@ -139,8 +175,7 @@ def main() -> None:
                 ("tensors", tensors(options.samples, workers)),
                 ("lines", lines(options.samples, workers, Path(folder))),
             ):
-                # torch's shuffled loader ends with its epoch; a line costs a tenth of a tensor, beginning to read as much
-                times = 8 if name == "lines" else 1
+                times = LINES if name == "lines" else 1  # torch's shuffled loader ends with its epoch
                 found[f"{name}, {workers} workers"] = one = measured(kinds, times * batches, options.rounds)
                 for kind, figures in one.items():
                     print(f"{name}, {workers} workers, {kind}: {json.dumps(figures)}", flush=True)
