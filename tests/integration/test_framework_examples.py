@@ -21,9 +21,13 @@ NEEDED = {
     "accelerate_loop": "accelerate",
     "hugging_face": "transformers",
     "lightning_module": "lightning",
+    "logged_loop": "tensorboard",
     "titan_loop": "torchtitan",
 }
 SECONDS = 900
+SLOWLY = ROOT / "tests" / "support" / "programs" / "waits_while_short.py"
+NODES, STRUCK, PACE_SECONDS = 3, 30, 2.0
+"""At this pace of a world that is too small all nodes are there by the step, and the one that was killed again by the last."""
 
 
 def test_each_example_is_a_program_a_job_and_a_row_here() -> None:
@@ -43,7 +47,14 @@ def test_an_example_s_job_runs_that_example(name: str) -> None:
 def test_a_killed_node_and_two_resizes_change_nothing(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(NEEDED[name]) is None:
         pytest.skip(f"{NEEDED[name]} is not installed: make frameworks")
-    command = ["local", "-f", f"examples/integrations/{name}.yaml", "--nodes", "3", "--fault", "node:1@step=15,for=1"]
+    file, logs = tmp_path / "job.yaml", tmp_path / "logs"
+    job = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    _, script = container["command"]
+    container["command"] = ["python", str(SLOWLY), str(NODES), str(PACE_SECONDS), script]
+    container["args"] = [*container.get("args", []), *(["--logs", str(logs)] if name == "logged_loop" else [])]
+    file.write_text(yaml.safe_dump(job), encoding="utf-8")
+    command = ["local", "-f", str(file), "--nodes", str(NODES), "--fault", f"node:1@step={STRUCK},for=1"]
     report = tmp_path / "report.json"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
@@ -59,8 +70,25 @@ def test_a_killed_node_and_two_resizes_change_nothing(name: str, tmp_path: Path)
     found = json.loads(report.read_text(encoding="utf-8"))
     assert (found["samples_lost"], found["samples_repeated"]) == (0, 0)
     assert any(one["kind"] == "node-lost" for one in found["incidents"])
+    worlds = [epoch["world"] for epoch in found["epochs"]]
+    assert worlds[-3:] == [NODES, NODES - 1, NODES], worlds
     # transformers computes a causal loss in float32, whose sums over ranks round otherwise at another world size
     most = 1e-5 if name == "hugging_face" else 1e-10
     assert found["max_parameter_difference"] < most
     if name != "titan_loop":  # torchtitan gives its checkpoint manager no loss
         assert found["max_loss_difference"] < most
+    if name == "logged_loop":
+        told = sorted(check_logged(folder) for folder in logs.iterdir())
+        assert len(told) == 2, "the undisturbed job logs too"
+        assert [str(world) for world in worlds] in told
+
+
+def check_logged(folder: Path) -> list[str]:
+    """Each step is there once; returns the sizes of the worlds, as they followed each other."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), purge_orphaned_data=True).Reload()
+    assert [one.step for one in read.Scalars("train/loss")] == list(range(1, 61))
+    texts = [bytes(one.tensor_proto.string_val[0]).decode() for one in read.Tensors("surefoot/world/text_summary")]
+    assert read.Tensors("surefoot/checkpoint/text_summary")
+    return [text.split("world of ")[1].split()[0] for text in texts]
