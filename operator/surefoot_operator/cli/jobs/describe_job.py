@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import Condition, ExcludedNode, Incident, TimeSpent
+from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident, TimeSpent
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progressed, saved, summary
@@ -45,6 +45,8 @@ class JobDescription:
     seconds: dict[str, float]
     """Where the job's seconds went, by category; those that took none are left out."""
     goodput: float | None
+    data: DataRead | None
+    """As the loader told; None: it tells nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +80,7 @@ def described(view: JobView) -> JobDescription:
         now=view.now,
         seconds={category: spent for category, spent in seconds.items() if spent},
         goodput=goodput(seconds),
+        data=None if status is None else status.data,
     )
 
 
@@ -107,12 +110,18 @@ def _head(found: JobDescription) -> list[str]:
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
         ("Message", one.message or UNKNOWN),
         ("Step", f"{progressed(pace)}, {rate}{left}"),
+        *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
         ("Checkpoint", f"step {saved(pace)}{kept}"),
         ("At risk", _at_risk(found)),
         ("Time", _time(found)),
     )
     return [f"{name + ':':<12} {text}" for name, text in rows]
+
+
+def _data(data: DataRead) -> str:
+    rate = "" if data.samples_per_second is None else f", {data.samples_per_second:.4g} samples/s"
+    return f"{data.passes:.3g} passes{rate}"
 
 
 def _at_risk(found: JobDescription) -> str:

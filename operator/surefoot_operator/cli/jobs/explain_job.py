@@ -44,7 +44,7 @@ def _fault_lines(fault: FaultCost) -> list[str]:
     if fault.ends_job:
         return [f"THE JOB WOULD FAIL: {fault.decision}"]
     seconds = "" if fault.steps_lost_seconds is None else f", about {age(fault.steps_lost_seconds)} of training"
-    took = "not known: this job has not recovered yet"
+    took = "not known: nothing of this kind has happened to this job yet"
     if fault.recovery_seconds is not None:
         took = f"about {fault.recovery_seconds:.1f} s, the median of this job's own"
     after = f"{fault.workers_after} workers go on" if fault.workers_after else "nobody until a replacement has started"

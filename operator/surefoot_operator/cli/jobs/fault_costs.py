@@ -19,7 +19,7 @@ from surefoot_operator.cli.jobs.assumed_snapshot import (
     with_failed_trainer,
     with_lost_node,
 )
-from surefoot_operator.cli.jobs.job_pace import pace_of
+from surefoot_operator.cli.jobs.job_pace import pace_of, step_at
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.plan import plan
@@ -113,7 +113,7 @@ def _cost(fault: str, struck: Observed, remaining: int, announced: bool, view: J
     ends = decided.status.phase == "Failed"
     step, restored = _restore_point(status)
     rate = pace_of(view.stored, view.now).steps_per_second
-    lost = 0 if announced else None if step is None else max(0, status.step - step)
+    lost = 0 if announced else None if step is None else max(0, step_at(status, rate, view.now) - step)
     return FaultCost(
         fault=fault,
         decision=decided.reason,

@@ -12,6 +12,8 @@ from surefoot_operator.cli.jobs.stored_job import StoredJob
 
 _FEWEST_STEPS = 3
 """Of fewer the first, slow one would be most."""
+_STATUS_SECONDS = 8.0
+"""So old may a status' step be while trainers go on: the operator writes it no oftener. An older one says that they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Pace:
     """Of the newest complete checkpoint."""
     checkpoint_age_seconds: float | None = None
     exposed_steps: int | None = None
-    """Steps since then: what a failure now would have to repeat."""
+    """Steps since then, up to now: what a failure would have to repeat."""
     exposed_seconds: float | None = None
 
 
@@ -37,11 +39,12 @@ def pace_of(stored: StoredJob, now: float) -> Pace:
         return Pace(step=stored.step, total_steps=stored.total_steps)
     rate, saved, total = _steps_per_second(status), status.last_complete, stored.total_steps
     over = status.phase in ("Complete", "Failed")
-    exposed = None if over or saved is None else max(0, status.step - saved.step)
-    left = None if total is None or rate is None or over else max(0, total - status.step) / rate
+    step = finished_step(status)
+    exposed = None if over or saved is None else max(0, step_at(status, rate, now) - saved.step)
+    left = None if total is None or rate is None or over else max(0, total - step) / rate
     aged = stored.checkpoint_seconds
     return Pace(
-        step=status.step,
+        step=step,
         total_steps=total,
         steps_per_second=rate,
         left_seconds=left,
@@ -50,6 +53,26 @@ def pace_of(stored: StoredJob, now: float) -> Pace:
         exposed_steps=exposed,
         exposed_seconds=None if exposed is None or rate is None else exposed / rate,
     )
+
+
+def finished_step(status: JobStatus) -> int:
+    """Returns the newest step known to be finished.
+
+    A status may have heard of its checkpoint first.
+    """
+    return max(status.step, 0 if status.last_complete is None else status.last_complete.step)
+
+
+def step_at(status: JobStatus, steps_per_second: float | None, now: float) -> int:
+    """Estimates the step that trainers have come to at Unix time `now`.
+
+    A status is seconds old: of a job that saves often, all that a failure would repeat was made since.
+    """
+    known = finished_step(status)
+    if steps_per_second is None or status.phase != "Running" or status.progress_seconds is None:
+        return known
+    since = min(max(0.0, now - status.progress_seconds), _STATUS_SECONDS)
+    return max(known, int(status.step + steps_per_second * since))
 
 
 def _steps_per_second(status: JobStatus) -> float | None:

@@ -85,6 +85,7 @@ def facts_of_view(view: JobView, source: str, until_seconds: float | None = None
         persistent_step=None if status.floor is None else status.floor.step,
         memory_interval=status.memory_interval,
         persistent_interval=status.persistent_interval,
+        data=status.data,
         seconds={name: spent for name, spent in seconds.items() if spent > 0},
         goodput=goodput(seconds),
     )

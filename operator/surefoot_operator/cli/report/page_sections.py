@@ -268,6 +268,13 @@ def samples_section(facts: ReportFacts) -> Markup:
         ]
         if compared.problem:
             rows.append(("not compared", compared.problem))
+    if facts.data is not None:
+        rate = facts.data.samples_per_second
+        rows.append(("passes over the data", f"{facts.data.passes:.3g}"))
+        rows += [] if rate is None else [("samples a second", f"{rate:.4g}, at the pace of the last steps")]
+    if facts.loss is None:  # of a cluster
+        text = "A cluster keeps no samples of each step; surefoot local --compare counts what is lost or repeated."
+        return section("Samples", caption(text), pairs(rows) if rows else None)
     if not rows:
         return section("Samples", caption("No loader has told which samples it gave: nothing can be said of samples."))
     note = (

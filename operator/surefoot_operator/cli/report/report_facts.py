@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surefoot_operator.api.status import Interval
+from surefoot_operator.api.status import DataRead, Interval
 from surefoot_operator.cli.local.ledger import Account
 from surefoot_operator.cli.local.run_progress import Happened
 from surefoot_operator.cli.local.run_report import Checkpoints, Comparison
@@ -135,6 +135,8 @@ class ReportFacts:
     """None: no ledger of steps can be read."""
     epochs: tuple[EpochFacts, ...] = ()
     incidents: tuple[IncidentFacts, ...] = ()
+    data: DataRead | None = None
+    """As the loader told; None: it tells nothing."""
     account: Account | None = None
     comparison: Comparison | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import pytest
 
 from support.builders import BEGAN, running, with_worker, worker
 from support.stored import stored_document, view_of_snapshot
-from surefoot_operator.api.status import Condition, ExcludedNode, Incident
+from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident
 from surefoot_operator.cli.jobs.describe_job import described, description_lines, incident_line, worker_state
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job
@@ -43,6 +43,13 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
     assert "n7: it failed twice" in told
     assert "Resizing" not in told  # what is false and has nothing to say
     assert "Could not be read" not in told
+
+
+def test_what_the_loader_told_of_the_data_is_shown() -> None:
+    seen = running()
+    read = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0)))
+    assert "Data:        1.25 passes, 48 samples/s" in text(view_of_snapshot(read))
+    assert "Data:" not in text(view_of_snapshot(seen))
 
 
 def test_what_could_not_be_read_is_named() -> None:

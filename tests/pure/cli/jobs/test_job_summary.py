@@ -44,6 +44,20 @@ def test_a_rate_of_too_little_is_unknown(changes: dict[str, Any]) -> None:
     assert (found.steps_per_second, found.left_seconds, found.exposed_seconds) == (None, None, None)
 
 
+def test_a_checkpoint_that_is_newer_than_the_step_counts_as_the_step() -> None:
+    newer = replace(running().status, step=38)
+    assert pace(newer, BEGAN + 99.95).step == 40
+
+
+def test_what_is_at_risk_counts_the_steps_since_the_status_was_written() -> None:
+    seen = replace(running().status, memory_interval=Interval(5, 0, "auto", BEGAN, 0, BEGAN, step_seconds=0.5))
+    assert seen.progress_seconds is not None
+    at = seen.progress_seconds
+    assert [pace(seen, at + late).exposed_steps for late in (-1, 0, 3, 8, 600)] == [2, 2, 8, 18, 18]
+    held = replace(seen, phase="Suspended")
+    assert pace(held, at + 3).exposed_steps == 2
+
+
 def test_a_job_that_is_over_risks_nothing() -> None:
     found = pace(replace(running().status, phase="Complete"), **TOTAL)
     assert (found.exposed_steps, found.left_seconds) == (None, None)

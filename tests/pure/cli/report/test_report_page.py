@@ -13,6 +13,7 @@ from support.builders import running
 from support.ledgers import BEGAN, FAILED, broken_run, lines
 from support.stored import view_of_snapshot
 from surefoot.protocol.lineage import LineageEntry
+from surefoot_operator.api.status import DataRead
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job
 from surefoot_operator.cli.local.run_progress import Happened
@@ -91,6 +92,16 @@ def test_a_run_with_a_failure_is_told_whole() -> None:
     ):  # fmt: skip
         assert said in found.text, said
     assert found.tags["svg"] >= 6  # two charts for two widths, a recovery, the job's time, keys
+
+
+def test_of_a_cluster_the_page_has_what_the_loader_told_and_no_more() -> None:
+    seen = running()
+    told = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0)))
+    text = read(facts_of_view(view_of_snapshot(told), "a cluster")).text
+    assert "A cluster keeps no samples of each step" in text
+    assert "passes over the data1.25" in text
+    assert "48, at the pace of the last steps" in text
+    assert "No loader has told" not in text
 
 
 def test_each_category_of_seconds_has_its_words_and_a_swatch() -> None:
