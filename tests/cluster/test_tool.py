@@ -6,6 +6,7 @@ Minutes, root (or docker), and a machine to itself; skipped where a cluster stan
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -115,6 +116,14 @@ def _asks(engine: Engine, pod: str, name: str, port: int) -> str:
 
 def test_every_node_is_ready_and_everything_runs(engine: Engine) -> None:
     assert engine.status().is_well
+
+
+def test_its_environment_leads_kubectl_to_it(engine: Engine) -> None:
+    """As docs/cluster.md has it."""
+    words = f'eval "$({shlex.quote(sys.executable)} -m cluster env)" && kubectl get nodes --output name'
+    environment = {**os.environ, "PYTHONPATH": str(layout.PROJECT / "tests")}
+    said = subprocess.run(["sh", "-c", words], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert sorted(said.stdout.split()) == sorted(f"node/{name}" for name in engine.facts().node_names)
 
 
 def test_a_pod_imports_torch_from_the_hosts_folders(engine: Engine, api: Api) -> None:

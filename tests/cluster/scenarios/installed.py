@@ -135,11 +135,12 @@ class Installed:
         told = ["--kubeconfig", str(self.facts.kubeconfig), "--namespace", NAMESPACE]
         return run(str(program), *arguments, *told, seconds=120.0)
 
-    def kubectl(self, *arguments: str, namespace: str = NAMESPACE) -> str:
+    def kubectl(self, *arguments: str, namespace: str = NAMESPACE, given: str = "") -> str:
+        """What it said, also when it failed; `given` is its standard input."""
         program = self.facts.programs[0] / "kubectl"
         told = ["--kubeconfig", str(self.facts.kubeconfig), "--namespace", namespace]
         done = subprocess.run(
-            [str(program), *told, *arguments], check=False, capture_output=True, text=True, timeout=60.0
+            [str(program), *told, *arguments], check=False, capture_output=True, text=True, timeout=60.0, input=given
         )
         return done.stdout + done.stderr
 

@@ -260,9 +260,9 @@ class Stage:
         self._rows.pop(job.asked.name, None)
         job.remove()
 
-    def kubectl(self, *arguments: str) -> str:
-        """In the namespace of the jobs; what it said, also when it failed."""
-        return self.installed.kubectl(*arguments, namespace=self.space.name)
+    def kubectl(self, *arguments: str, given: str = "") -> str:
+        """In the namespace of the jobs; what it said, also when it failed. `given` is its standard input."""
+        return self.installed.kubectl(*arguments, namespace=self.space.name, given=given)
 
     def socket_connections(self, pod: str) -> int:
         """How many connections a worker has to its node's Redis by the Unix socket, as the kernel counts them."""
