@@ -1,4 +1,4 @@
-"""What README.md and docs/python.md show runs as it stands there: the script, its job, and each command."""
+"""What README.md, docs/python.md and the tutorial show runs as it stands there: the script, its job, and each command."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 SECONDS = 240
 
 
@@ -70,3 +71,23 @@ def test_in_a_job_with_and_without_torchrun(folder: Path) -> None:
     (folder / "job.yaml").write_text(job.replace("[python, train.py]", f"[{', '.join(words)}]"))
     assert "Complete: 200 steps" in run(block("sh", "surefoot local"), folder)
     assert not (folder / "surefoot-checkpoints").exists(), "a job's checkpoints are where the job says"
+
+
+def test_the_documented_job_is_valid(folder: Path) -> None:
+    assert "job.yaml is valid" in run("surefoot validate -f job.yaml", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["README", "tutorial"])
+def test_what_strikes_the_documented_job_changes_nothing(page: str, folder: Path) -> None:
+    """Without a fault it runs above."""
+    text = {"README": README, "tutorial": TUTORIAL}[page]
+    if page == "tutorial":
+        (folder / "job.yaml").write_text(block("yaml", "# job.yaml", TUTORIAL))
+    [command] = re.findall(r"^surefoot local .*--compare$", text, re.MULTILINE)
+    said = run(command, folder)
+    assert "samples lost 0, repeated 0" in said
+    for command in re.findall(r"^surefoot local .*--report.*$", text, re.MULTILINE):
+        run(command, folder)
+        assert "trainer-failed" in (folder / "run.html").read_text(encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ import yaml
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.main import main
 
+PAGE = Path(__file__).parents[3] / "docs" / "convert.md"
+PYTORCHJOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: theirs}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template: {spec: {containers: [{name: pytorch, image: x, command: [torchrun, train.py]}]}}
+"""
 JOB = """
 apiVersion: sagemaker.amazonaws.com/v1
 kind: HyperPodPyTorchJob
@@ -39,6 +52,23 @@ def test_a_files_placeholders_are_filled_and_other_objects_named(
     spec = parse_job(yaml.safe_load(said.out)).spec
     assert (spec.replicas, spec.nproc_per_node, spec.template.command) == (4, 8, ("python", "train.py"))
     assert "not converted: Service etcd" in said.err
+
+
+def test_the_page_s_commands_end_with_a_valid_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pytorchjob.yaml").write_text(PYTORCHJOB)
+    Path("hyperpod.yaml").write_text(JOB)
+    [block] = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    commands = block.splitlines()
+    assert len(commands) == 4
+    for command in commands:
+        words, _, to = command.partition(" > ")
+        assert main(shlex.split(words)[1:]) == 0, capsys.readouterr()
+        said = capsys.readouterr().out
+        if to:
+            Path(to).write_text(said)
 
 
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
