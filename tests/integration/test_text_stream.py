@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_the_example_has_the_undisturbed_losses_through_two_resizes(tmp_path: Pa
         assert list(mine) == list(range(steps - 3, steps + 1)), "it went on behind the last step"
         found |= mine
     assert found == pytest.approx(expected, rel=0, abs=1e-10)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_its_job_loses_a_node_and_each_sample_is_counted(tmp_path: Path) -> None:
+    """As `make demo EXAMPLE=text_stream`."""
+    told = ["--nodes", "3", "--fault", "node:1@step=30,for=1", "--compare", "--plain"]
+    report = tmp_path / "report.json"
+    done = surefoot(ROOT, "local", "-f", "examples/text_stream.yaml", *told, "--report", str(report))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert (found["samples_lost"], found["samples_repeated"]) == (0, 0)
+    assert any(one["kind"] == "node-lost" for one in found["incidents"])
+    assert max(found["max_loss_difference"], found["max_parameter_difference"]) < 1e-10
 
 
 def test_the_command_says_whether_a_source_is_elastic(tmp_path: Path) -> None:
