@@ -19,6 +19,7 @@ CHECKPOINTS_FIT = "CheckpointsFit"
 FAILED = "Failed"
 
 # Event reasons
+NODE_SICK = "NodeSick"
 WORLD_CLAIMED = "WorldClaimed"
 WORLD_COMMITTED = "WorldCommitted"
 WORKER_LOST = "WorkerLost"

@@ -13,6 +13,7 @@ from typing import Literal
 
 from surefoot.protocol.completeness import Covers, LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.node_findings import NodeFinding
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.rank_places import RankPlace
 from surefoot.protocol.records import RankManifest
@@ -189,6 +190,12 @@ class SessionSeen:
     """Step at which it holds in `epoch`."""
     unreadable: tuple[Checkpoint, bool, str] | None = None
     """(checkpoint, absent, detail) reported in `epoch`."""
+    findings: tuple[NodeFinding, ...] = ()
+    """What it finds wrong with its node, the gravest first."""
+    findings_seconds: float = 0.0
+    """Since when it finds just these."""
+    clock_skew_seconds: float | None = None
+    """How far its node's clock is ahead of this operator's; None: it never said."""
     standing: StandingSeen | None = None
     """Where its ranks stand in `epoch` without anything moving; None: they step, or it does not know."""
 

@@ -21,6 +21,7 @@ from surefoot.agent.memory import save_progress as saves
 from surefoot.drain import slots
 from surefoot.protocol import messages as said
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
+from surefoot.protocol.node_findings import NodeHealth
 
 if TYPE_CHECKING:
     from simulator.fabric import Pod
@@ -87,6 +88,12 @@ class Agent:
         if self.line is not None:
             self.line.send(self.process, message)
 
+    def say_findings(self) -> None:
+        """What this node suffers from, if anything."""
+        findings = self.simulation.fabric.nodes[self.node].findings
+        if findings:
+            self.say(NodeHealth(findings))
+
     def _beat_forever(self) -> None:
         self.beat()
         self.keeper.look()
@@ -115,6 +122,7 @@ class Agent:
         match message:
             case said.Welcome():
                 self.tell(on.Welcomed())
+                self.say_findings()
             case said.Stop(epoch):
                 self.tell(on.StopAsked(epoch))
             case said.Assign():

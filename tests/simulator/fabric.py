@@ -16,6 +16,7 @@ from simulator.tiers import Holder
 from surefoot.agent import events as on
 from surefoot.agent.state import Departure
 from surefoot.protocol.identities import HolderEndpoint, HolderId
+from surefoot.protocol.node_findings import NodeFinding
 from surefoot_operator.observed import NodeSeen, WorkerSeen
 from surefoot_operator.policy.actions import CreateWorker, DeleteWorker
 
@@ -57,6 +58,8 @@ class Node:
     """As the API shows it."""
     frozen: bool = False
     signal: str = ""
+    findings: tuple[NodeFinding, ...] = ()
+    """What its agents find wrong with it."""
     cordoned: bool = False
     """No pod is put here any more."""
     pods: list[Pod] = field(default_factory=list)

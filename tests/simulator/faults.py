@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import announced, damage, hindrances, lasting, rollout
+from simulator import announced, damage, hindrances, lasting, rollout, sickness
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
@@ -32,7 +32,7 @@ def schedule(simulation: Simulation) -> None:
 def _strike(simulation: Simulation, kind: str, duration: float) -> None:
     simulation.struck[kind] += 1
     simulation.machines_struck |= not kind.startswith("trainer")
-    if kind in announced.KINDS or kind in rollout.KINDS:
+    if kind in announced.KINDS or kind in rollout.KINDS or kind in sickness.KINDS:
         simulation.oracle.lossless.announced(kind)
     else:
         simulation.oracle.lossless.struck(0.0, damage=kind in damage.KINDS)
@@ -281,5 +281,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     **damage.KINDS,
     **announced.KINDS,
     **rollout.KINDS,
+    **sickness.KINDS,
 }
 """With how often each is drawn; at 0 only where it is named."""

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from simulator import announced, damage, rollout
+from simulator import announced, damage, rollout, sickness
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
@@ -187,3 +187,18 @@ def test_an_upload_that_failed_is_asked_for_again() -> None:
     outcomes = [simulate(seed, away) for seed in range(5)]
 
     assert [(o.violation, o.phase) for o in outcomes] == [(None, "Complete")] * 5
+
+
+@pytest.mark.parametrize("least", [2, 3], ids=["elastic", "fixed"])
+def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int) -> None:
+    """Hardware, programs' errors and what all nodes find at once: `SickWatch` and `Lossless` judge each."""
+    moved = 0
+    for seed in range(8):
+        wish = Settings(
+            nodes=4, workers=3, least_workers=least, steps=160, interval=50, faults=3, fault_span_seconds=8.0,
+            kinds=tuple(sickness.KINDS),
+        )  # fmt: skip
+        outcome = simulate(seed, wish, tracing=True)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        moved += any("leaves node" in line and "GpuLost" in line for line in outcome.trace)
+    assert moved >= 2

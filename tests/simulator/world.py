@@ -19,6 +19,7 @@ from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
 from simulator.rules import ALL, Rules
 from simulator.settings import Settings, draw, job
+from simulator.sickness import SickWatch
 from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
@@ -81,6 +82,7 @@ class Store:
         self._written.append((self.simulation.engine.now, new))
         self.simulation.oracle.written(old, new)
         self.simulation.spare_watch.written(old.world, new.world)
+        self.simulation.sick_watch.written(new)
         if old.world != new.world and new.world is not None:
             world = new.world
             self.simulation.engine.say(
@@ -104,6 +106,7 @@ class Simulation:
         self.store = Store(self)
         self.oracle = Oracle(self)
         self.spare_watch = SpareWatch(self)
+        self.sick_watch = SickWatch(self)
         self.holders: dict[HolderId, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:

@@ -101,6 +101,8 @@ class HealthPolicy:
     """No step for so long, after an epoch's first, is a hang."""
     node_signals: NodeSignals | None = None
     """None: those of `known_node_words`."""
+    node_findings: Literal["Leave", "Show"] = "Leave"
+    """What is done about a node whose hardware its agent finds at fault."""
 
 
 DEFAULT_MEMORY_STEPS = 10

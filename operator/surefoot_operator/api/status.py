@@ -238,6 +238,8 @@ class JobStatus:
     data: DataRead | None = None
     """As of `step`."""
     time_spent: TimeSpent = TimeSpent()
+    sick_nodes: tuple[ExcludedNode, ...] = ()
+    """Nodes that agents found unfit, avoided until then."""
 
 
 @dataclass(frozen=True, slots=True)

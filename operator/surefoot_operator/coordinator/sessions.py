@@ -27,6 +27,7 @@ from surefoot.protocol.messages import (
     StuckRanks,
     UnreadableSave,
 )
+from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD
 from surefoot_operator.api.status import World
 from surefoot_operator.coordinator import order_answers
@@ -36,6 +37,9 @@ from surefoot_operator.coordinator.orders import Orders
 from surefoot_operator.observed import ExitSeen, SessionSeen, StandingSeen, Timings
 
 MOST_NOTICES = 64
+
+SKEW_SECONDS = 30.0
+"""A node's clock this far from the operator's is told: signatures and certificates bear a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,10 @@ def heard(sessions: Sessions, worker: WorkerId, message: FromAgent, now: float) 
             session = _fact(session, message, now)
         case StuckRanks():
             session = _standing(session, message)
+        case NodeHealth():
+            session, skewed = _examined(session, message, now)
+            told = ((worker, Notice("ClockSkew", skewed)),) if skewed else ()
+            sessions = replace(sessions, notices=(*sessions.notices, *told)[-MOST_NOTICES:])
         case Notice():
             sessions = replace(sessions, notices=(*sessions.notices, (worker, message))[-MOST_NOTICES:])
         case _:
@@ -283,6 +291,25 @@ def _standing(session: Session, message: StuckRanks) -> Session:
         return session
     told = StandingSeen(message.step, message.places) if message.places else None
     return replace(session, seen=replace(session.seen, standing=told))
+
+
+def _examined(session: Session, message: NodeHealth, now: float) -> tuple[Session, str]:
+    """What an agent finds on its node now; and, where its clock turns out to be far off, a sentence on that."""
+    old, skew = session.seen, message.clock_seconds - now if message.clock_seconds else None
+    off = skew is not None and abs(skew) > SKEW_SECONDS
+    was_off = old.clock_skew_seconds is not None and abs(old.clock_skew_seconds) > SKEW_SECONDS
+    skewed = ""
+    if off and not was_off and skew is not None:
+        side = "ahead of" if skew > 0 else "behind"
+        skewed = f"the clock of node {old.node} is {abs(skew):.0f} s {side} the operator's"
+    same = [(one.reason, one.blame) for one in message.findings] == [(one.reason, one.blame) for one in old.findings]
+    fresh = replace(
+        old,
+        findings=message.findings,
+        findings_seconds=old.findings_seconds if same else now,
+        clock_skew_seconds=skew,
+    )
+    return replace(session, seen=fresh), skewed
 
 
 def _stopped(session: Session, epoch: int) -> Session:

@@ -64,7 +64,7 @@ def _observers_agree(facts: Facts) -> bool:
 def vacate_reason(facts: Facts, name: str | None) -> str:
     """Why workers should leave this live node; empty: they stay.
 
-    Others announced its end, or it failed this job too often.
+    Others announced its end, its own agent found it sick, or it failed this job too often.
     """
     return vacated_nodes(facts).get(name, "") if name is not None else ""
 
@@ -78,7 +78,8 @@ def vacated_nodes(facts: Facts) -> Mapping[str, str]:
 @derived_once
 def _excluded(facts: Facts) -> Mapping[str, str]:
     """Why nodes are excluded from this job now, by name."""
-    lasting = [e for e in facts.status.excluded_nodes if e.until_seconds > facts.now]
+    told = (*facts.status.sick_nodes, *facts.status.excluded_nodes)
+    lasting = [e for e in told if e.until_seconds > facts.now]
     return {e.name: e.reason for e in reversed(lasting)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot_operator.api.status import Incident, Interval, JobStatus
+from surefoot_operator.policy.failure.sick_nodes import SICK_SECONDS
 
 
 def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -> JobStatus:
@@ -26,6 +27,9 @@ def not_ahead(status: JobStatus, now: float, longest_exclusion_seconds: float) -
         ),
         excluded_nodes=tuple(
             replace(one, until_seconds=min(one.until_seconds, exclusion)) for one in status.excluded_nodes
+        ),
+        sick_nodes=tuple(
+            replace(one, until_seconds=min(one.until_seconds, now + SICK_SECONDS)) for one in status.sick_nodes
         ),
         memory_interval=_interval(status.memory_interval, now),
         persistent_interval=_interval(status.persistent_interval, now),

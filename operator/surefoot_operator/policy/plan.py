@@ -15,7 +15,7 @@ from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.claimed_plan import plan_claimed
 from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
 from surefoot_operator.policy.facts import Facts, gather, has_stepped, soonest, step_of
-from surefoot_operator.policy.failure import incidents
+from surefoot_operator.policy.failure import incidents, sick_nodes
 from surefoot_operator.policy.failure.detect import detect_losses
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.node_exclusion import excluded
@@ -39,10 +39,11 @@ _OF_TRAINERS = ("trainer-failed", "hang", "startup")
 def plan(seen: Observed) -> Plan:
     """Decides what to do now, with the reason as a sentence."""
     facts, found = _with_bad_found(gather(seen))
+    facts, sick, settled = _with_sick_found(facts)
     decision = _decide(facts)
     status = summarised(facts, decision.status, decision.reason, decision.lost)
-    events = (*found, *decision.events, *status_change_events(seen.status, status))
-    wake = soonest((*decision.wakes, _deadline_left(facts, status)))
+    events = (*found, *sick, *decision.events, *status_change_events(seen.status, status))
+    wake = soonest((*decision.wakes, settled, _deadline_left(facts, status)))
     if status.world != seen.status.world:
         after: float | None = 0.0
     else:
@@ -59,6 +60,17 @@ def _with_bad_found(facts: Facts) -> tuple[Facts, tuple[Event, ...]]:
         text = f"every copy of some part of {checkpoint} is damaged, as its upload found; an older or newer one is used"
         events.append(Event(names.CHECKPOINT_BAD, text, True))
     return (gather(replace(facts.seen, status=status)), tuple(events)) if events else (facts, ())
+
+
+def _with_sick_found(facts: Facts) -> tuple[Facts, tuple[Event, ...], float | None]:
+    """What agents found on their nodes counts from this very round."""
+    status = facts.status
+    if status.phase in ("Complete", "Failed"):
+        return facts, (), None
+    sick, events, due = sick_nodes.with_sick_found(facts)
+    if sick == status.sick_nodes:
+        return facts, events, due
+    return gather(replace(facts.seen, status=replace(status, sick_nodes=sick))), events, due
 
 
 def _decide(facts: Facts) -> PhaseDecision:

@@ -20,6 +20,8 @@ from surefoot.agent.coordinator import credentials as identity
 from surefoot.agent.coordinator import leaderless as keeping
 from surefoot.agent.coordinator.coordinator_client import AgentRefused, CoordinatorClient
 from surefoot.agent.coordinator.requests import CoordinatorRequests, SaveLocations
+from surefoot.agent.health.node_checks import node_checks
+from surefoot.agent.health.node_watch import NodeWatch
 from surefoot.agent.memory.arenas import StagingMemory, StagingWatcher
 from surefoot.agent.memory.save_progress import SaveTracker
 from surefoot.agent.metrics_server import Exporter
@@ -97,6 +99,7 @@ class AgentProcess:
         self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
+        self._node = NodeWatch(node_checks((folder, scratch)), self._line.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
@@ -114,6 +117,7 @@ class AgentProcess:
         self.spawn(self._keep())
         self.spawn(self._requests.run())
         self.spawn(self._requests.run_looks())
+        self.spawn(self._node.run())
         try:
             return await self._ended
         finally:
@@ -250,6 +254,7 @@ class AgentProcess:
         match message:
             case messages.Welcome():
                 self.dispatch(on.Welcomed())
+                self._line.send(self._node.health())
             case messages.Assign():
                 self.dispatch(on.Assigned(message))
             case messages.Stop(epoch=epoch, reason=reason):

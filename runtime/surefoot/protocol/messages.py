@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from surefoot.protocol.codec import flat, since
 from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob, RankSave
+from surefoot.protocol.node_findings import NodeHealth
 from surefoot.protocol.progress import NOTHING_TOLD, Progress
 from surefoot.protocol.rank_places import RankPlace
 
@@ -214,7 +215,8 @@ class Notice:
 
 FromAgent = (
     Hello | Heartbeat | Exited | Stopped | StoreReady | HoldAnswer | Held
-    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks | Notice
+    | UnreadableSave | Finished | Listing | Repaired | Persisted | PersistentDropped | Sighting | StuckRanks
+    | NodeHealth | Notice
 )  # fmt: skip
 
 # ---- coordinator → agent ------------------------------------------------------------------------------------------

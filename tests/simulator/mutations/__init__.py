@@ -12,8 +12,20 @@ from simulator.mutations.mutation import Mutation as Mutation
 from simulator.mutations.mutation import broken as broken
 from simulator.mutations.records import RECORDS
 from simulator.mutations.restore import RESTORE
+from simulator.mutations.sickening import SICKENING
 from simulator.mutations.sparing import SPARING
 from simulator.mutations.talk import TALK
 from simulator.mutations.versions import VERSION_MUTATIONS
 
-MUTATIONS = (*MODELS, *RESTORE, *KEEPING, *TALK, *LIVENESS, *LEAVING, *SPARING, *VERSION_MUTATIONS, *RECORDS)
+MUTATIONS = (
+    *MODELS,
+    *RESTORE,
+    *KEEPING,
+    *TALK,
+    *LIVENESS,
+    *LEAVING,
+    *SPARING,
+    *SICKENING,
+    *VERSION_MUTATIONS,
+    *RECORDS,
+)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from surefoot_operator.observed import ExitSeen, WorkerSeen
 from surefoot_operator.policy.facts import Facts
 from surefoot_operator.policy.failure.losses import Loss
+from surefoot_operator.policy.failure.sick_nodes import found_sick
 
 
 def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:
@@ -18,6 +19,9 @@ def weighed(facts: Facts, loss: Loss, told: ExitSeen) -> Loss:
 
     What comes again without a new step counts all the same: a program without a memory limit may fill a node.
     """
+    sick = found_sick(facts).get(loss.node) if loss.node is not None else None
+    if sick is not None:
+        return replace(loss, reason=f"{loss.reason}; its node is sick: {sick}", application=False, unexplained=True)
     if told.oom != "node":
         return loss
     loss = replace(loss, application=False, unexplained=True)

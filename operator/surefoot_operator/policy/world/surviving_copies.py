@@ -88,6 +88,7 @@ def going(facts: Facts) -> set[str]:
     """Returns the failure domains with a node that is being left."""
     domains = {h.endpoint.holder.node: h.endpoint.domain for h in facts.seen.holders}
     nodes = {name for name, n in facts.nodes.items() if n.signal or not n.schedulable or not n.ready}
+    nodes |= {one.name for one in facts.status.sick_nodes if one.until_seconds > facts.now}
     for session in facts.sessions.values():
         worker = facts.workers.get(worker_id(session))
         if session.leaving and (worker is None or not worker.deleting):

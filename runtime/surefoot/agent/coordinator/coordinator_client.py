@@ -200,8 +200,10 @@ class CoordinatorClient:
         self, websocket: aiohttp.ClientWebSocketResponse, outbox: asyncio.Queue[FromAgent], version: int | None
     ) -> None:
         while self._outbox is outbox:
-            await websocket.send_str(encode(await outbox.get(), version))
-            outbox.task_done()
+            message = await outbox.get()
+            if version is None or getattr(message, "SINCE", 1) <= version:
+                await websocket.send_str(encode(message, version))
+            outbox.task_done()  # a coordinator of a former version does without what it does not know
 
     async def _beats(self, websocket: aiohttp.ClientWebSocketResponse, version: int | None) -> None:
         while True:
