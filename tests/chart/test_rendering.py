@@ -19,6 +19,7 @@ EVERYTHING: Object = {
     "operator": {
         "replicas": 3,
         "args": ["--log-level", "DEBUG"],
+        "nodeReports": {"enabled": True, "taint": "NoSchedule"},
         "runtimeImage": "training:1",
         "onlyNamespace": "training",
         "extraEnv": [{"name": "A", "value": "b"}],
@@ -297,3 +298,24 @@ def test_the_notes_name_three_commands_for_this_release() -> None:
     assert [line.split()[0] for line in notes.splitlines() if line.startswith("  ")] == ["kubectl", "helm", "kubectl"]
     assert "helm test other --namespace training" in notes
     assert "deployment/other-surefoot-operator" in notes
+
+
+@pytest.mark.parametrize(
+    ("values", "verbs"),
+    [
+        ({}, {("nodes/status", "patch")}),
+        ({"enabled": False}, set()),
+        ({"enabled": False, "taint": "NoSchedule"}, set()),
+        ({"taint": "NoSchedule"}, {("nodes/status", "patch"), ("nodes", "patch")}),
+    ],
+)
+def test_the_operator_may_write_of_nodes_just_what_it_is_to_tell(values: Object, verbs: set[tuple[str, str]]) -> None:
+    rendered = helm.objects({"operator": {"nodeReports": values}})
+    found = {
+        (what, verb)
+        for _, rule in rules(rendered)
+        for what in rule["resources"]
+        for verb in rule["verbs"]
+        if what.partition("/")[0] == "nodes" and verb not in ("get", "list", "watch")
+    }
+    assert found == verbs

@@ -53,6 +53,8 @@ def test_every_value_reaches_the_operator() -> None:
     assert found.only_namespace == "training"
     assert found.runtime_image == "training:1"
     assert (found.tls_secret, found.keys_secret, found.memory_admin_secret) == ("tls", "keys", "admin")
+    assert (found.node_reports, found.node_taint) == (True, "NoSchedule")
+    assert not settings({"operator": {"nodeReports": {"enabled": False}}}).node_reports
     assert (found.log_level, found.log_format) == ("DEBUG", "json")
     assert found.agent_command == ("a", "b")
 

@@ -48,6 +48,7 @@ _UPGRADE_LEAVES = (
 """States in which a driver's upgrade waits for pods to go. All nodes are `upgrade-required` at once, and few at a time go on."""
 
 WRITERS = (
+    NodeWriter("Surefoot", "#what-others-hear", _all("condition", "sick", "SurefootUnhealthy=True")),
     NodeWriter(
         "Cluster autoscaler",
         "https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md",

@@ -33,6 +33,7 @@ from surefoot_operator.controller.leader.lease import Elector, LeaseAt, LeaseLos
 from surefoot_operator.controller.leader.lease import clock as lease_clock
 from surefoot_operator.controller.leader.term_clock import TermClock
 from surefoot_operator.controller.memory_maintenance import MemoryMaintenance
+from surefoot_operator.controller.node_reporter import NodeReporter
 from surefoot_operator.controller.worker_environment import WORKER_METRICS_PORT, WorkerEnvironmentFactory
 from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.errors import FabricError
@@ -129,6 +130,9 @@ class ClusterOperator:
         self._term.start(self._label.hold())
         self._term.start(runners.resync())
         self._term.start(self._tier(shared, runners).run())
+        if self._settings.node_reports:
+            api = self._api.guarded(self._elector.may_act)
+            self._term.start(NodeReporter(api, self._cache, self._settings.node_taint).run())
         log.info("leading, with %d jobs; agents connect to %s", len(runners.running), self._settings.coordinator_url)
 
     async def _end_term(self, shared: Shared, runners: JobRunners) -> None:

@@ -19,6 +19,7 @@ from surefoot_operator.errors import OperatorError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+TAINT_EFFECTS = ("", "PreferNoSchedule", "NoSchedule", "NoExecute")
 _HIGHEST_PORT = 65535
 
 
@@ -67,6 +68,10 @@ class ClusterSettings:
     """Put in front of the trainer's command."""
     runtime_image: str = ""
     """Of the pod that deletes a job's persistent checkpoints; empty: the job's own trainer image."""
+    node_reports: bool = True
+    """Whether nodes that agents found sick get a condition."""
+    node_taint: str = ""
+    """Effect of the taint that goes with it; empty: none."""
     log_level: str = "INFO"
     log_format: str = "text"
     """Of the operator, and of the agents of workers that it makes."""
@@ -113,6 +118,8 @@ def cluster_settings(
         memory_socket_folder=_folder("SUREFOOT_MEMORY_SOCKET_FOLDER", text("memory_socket_folder", "")),
         agent_command=_command("SUREFOOT_AGENT_COMMAND", text("agent_command", "surefoot-agent --")),
         runtime_image=text("runtime_image", ""),
+        node_reports=_flag("SUREFOOT_NODE_REPORTS", text("node_reports", "1")),
+        node_taint=_one_of("SUREFOOT_NODE_TAINT", text("node_taint", ""), TAINT_EFFECTS),
         log_level=_level("SUREFOOT_LOG_LEVEL", text("log_level", "INFO")),
         log_format=_one_of(VARIABLE, text("log_format", "text"), FORMATS),
     )

@@ -24,6 +24,7 @@ from surefoot_operator.fabric.kubernetes.pod_exec import Ran
 CALL_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
 JSON_PATCH = "application/json-patch+json"
+STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 Body = dict[str, Any]
 
 
@@ -70,6 +71,13 @@ class Api:
         members of a world.
         """
         return await self._call("PATCH", path, operations, {"fieldValidation": "Strict"}, JSON_PATCH)
+
+    async def merge(self, path: str, body: Body) -> Body:
+        """Applies a strategic merge.
+
+        Of a list with keys only the items that `body` names change.
+        """
+        return await self._call("PATCH", path, body, None, STRATEGIC_MERGE)
 
     async def delete(self, path: str, options: Body) -> Body:
         return await self._call("DELETE", path, options)

@@ -1,0 +1,68 @@
+"""Sick nodes are told of while this replica leads; where that is refused, once, and the operator goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surefoot_operator.controller.node_reporter import NodeReporter
+from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
+from surefoot_operator.fabric.kubernetes.status_patch import timestamp
+
+NOW = 1_000_000.0
+NODE = {
+    "metadata": {"name": "n0", "uid": "u"},
+    "spec": {},
+    "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+}
+JOB = {
+    "metadata": {"namespace": "ns", "name": "gpt"},
+    "status": {"sickNodes": [{"name": "n0", "reason": "GpuLost: x", "untilTime": timestamp(NOW + 100)}]},
+}
+
+
+class FakeApi:
+    """Takes merges, or refuses them."""
+
+    def __init__(self) -> None:
+        self.merged: list[tuple[str, Any]] = []
+        self.error: FabricError | None = None
+
+    async def merge(self, path: str, body: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.merged.append((path, body))
+        return {}
+
+
+def reporter(api: FakeApi, taint: str = "", **jobs: Any) -> NodeReporter:
+    cache = SimpleNamespace(nodes=SimpleNamespace(items={"n0": NODE}), jobs=SimpleNamespace(items=jobs))
+    return NodeReporter(api, cache, taint, lambda: NOW)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("taint", "paths"),
+    [("", ["/api/v1/nodes/n0/status"]), ("NoSchedule", ["/api/v1/nodes/n0/status", "/api/v1/nodes/n0"])],
+)
+async def test_status_is_written_and_the_node_itself_only_for_a_taint(taint: str, paths: list[str]) -> None:
+    api = FakeApi()
+    await reporter(api, taint, gpt=JOB).once()
+    assert [path for path, _ in api.merged] == paths
+
+
+async def test_without_a_sick_node_nothing_is_written() -> None:
+    api = FakeApi()
+    await reporter(api).once()
+    assert api.merged == []
+
+
+async def test_a_node_that_is_gone_is_passed_over_and_any_other_refusal_is_raised() -> None:
+    api = FakeApi()
+    api.error = ApiRefused("PATCH n0", 404, "NotFound", "")
+    await reporter(api, gpt=JOB).once()
+    api.error = ApiRefused("PATCH n0", 403, "Forbidden", "")
+    with pytest.raises(ApiRefused):
+        await reporter(api, gpt=JOB).once()
