@@ -237,6 +237,8 @@ class JobStatus:
     extra: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     data: DataRead | None = None
     """As of `step`."""
+    loss: float | None = None
+    """As of `step`, the mean over workers; None: none told one, or it was no number."""
     time_spent: TimeSpent = TimeSpent()
     sick_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that agents found unfit, avoided until then."""

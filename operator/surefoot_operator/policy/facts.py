@@ -252,6 +252,12 @@ def data_read(facts: Facts, epoch: int) -> DataRead | None:
     return DataRead(round(passes, 4), float(f"{samples / pace:.3g}") if samples and pace else None)
 
 
+def loss_told(facts: Facts, epoch: int) -> float | None:
+    """The mean loss of an epoch's workers; None where none told any."""
+    told = [s.progress.loss for s in in_epoch(facts, epoch) if s.progress.loss is not None]
+    return sum(told) / len(told) if told else None
+
+
 def saving_steps(facts: Facts) -> int:
     """Steps between saves to memory: as chosen, else the tier's base."""
     chosen = facts.status.memory_interval

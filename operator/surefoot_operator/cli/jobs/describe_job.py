@@ -47,6 +47,7 @@ class JobDescription:
     goodput: float | None
     data: DataRead | None
     """As the loader told; None: it tells nothing."""
+    loss: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +82,7 @@ def described(view: JobView) -> JobDescription:
         seconds={category: spent for category, spent in seconds.items() if spent},
         goodput=goodput(seconds),
         data=None if status is None else status.data,
+        loss=None if status is None else status.loss,
     )
 
 
@@ -109,7 +111,7 @@ def _head(found: JobDescription) -> list[str]:
         ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
         ("Message", one.message or UNKNOWN),
-        ("Step", f"{progressed(pace)}, {rate}{left}"),
+        ("Step", f"{progressed(pace)}, {rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
         *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
         ("Checkpoint", f"step {saved(pace)}{kept}"),

@@ -5,6 +5,7 @@ Pure; the last part of a plan.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -20,6 +21,7 @@ from surefoot_operator.policy.facts import (
     has_stepped,
     in_epoch,
     last_step_seconds,
+    loss_told,
     reading_at,
     saving_steps,
     seconds_per_step,
@@ -159,8 +161,20 @@ def _with_progress(facts: Facts, status: JobStatus) -> JobStatus:
         return status
     moved = status.world != facts.status.world or status.phase in ("Complete", "Failed")
     if moved or status.progress_seconds is None or at - status.progress_seconds >= PROGRESS_SECONDS:
-        return replace(status, step=step, progress_seconds=at, data=data_read(facts, epoch) or status.data)
+        data = data_read(facts, epoch) or status.data
+        return replace(status, step=step, progress_seconds=at, data=data, loss=_loss(facts, epoch, status.loss))
     return status
+
+
+def _loss(facts: Facts, epoch: int, known: float | None) -> float | None:
+    """Returns the loss to tell; one that is no number is none.
+
+    JSON has no such number, and `LossFinite` says it.
+    """
+    told = loss_told(facts, epoch)
+    if told is None:
+        return known
+    return float(f"{told:.6g}") if math.isfinite(told) else None
 
 
 def _phase(facts: Facts, status: JobStatus) -> Phase:

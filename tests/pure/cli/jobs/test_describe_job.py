@@ -47,9 +47,11 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
 
 def test_what_the_loader_told_of_the_data_is_shown() -> None:
     seen = running()
-    read = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0)))
+    read = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0), loss=2.34567))
     assert "Data:        1.25 passes, 48 samples/s" in text(view_of_snapshot(read))
+    assert "steps/s, loss 2.346" in text(view_of_snapshot(read))
     assert "Data:" not in text(view_of_snapshot(seen))
+    assert "loss" not in text(view_of_snapshot(seen)).partition("Workers:")[0]
 
 
 def test_what_could_not_be_read_is_named() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from support.builders import running, with_session
 from surefoot.protocol.progress import Progress, of_worker
@@ -30,6 +33,17 @@ def test_without_a_loader_that_tells_nothing_is_said_and_nothing_is_forgotten() 
     seen = reading(step_seconds=0.5)
     known = DataRead(0.5, 10.0)
     assert plan(replace(seen, status=replace(seen.status, data=known))).status.data == known
+
+
+@pytest.mark.parametrize(
+    ("told", "said"), [((2.0, 3.0, 4.0), 3.0), ((math.nan,), None), ((math.inf, 1.0), None), ((), 5.0)]
+)
+def test_the_loss_of_all_workers_is_told_once_it_is_a_number(told: tuple[float, ...], said: float | None) -> None:
+    seen = reading(step_seconds=0.5)
+    seen = replace(seen, status=replace(seen.status, loss=5.0))
+    for worker, loss in enumerate(told):
+        seen = with_session(seen, worker, loss=loss)
+    assert plan(seen).status.loss == said
 
 
 def test_a_pace_that_nobody_told_is_no_pace() -> None:
