@@ -99,7 +99,7 @@ class AgentProcess:
         self.trainer_server = TrainerServer(path, self._trainer_handler.admit, self._trainer_handler.hear)
         places = SaveLocations(self.staging.open_tier, self.staging.holders)
         self._unexpected = UnexpectedErrors()
-        self._node = NodeWatch(node_checks((folder, scratch)), self._line.send, self.notice)
+        self._node = NodeWatch(node_checks((logs,)), self._line.send, self.notice)
         self._requests = CoordinatorRequests(settings.job, places, self._line.send, self._bandwidth)
 
     async def run(self) -> int:
