@@ -121,10 +121,12 @@ def training(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Loss",
-            "Mean of the workers that tell one; steps since the start whose loss was NaN or infinite.",
+            "Mean of the workers that tell one; steps since the start whose loss was no number, or out of band, and rollbacks.",
             "none",
             query(f"avg by (namespace, job) (surefoot_loss{{{JOB}}} > -Inf)", "{{job}}"),
             query(f"sum by (namespace, job) (surefoot_losses_not_finite_total{{{JOB}}})", "{{job}} steps not finite"),
+            query(f"sum by (namespace, job) (surefoot_losses_out_of_band_total{{{JOB}}})", "{{job}} out of band"),
+            query(f"sum by (namespace, job) (surefoot_rollbacks_total{{{JOB}}})", "{{job}} rollbacks"),
             width=6,
         )
     )

@@ -88,6 +88,10 @@ incomplete = Counter(
 promotions_abandoned = Counter(
     "surefoot_promotions_abandoned_total", "Checkpoints that could not be uploaded and were left for a newer one.", _JOB
 )
+rollbacks = Counter(
+    "surefoot_rollbacks_total", "Returns to an earlier checkpoint, by policy or as a person asked.", _JOB
+)
+good_step = Gauge("surefoot_good_checkpoint_step", "Step of the newest checkpoint that is proven to be good.", _JOB)
 incidents = Counter(
     "surefoot_incidents_total", "Failures and planned changes that a new world answered.", [*_JOB, "kind"]
 )
@@ -124,6 +128,7 @@ RUNNING = (
     interval_steps,
     interval_input_seconds,
     memory_loss_odds,
+    good_step,
 )
 """What a job has only until it ends."""
 

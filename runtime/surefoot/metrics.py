@@ -55,6 +55,9 @@ passes = Gauge(
 )
 samples = Counter("surefoot_samples_total", "Samples that finished steps of this worker's ranks consumed.")
 losses_not_finite = Counter("surefoot_losses_not_finite_total", "Steps whose loss was NaN or infinite.")
+losses_out_of_band = Counter(
+    "surefoot_losses_out_of_band_total", "Steps whose loss or gradient norm was far above that of the steps before."
+)
 epoch = Gauge("surefoot_epoch", "Epoch whose trainers run here; 0 if none does.")
 pending = Gauge("surefoot_checkpoint_pending", "Checkpoints staged here and not yet on all their holders.")
 level = Gauge("surefoot_checkpoint_backoff_level", "Every 2^level-th due step is saved, as chosen or backed off to.")
@@ -78,6 +81,7 @@ FAMILIES = (
     passes,
     samples,
     losses_not_finite,
+    losses_out_of_band,
     epoch,
     pending,
     level,

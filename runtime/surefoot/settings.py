@@ -53,6 +53,8 @@ class JobSettings:
     persistent: PersistentSettings | None = None
     memory_bytes_per_second: float = 0.0
     """Of one worker's copies to other nodes while it trains; 0: as fast as it goes."""
+    good_after_steps: int = 0
+    """Steps without an odd loss after which a checkpoint counts as good; 0: nobody asks for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def job_settings(environment: Mapping[str, str] = os.environ) -> JobSettings:
         local_holder=_local_holder(environment),
         persistent=persistent,
         memory_bytes_per_second=_number(environment, "SUREFOOT_MEMORY_BANDWIDTH", 0.0),
+        good_after_steps=_whole(environment, "SUREFOOT_GOOD_AFTER_STEPS", 0),
     )
 
 
@@ -168,6 +171,7 @@ def job_environment(settings: JobSettings) -> dict[str, str]:
         "SUREFOOT_MEMORY_BANDWIDTH": str(settings.memory_bytes_per_second)
         if settings.memory_bytes_per_second
         else None,
+        "SUREFOOT_GOOD_AFTER_STEPS": str(settings.good_after_steps) if settings.good_after_steps else None,
     }
     if settings.persistent is not None:
         p = settings.persistent

@@ -16,6 +16,7 @@ from surefoot_operator.api.spec import (
     ACCEPT_LOSS,
     FINALIZER,
     KIND,
+    ROLLBACK,
     FailurePolicy,
     FailureRule,
     TrainingJob,
@@ -73,6 +74,7 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
         deleted=metadata.get("deletionTimestamp") is not None,
         held=FINALIZER in (metadata.get("finalizers") or ()),
         accepted_loss=str((metadata.get("annotations") or {}).get(ACCEPT_LOSS) or ""),
+        rollback=str((metadata.get("annotations") or {}).get(ROLLBACK) or ""),
     )
 
 

@@ -16,6 +16,8 @@ TOTAL_STEPS = f"{GROUP}/total-steps"
 """An annotation: how many steps the program makes. For people who watch; nothing is decided from it."""
 ACCEPT_LOSS = f"{GROUP}/accept-loss"
 """An annotation: a person accepts what was lost to the epoch that it names."""
+ROLLBACK = f"{GROUP}/rollback"
+"""An annotation: a person wants the epoch that it names to go back to a step: `EPOCH/STEP`, or `EPOCH/STEP/keep-data`."""
 FINALIZER = f"{GROUP}/persistent-data"
 """On a job whose persistent data shall go with it; nothing else ever holds a job back."""
 
@@ -91,6 +93,23 @@ class NodeSignals:
     """`key=value`."""
 
 
+NumericsAction = Literal["Warn", "Stop", "Rollback"]
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsPolicy:
+    """Actions where a loss is no number, or spikes."""
+
+    on_not_finite: NumericsAction = "Rollback"
+    on_spike: NumericsAction = "Warn"
+    spike_steps: int = 3
+    """Steps in a row whose loss or gradient norm is out of band, on half of the workers: a spike."""
+    good_after_steps: int = 10
+    """Steps without either after which a checkpoint counts as good."""
+    max_rollbacks: int = 3
+    """In a row, without a new good checkpoint beyond the step where the first began: then the job fails."""
+
+
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
     """Timeouts after which an agent or a training step counts as failed."""
@@ -103,6 +122,8 @@ class HealthPolicy:
     """None: those of `known_node_words`."""
     node_findings: Literal["Leave", "Show"] = "Leave"
     """What is done about a node whose hardware its agent finds at fault."""
+    numerics: NumericsPolicy | None = None
+    """None: what is odd is said, and nothing done."""
 
 
 DEFAULT_MEMORY_STEPS = 10
@@ -245,3 +266,5 @@ class TrainingJob:
     """Its deletion waits for this operator, which has something to delete first."""
     accepted_loss: str = ""
     """What its annotation `ACCEPT_LOSS` says; empty: nothing."""
+    rollback: str = ""
+    """What its annotation `ROLLBACK` says; empty: nothing."""

@@ -156,6 +156,39 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback:
+    """The newest return to an earlier checkpoint of the job."""
+
+    epoch: int
+    """The epoch that it ended. While no newer one is committed, nothing beyond `to_step` may be restored."""
+    to_step: int
+    """The last step that may be restored; 0: training begins again."""
+    reached_step: int
+    """The last step that the epoch had finished."""
+    odd_step: int
+    """The first step whose loss was odd; 0: a person asked for it."""
+    reason: str
+    row: int = 1
+    """How many in a row, without a good checkpoint beyond where the one before had come; 0: a person asked for it."""
+    proven: bool = True
+    """`to_step` is that of a checkpoint that later steps had proven to be good, or what a person asked for."""
+    keeps_data: bool = False
+    """The batches of the steps that are taken back are trained on again."""
+    parent: Checkpoint | None = None
+    """What the next epoch restored; None: step 0, or not decided yet."""
+    skipped_steps: int = 0
+    """Steps behind it whose batches are left out, in every epoch that restores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedData:
+    """Steps whose batches an epoch's loaders left out behind its parent."""
+
+    epoch: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimeSpent:
     """Where a job's seconds went; they add up to its age."""
 
@@ -242,6 +275,13 @@ class JobStatus:
     time_spent: TimeSpent = TimeSpent()
     sick_nodes: tuple[ExcludedNode, ...] = ()
     """Nodes that agents found unfit, avoided until then."""
+    last_good: Checkpoint | None = None
+    """The newest checkpoint that enough later steps have proven; with `healthPolicy.numerics` alone."""
+    rollback: Rollback | None = None
+    rollbacks: int = 0
+    """How many there were in all."""
+    skipped: tuple[SkippedData, ...] = ()
+    """Of the epochs whose loaders left something out, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class WorkerEnvironmentFactory:
     def _job_settings(self, job: TrainingJob) -> JobSettings:
         checkpoint, persistent = job.spec.checkpoint, job.spec.checkpoint.persistent
         account = self.secrets.holder_account(job.uid)
+        numerics = job.spec.health_policy.numerics
         return JobSettings(
             job=job.uid,
             interval_steps=checkpoint.memory.base_steps,
@@ -77,6 +78,7 @@ class WorkerEnvironmentFactory:
             holder_call_seconds=self.holder_call_seconds,
             holder_tls_ca=self.holder_tls_ca(),
             memory_bytes_per_second=float(checkpoint.memory.bandwidth_bytes or 0),
+            good_after_steps=numerics.good_after_steps if numerics is not None else 0,
             persistent=PersistentSettings(
                 uri=persistent.uri,
                 interval_steps=persistent.fixed_steps or 0,

@@ -53,7 +53,7 @@ class DesiredState:
         """The parts that agents receive; states equal in these send alike."""
         status = self.status
         level = None if status.memory_interval is None else status.memory_interval.level
-        shared = (status.world, status.restarts, status.lineage, status.older_job, level)
+        shared = (status.world, status.restarts, status.lineage, status.older_job, status.skipped, level)
         return (*shared, self.replicas, self.holders, self.targets, self.token)
 
 
@@ -154,6 +154,7 @@ def _to_member(rule: DesiredState, sessions: Sessions, session: Session, place: 
             targets=tuple(e.holder for e in rule.targets.get(session.seen.index, ())),
             replicas=rule.replicas,
             older_job=rule.status.older_job if world.parent is not None and world.parent.imported else None,
+            skip_steps=sum(one.steps for one in rule.status.skipped if one.epoch == world.epoch),
         )
     ]
     hold = sessions.orders.hold

@@ -15,6 +15,7 @@ from surefoot_operator.policy.actions import CreateWorker, Plan
 from surefoot_operator.policy.facts import gather, reading_at
 from surefoot_operator.policy.world.bad_checkpoints import may_be_forgotten
 from surefoot_operator.policy.world.initial_restore import older_job_checkpoints, origin_of
+from surefoot_operator.policy.world.rollback_record import ceiling
 from surefoot_operator.policy.world.sizing import is_allowed
 
 
@@ -34,11 +35,14 @@ def check(plan: Plan, seen: Observed) -> None:
 
 
 def _check_growth(old: JobStatus, new: JobStatus) -> None:
+    back = old.rollback
+    given_up = back is not None and not back.to_step and new.rollbacks > old.rollbacks
     for what, before, after in (
         ("restarts", old.restarts, new.restarts),
         ("counted restarts", old.restarts_counted, new.restarts_counted),
+        ("rollbacks", old.rollbacks, new.rollbacks),
         ("the next attempt", old.next_attempt, new.next_attempt),
-        ("what was recorded", old.recorded, new.recorded),
+        ("what was recorded", old.recorded and not given_up, new.recorded),
     ):
         if after < before:
             _break(f"{what} would shrink from {before} to {after}")
@@ -98,7 +102,12 @@ def _check_commit(world: World, new: JobStatus, seen: Observed) -> None:
         _break(f"parent {parent} was not read to be complete")
     floor = seen.status.floor
     unreadable = seen.persistent.read_epoch == world.epoch and floor in seen.persistent.unjudged
-    if floor is not None and floor not in seen.status.bad and not unreadable and parent.step < floor.step:
+    most = ceiling(facts)
+    if most is not None and parent.step > most:
+        _break(f"parent {parent} lies beyond step {most}, to which a rollback goes back")
+    left = most is not None and floor is not None and floor.step > most
+    unbound = floor is None or floor in seen.status.bad or unreadable or left
+    if floor is not None and not unbound and parent.step < floor.step:
         _break(f"parent {parent} lies below the floor, {floor}")
 
 
@@ -124,7 +133,9 @@ def _check_floor(old: JobStatus, new: JobStatus, seen: Observed) -> None:
         _break(f"floor {new.floor} does not lie on the lineage of epoch {world.epoch}")
     fell = old.floor is not None and (new.floor is None or new.floor.step < old.floor.step)
     gone = old.floor in seen.status.bad or old.floor in seen.persistent.unjudged
-    excused = gone or world.parent is None or world.parent.imported
+    most = ceiling(gather(seen))
+    left = most is not None and old.floor is not None and old.floor.step > most
+    excused = gone or left or world.parent is None or world.parent.imported
     if fell and not excused:
         _break(f"the floor would fall from {old.floor} to {new.floor}")
 

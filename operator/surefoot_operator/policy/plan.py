@@ -30,6 +30,7 @@ from surefoot_operator.policy.world import planned_change
 from surefoot_operator.policy.world.bad_checkpoints import found_by_uploads, with_bad
 from surefoot_operator.policy.world.claim import claimed, newest_epoch_seen
 from surefoot_operator.policy.world.restore_point import describe
+from surefoot_operator.policy.world.rollback import heal
 
 SHORTEST_WAKE_SECONDS = 0.01
 
@@ -98,6 +99,9 @@ def _decide(facts: Facts) -> PhaseDecision:
 
 
 def _committed(facts: Facts) -> PhaseDecision:
+    healed = heal(facts)
+    if healed is not None:
+        return healed
     end = completion.completion_of(facts)
     if end is not None:
         return _end(facts, end)

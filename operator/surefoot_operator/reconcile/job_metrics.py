@@ -28,6 +28,7 @@ _KINDS = (
     "unreadable",
     "startup",
     "hang",
+    "numerics",
     "planned",
 )
 _RECOVERY = ("claimed", "stopped", "sealed", "assigned", "first-step")
@@ -87,6 +88,8 @@ class JobMetrics:
             metrics.of(metrics.incomplete, where).inc(len(unrecoverable - self._unrecoverable))
             self._unrecoverable = unrecoverable
         _show_intervals(where, seen.job.spec.checkpoint, status)
+        if status.last_good is not None:
+            metrics.of(metrics.good_step, where).set(status.last_good.step)
         self._complete(where, "memory", status.last_complete, seen.now)
         self._complete(where, "persistent", status.floor, seen.now)
 
@@ -97,6 +100,7 @@ class JobMetrics:
             self._count(where)
         if new.restarts > old.restarts and new.incidents:
             metrics.of(metrics.restarts, where, new.incidents[-1].kind).inc(new.restarts - old.restarts)
+        metrics.of(metrics.rollbacks, where).inc(new.rollbacks - old.rollbacks)
         answered = {_name(i) for i in old.incidents if i.assigned_seconds is not None}
         over = {_name(i) for i in old.incidents if i.first_step_seconds is not None}
         for incident in new.incidents:
@@ -130,6 +134,7 @@ class JobMetrics:
         metrics.of(metrics.lost_steps, where)
         metrics.of(metrics.promotions_abandoned, where)
         metrics.of(metrics.incomplete, where)
+        metrics.of(metrics.rollbacks, where)
         for kind in _KINDS:
             metrics.of(metrics.incidents, where, kind)
             metrics.of(metrics.restarts, where, kind)

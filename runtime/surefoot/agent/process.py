@@ -310,7 +310,7 @@ class AgentProcess:
             assign = keeping.epoch_in_charge(self.state, self._line.away_seconds())
             if assign is not None:
                 try:
-                    kept = await asyncio.to_thread(keeping.collect, assign, self._settings.job)
+                    kept = await asyncio.to_thread(keeping.collect, assign, self._settings.job, self.state.progress)
                 except Exception as error:  # noqa: BLE001  the next round may do better
                     self._unexpected.record("looking after the memory tier", error)
                     continue

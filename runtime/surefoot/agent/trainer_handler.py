@@ -86,6 +86,7 @@ class TrainerSessionHandler:
             persistent_interval_steps=job.persistent.interval_steps if job.persistent else None,
             level=state.level,
             older_job=assign.older_job,
+            skip_steps=assign.skip_steps,
         )
 
     def hear(self, trainer: TrainerConnection, message: line.FromTrainer) -> None:

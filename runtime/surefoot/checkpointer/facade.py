@@ -21,10 +21,11 @@ from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
 from surefoot.checkpointer.foreign_loaders import refuse_shuffle_buffers
 from surefoot.checkpointer.gloo_peers import ShareReads
-from surefoot.checkpointer.loss_check import LossCheck, plain_loss
+from surefoot.checkpointer.loss_check import LossCheck, plain_number
 from surefoot.checkpointer.named_objects import Stateful, stateful_objects
 from surefoot.checkpointer.pauses import announced
 from surefoot.checkpointer.saving import Saver
+from surefoot.checkpointer.skipped_batches import skip_batches
 from surefoot.checkpointer.standing import RankStanding
 from surefoot.checkpointer.state_guard import StateGuard
 from surefoot.errors import ConfigurationError
@@ -109,6 +110,7 @@ class Checkpointer:
         self._saved_before = False
         self._stall: float | None = None
         self._losses = LossCheck(self._link)
+        self._named = named
         self._stepped = False
         self._restored = False
         self._closed = False
@@ -139,17 +141,20 @@ class Checkpointer:
         fit = Fit(strict, tuple(optional), convert_dtypes)
         self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
+        self._losses.restored(self._program.recent)
+        skip_batches(self._named, self._link)
         if self._step > 0:
             self._saver.prepare_first()
         self._guard.restored(self._step)
         self._since = time.perf_counter()
         return self._step
 
-    def step(self, loss: torch.Tensor | float | None = None) -> int:
+    def step(self, loss: torch.Tensor | float | None = None, gradient_norm: torch.Tensor | float | None = None) -> int:
         """Counts and reports a finished optimizer step, and saves it when due.
 
         Args:
-            loss: of the step, a number or a tensor of one element; reported, and watched for NaN.
+            loss: of the step, a number or a tensor of one element; reported, and watched for NaN and spikes.
+            gradient_norm: what `clip_grad_norm_` returned; watched for spikes.
 
         Returns:
             The step's number; the first is 1.
@@ -168,8 +173,8 @@ class Checkpointer:
             self._stepped = True
             self._program.prove()
             self._saver.prepare_first()
-        told = plain_loss(loss)
-        self._program.suspect = not self._losses.check(self._step, told)
+        told = plain_number(loss)
+        self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
         held = self._link.held_at(self._step)
         skipped = False
         level = max(self._level.level, self._link.level())
@@ -363,6 +368,7 @@ class Checkpointer:
             loss_is_finite=None if loss is None else math.isfinite(loss),
             passes=self._guard.passes(now),
             step_samples=self._guard.step_samples,
+            **self._losses.odd.told,
         )
         self._link.stepped(Stepped(progress, self._guard.consumed, skipped, self._guard.step_span))
         self._since = now

@@ -98,6 +98,7 @@ def _restore_from(
         if together is not None and not together.agree(None):
             return False
         program.apply(parent.step, shared, own)
+        program.recent = (shared if own is None else own).get("recent") or {}
         _say_differences(link, told)
         link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun)
         for damage in reader.heal(about.epoch):

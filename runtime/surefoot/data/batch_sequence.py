@@ -204,6 +204,12 @@ class BatchSequence:
         self._first, self._positions = 0, [position]
         self._consumption.restored()
 
+    def skip_steps(self, steps: int) -> None:
+        """Leaves out the lists of so many steps, behind a restore."""
+        self._forget_before(steps * self._consumption.per_step)
+        self._first, self._positions = 0, self._positions[:1]
+        self._consumption.restored()
+
     def _position_of(self, batch: int) -> int:
         """Returns where a list begins, numbered from where the state was last loaded."""
         while len(self._positions) <= batch - self._first:

@@ -55,6 +55,11 @@ class Consumption:
         return self._by_step
 
     @property
+    def per_step(self) -> int:
+        """Batches that one step consumes, as far as the script said."""
+        return self._per_step or 1
+
+    @property
     def by_hand(self) -> bool:
         """Whether the script commits batches.
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from surefoot.data.order import samples_at, share
+from surefoot.data.order import sample_seed, samples_at, share
 
 
 class Extent(NamedTuple):
@@ -137,6 +137,18 @@ class Dealing:
         if self.known and len(extents) < 4 * self.lanes:
             return _cut(extents, self.lanes, lane)
         return extents[lane :: self.lanes]
+
+
+def dealings(lengths: Sequence[Lengths], order: tuple[int, bool], lanes: int, left: Sequence[Left]) -> list[Dealing]:
+    """`dealings` makes the dealing of each source.
+
+    `order`: the stream's seed, and whether it shuffles; each source but the first has a seed of its own.
+    """
+    seed, shuffled = order
+    return [
+        Dealing(one, seed if number == 0 else sample_seed(seed, number), lanes, shuffled=shuffled, left=rest)
+        for number, (one, rest) in enumerate(zip(lengths, left, strict=True))
+    ]
 
 
 def _cut(extents: Sequence[Extent], lanes: int, lane: int) -> list[Extent]:

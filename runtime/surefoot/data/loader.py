@@ -207,6 +207,16 @@ class ElasticLoader:
         """
         return self.sampler.step_ends()
 
+    def skip_steps(self, steps: int) -> None:
+        """Called by Checkpointer: leaves out the batches of so many steps.
+
+        Behind a restore: a rollback so goes on without what spoiled the run.
+
+        Args:
+            steps: of `batches_per_step` batches each; one batch each where the script commits by hand.
+        """
+        self.sampler.skip_steps(steps)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the position behind the last consumed batch, seed and size."""
         return self.sampler.state_dict()

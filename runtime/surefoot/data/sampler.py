@@ -193,6 +193,15 @@ class ElasticSampler:
 
     # ---- what Checkpointer and ElasticLoader call ------------------------------------------------------------------
 
+    def skip_steps(self, steps: int) -> None:
+        """Called by Checkpointer: leaves out the batches of so many steps.
+
+        Args:
+            steps: of `batches_per_step` batches each.
+        """
+        self._loaded_position = self._position_of(steps * self._consumption.per_step)
+        self._consumption.restored()
+
     def count_by_step(self) -> None:
         """Called by Checkpointer: makes `step_ends` count what is consumed."""
         self._loaded_position = self.position

@@ -9,14 +9,14 @@ import math
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.consumption import Consumption
-from surefoot.data.extents import Dealing, Left
+from surefoot.data.extents import Dealing, Left, dealings
 from surefoot.data.groups import summed_over_ranks, token_weight
 from surefoot.data.lanes import LaneCursor
 from surefoot.data.loader import Batch, default_collate_function
-from surefoot.data.order import sample_seed
 from surefoot.data.process_place import checked_place
 from surefoot.data.source import DataError, DataSource, checks_of, identity_of
 from surefoot.data.stream_arguments import (
@@ -249,6 +249,14 @@ class ElasticStream:
             return None
         return joined_spans(behind.span(self.shape) for behind in told) if self._slots else ()
 
+    def skip_steps(self, steps: int) -> None:
+        """Leaves out the batches of so many steps: reads over them."""
+        number = steps * self._consumption.per_step
+        cursors = dict(self._settled())
+        for _, told, _ in islice(self._read(lanes_of_plain(cursors.values()), self._batches), number):
+            cursors |= {plain[0]: plain for plain in told.plain()}
+        self._go_on(lanes_of_plain(cursors.values()), self._batches + number, self._left)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's cursors behind the last consumed batch, and the order."""
         cursors = self._settled()
@@ -365,16 +373,7 @@ class ElasticStream:
         return Batch(data, even * len(self._slots) * self.world / self.shape.slots, start, stop, (), tokens)
 
     def _dealings(self, lanes: int, left: Sequence[Left]) -> list[Dealing]:
-        return [
-            Dealing(
-                lengths,
-                self.seed if number == 0 else sample_seed(self.seed, number),
-                lanes,
-                shuffled=self._shuffle,
-                left=rest,
-            )
-            for number, (lengths, rest) in enumerate(zip(self._lengths, left, strict=True))
-        ]
+        return dealings(self._lengths, (self.seed, self._shuffle), lanes, left)
 
     def _order(self) -> dict[str, Any]:
         shape = self.shape

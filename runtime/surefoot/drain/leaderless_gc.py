@@ -9,7 +9,7 @@ agent calls `collect_garbage` from a thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,8 +21,8 @@ from surefoot.protocol.completeness import Covers, TierReading, complete, layout
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderId
 from surefoot.protocol.lineage import Lineage, entry_of
-from surefoot.protocol.records import Layout
-from surefoot.protocol.retention import Standing, last_good, memory_drops, outlived
+from surefoot.protocol.records import Layout, RankManifest
+from surefoot.protocol.retention import SoundSteps, Standing, last_good, memory_drops, outlived, proven, suspects
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class GcScope:
     keep: int
     domains: Mapping[HolderId, str]
     pinned: Checkpoint | None = None
+    sound: SoundSteps | None = None
+    """What the steps since the checkpoints have shown of them; None: nobody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def collect_garbage(clients: Mapping[HolderId, HolderClient], charge: GcScope) -
     superfluous = outlived(reading.holders, whole)
     if newest_full is None and not superfluous:
         return GcResult(None, 0, tuple(problems))
-    good = last_good(whole, chain.from_iterable(reading.holders.values()))
+    good = spared_good(whole, tuple(chain.from_iterable(reading.holders.values())), charge.sound)
     dropped = 0
     for holder in readings:
         try:
@@ -102,7 +104,7 @@ def _collect_on(
     charge: GcScope,
     newest_full: Checkpoint | None,
     superfluous: frozenset[Checkpoint],
-    good: Checkpoint | None,
+    good: frozenset[Checkpoint],
 ) -> int:
     entry = entry_of(charge.lineage, charge.epoch)
     standing = Standing(
@@ -124,6 +126,15 @@ def _collect_on(
     for save in drops:
         client.drop(save, charge.epoch, chunks[save])
     return len(drops)
+
+
+def spared_good(
+    whole: list[Checkpoint], manifests: Sequence[RankManifest], sound: SoundSteps | None
+) -> frozenset[Checkpoint]:
+    """Finds the checkpoints that newer ones do not replace."""
+    before = last_good(whole, manifests)
+    kept = frozenset() if before is None else frozenset({before})
+    return kept if sound is None else kept | proven(whole, suspects(manifests), sound)[1]
 
 
 def _covers(reading: TierReading, clients: list[HolderClient]) -> Covers:

@@ -108,7 +108,7 @@ class RetentionThread:
             persistent=newest(whole),
             pinned=None,
             bad=frozenset(),
-            good=last_good(whole, found.manifests),
+            good=frozenset(c for c in (last_good(whole, found.manifests),) if c is not None),
         )
         unsure = self._spared | frozenset(troubles)
         return persistent_drops(whole, found.seen, standing, self._keep, unjudged=unsure)

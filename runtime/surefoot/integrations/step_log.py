@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.checkpointer import Checkpointer
-from surefoot.checkpointer.loss_check import plain_loss
+from surefoot.checkpointer.loss_check import plain_number
 from surefoot.checkpointer.standing import RankStanding
 
 
@@ -75,7 +75,7 @@ class StepLog:
     ) -> dict[str, float]:
         now = time.perf_counter()
         values = {f"train/{name}": float(value) for name, value in scalars.items()}
-        plain = plain_loss(loss)
+        plain = plain_number(loss)
         if plain is not None:
             values["train/loss"] = plain
         values |= {"surefoot/step_seconds": now - self._since, "surefoot/world_size": float(at.world)}

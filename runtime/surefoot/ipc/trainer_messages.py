@@ -169,6 +169,8 @@ class Attached:
     level: int
     older_job: OlderJob | None = None
     """Where the parent lies, if it is an older job's."""
+    skip_steps: int = 0
+    """Loaders leave out the batches of so many steps behind the parent."""
 
 
 @dataclass(frozen=True, slots=True)

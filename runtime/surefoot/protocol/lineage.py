@@ -79,6 +79,15 @@ def epoch_at(lineage: Lineage, epoch: int, step: int) -> int | None:
     return None
 
 
+def ancestry(lineage: Lineage, epoch: int) -> tuple[int, ...]:
+    """The epochs whose steps count in the history of `epoch`, itself first."""
+    found, entry = list[int](), entry_of(lineage, epoch)
+    while entry is not None:
+        found.append(entry.epoch)
+        entry = _before(lineage, entry)
+    return tuple(found)
+
+
 def first_step(lineage: Lineage) -> int:
     """The first step that this job ran itself in its present history.
 

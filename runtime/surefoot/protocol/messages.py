@@ -281,6 +281,8 @@ class Assign:
     """Where the parent lies, if it is an older job's."""
     listed: bool = since(3, False)
     """`holders` are left out: they are those that `HolderChanges` told of on this line."""
+    skip_steps: int = since(3, 0)
+    """Loaders leave out the batches of so many steps behind the parent: what was read there spoiled a world before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.protocol.codec import since
+from surefoot.protocol.loss_band import Oddity
 from surefoot.protocol.settled import NOTHING_SETTLED, Settled
 
 
@@ -49,6 +50,14 @@ class Progress:
     """Why no step is to be expected now, in the script's own word ("evaluation"); empty: one is."""
     pause_seconds: float | None = since(3, None)
     """How long that may take, where the script said so."""
+    odd_step: int = since(3, 0)
+    """The newest step whose loss or gradient norm was no number, or out of its band; 0: none."""
+    odd_since: int = since(3, 0)
+    """The first step of the unbroken run of such steps that `odd_step` belongs to."""
+    odd_kind: Oddity = since(3, "")  # noqa: RUF009  it makes a field
+    """What was wrong at `odd_step`; of a worker, the worst of its ranks."""
+    odd_text: str = since(3, "")
+    """The same for people, with the numbers."""
 
     def after(self, before: Progress) -> Progress:
         """Merges this report over an earlier one of the same epoch.
@@ -85,6 +94,7 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
     if not ranks:
         return NOTHING_TOLD
     told = [rank.loss_is_finite for rank in ranks if rank.loss_is_finite is not None]
+    odd = max(ranks, key=lambda rank: (rank.odd_kind == "not-finite", rank.odd_step))
     samples = [rank.step_samples for rank in ranks if rank.step_samples is not None]
     return replace(
         ranks[0],
@@ -94,6 +104,10 @@ def of_worker(ranks: Sequence[Progress]) -> Progress:
         loss_is_finite=all(told) if told else None,
         passes=mean_passes(ranks),
         step_samples=sum(samples) if samples else None,
+        odd_step=max(rank.odd_step for rank in ranks),
+        odd_since=odd.odd_since,
+        odd_kind=odd.odd_kind,
+        odd_text=odd.odd_text,
     )
 
 

@@ -42,8 +42,9 @@ class Standing:
     outlived: frozenset[Checkpoint] = frozenset()
     """Whatever loses a newer complete one loses these as well: see `outlived`."""
 
-    good: Checkpoint | None = None
-    """The last before those whose loss was no number, where there are such (`last_good`): they are newer, not better."""
+    good: frozenset[Checkpoint] = frozenset()
+    """What newer ones do not replace, as they are not better: the last before suspects, the last that is proven to be
+    good, and the next that may come to be (`last_good`, `proven`)."""
 
     @property
     def protected_step(self) -> int:
@@ -128,9 +129,8 @@ def outlived(readings: Mapping[HolderId, Iterable[RankManifest]], newer: Iterabl
 
 
 def _spared(standing: Standing) -> set[Checkpoint]:
-    """The parent and the pinned one, and the last good one before suspects, whatever is newer."""
-    held = {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)}
-    return held if standing.good is None else held | {standing.good}
+    """The parent and the pinned one, and the good ones, whatever is newer."""
+    return {c for c in (standing.parent, standing.pinned) if c is not None and not _passed(c, standing)} | standing.good
 
 
 def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
@@ -139,14 +139,67 @@ def _passed(checkpoint: Checkpoint, standing: Standing) -> bool:
 
 
 def last_good(complete: Iterable[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
-    """The newest checkpoint of finite loss where newer ones are suspect.
+    """The newest checkpoint that is not suspect, where newer ones are.
 
     `complete` are of one lineage. None if the newest of all is good, or all are suspect.
     """
-    suspect = {m.save.checkpoint for m in manifests if m.suspect}
+    suspect = suspects(manifests)
     order = sorted(set(complete), key=lambda c: c.step)
     good = [c for c in order if c not in suspect]
     return good[-1] if good and good[-1] != order[-1] else None
+
+
+def suspects(manifests: Iterable[RankManifest]) -> frozenset[Checkpoint]:
+    """Checkpoints of steps that were odd on some rank."""
+    return frozenset(m.save.checkpoint for m in manifests if m.suspect)
+
+
+@dataclass(frozen=True, slots=True)
+class SoundSteps:
+    """How far a world got, and its last odd step.
+
+    `step`: finished by every rank. `odd_step`: the newest whose loss was no number, or out of band, on any; 0: none.
+    `later_steps`: so many must have followed a checkpoint, none of them odd, before it counts as good.
+    """
+
+    step: int
+    odd_step: int
+    later_steps: int
+
+    def prove(self, checkpoint: Checkpoint) -> bool:
+        """Whether later steps show a checkpoint to be good."""
+        return self.odd_step < checkpoint.step and checkpoint.step + self.later_steps <= self.step
+
+
+def proven(
+    complete: Iterable[Checkpoint], suspect: frozenset[Checkpoint], sound: SoundSteps, known: Checkpoint | None = None
+) -> tuple[Checkpoint | None, frozenset[Checkpoint]]:
+    """Finds the last good checkpoint, and what must stay for it.
+
+    A loss that turns NaN tells of a state that was spoiled some steps before: the newest checkpoint may have it.
+
+    Args:
+        complete: Those of one lineage that can be read.
+        suspect: Of these, what can never be good.
+        sound: What the steps since have shown.
+        known: The last that was proven before.
+
+    Returns:
+        The newest that is proven, else `known`; and to be kept: it, and the oldest that may come to be proven next. Where
+        none is proven the oldest of all stays: it is good, or as near to it as anything.
+    """
+    order = sorted(set(complete) - suspect, key=lambda c: c.step)
+    since_known = known.step if known is not None else 0
+    good = [c for c in order if sound.prove(c) or c.step <= since_known]  # what a good one grew from is good
+    last = good[-1] if good else None
+    since = max(sound.odd_step, last.step if last is not None else 0)
+    coming = next((c for c in order if c.step > since), None)
+    least = last if last is not None else next(iter(order), None)
+    # a part of what was proven may lie on a holder that is silent: it is not complete as read, and comes back
+    kept = frozenset(
+        c for c in (known if last != known and known not in order else None, least, coming) if c is not None
+    )
+    return max((c for c in (last, known) if c is not None), key=lambda c: c.step, default=None), kept
 
 
 def milestones(complete: Iterable[Checkpoint], every_steps: int) -> frozenset[Checkpoint]:

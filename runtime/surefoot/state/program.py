@@ -78,10 +78,10 @@ class Program:
         """`where`: rank and world. `replicas`: which ranks hold the same, where that is not all of them."""
         rank, world = where
         self._rank, self._world, self._local, self._seed = rank, world, local, seed
-        self.suspect = False
-        """Whether the loss of the last step was no number: what is saved of it says so."""
+        self.suspect = self._same_world = False
+        """Whether the last step's loss was no number, or out of its band: what is saved of it says so."""
+        self.recent: Mapping[str, Any] = {}  # losses and gradient norms, by which a restart goes on judging
         self._restoring: list[tuple[ProgramPart, Any]] = []
-        self._same_world = False
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
         if unknown:
@@ -153,9 +153,9 @@ class Program:
             "seed": self._seed,
             "parts": parts,
             "tied": self._tied(),
+            **({"recent": dict(self.recent)} if self.recent else {}),
         }
-        drawn_at, before = self._random_before
-        return values_blob({**body, "random": before} if drawn_at == step - 1 else body)
+        return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 
     def look_ahead(self, step: int) -> None:
         """Keeps the present generators for the save of step `step` + 1."""

@@ -21,6 +21,7 @@ SECTIONS: dict[str, type[Any]] = {
     "spec.failurePolicy": spec.FailurePolicy,
     "spec.failurePolicy.rules": spec.FailureRule,
     "spec.healthPolicy": spec.HealthPolicy,
+    "spec.healthPolicy.numerics": spec.NumericsPolicy,
     "spec.healthPolicy.nodeSignals": spec.NodeSignals,
     "spec.checkpoint": spec.CheckpointPolicy,
     "spec.checkpoint.memory": spec.MemoryTierSpec,

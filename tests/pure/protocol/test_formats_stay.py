@@ -32,7 +32,15 @@ from surefoot_operator.fabric.processes.run_records import (
     to_json,
 )
 
-ADDED: dict[str, Any] = {"loss": None, "time_spent": TimeSpent(), "sick_nodes": ()}
+ADDED: dict[str, Any] = {
+    "loss": None,
+    "time_spent": TimeSpent(),
+    "sick_nodes": (),
+    "last_good": None,
+    "rollback": None,
+    "rollbacks": 0,
+    "skipped": (),
+}
 """Fields of a status that came without a new version: files of before lack them, and former operators leave them out."""
 
 FORMATS = Path(__file__).with_name("formats")

@@ -199,7 +199,7 @@ def test_suspects_push_out_no_last_good_checkpoint_of_either_tier(mask: int, kee
     good = last_good(STEPS, entries)
     lineage: Lineage = (LineageEntry(1, None, 1),)
     plain = Standing(lineage, 1, False, None, STEPS[-1], None, None, NONE)
-    held = replace(plain, good=good)
+    held = replace(plain, good=frozenset(c for c in (good,) if c is not None))
     kept = {m.save.checkpoint for m in entries} - {s.checkpoint for s in memory_drops(entries, held, keep)}
     kept_persistent = set(STEPS) - set(persistent_drops(STEPS, STEPS, held, keep))
     for left in (kept, kept_persistent):

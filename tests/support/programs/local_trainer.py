@@ -2,12 +2,14 @@
 
 local_trainer.py STEPS FOLDER [--gates STEP,...] [--pace SECONDS] [--width N] [--first-dtype NAME] [--unstageable BYTES]
                  [--raises STEP] [--evaluates STEP] [--evaluates-seconds S] [--hangs STEP] [--uneven-batches]
+                 [--spoiled FIRST,LAST] [--spoils STEP]
 
 It stops behind each gate's step until `FOLDER/gate-STEP` exists: a test does there what it has to do, however slow the
 machine is. A run whose gates are open already never stops. With --raises every rank of the first epoch ends by an
 exception in the middle of that step. With --evaluates rank 0 computes behind that step for some seconds, unannounced,
 while the others wait; with --hangs rank 1 of the first epoch stops behind that step for ever. With --uneven-batches a
-batch sampler of the program's own gives lists of unlike sizes.
+batch sampler of the program's own gives lists of unlike sizes. With --spoiled the batches of the order's steps FIRST to LAST
+are no numbers; with --spoils every epoch's model is none from that step on, whatever it reads.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ def main() -> None:
     parser.add_argument("--evaluates-seconds", type=float, default=0.0)
     parser.add_argument("--hangs", type=int, default=0)
     parser.add_argument("--uneven-batches", action="store_true")
+    parser.add_argument("--spoiled", default="0,0")
+    parser.add_argument("--spoils", type=int, default=0)
     given = parser.parse_args()
     gates = {int(step): given.folder / f"gate-{step}" for step in given.gates.split(",") if step}
     dist.init_process_group("gloo")
@@ -83,9 +87,15 @@ def main() -> None:
         if given.uneven_batches
         else surefoot.ElasticLoader(dataset, BATCH, seed=0)
     )
+    first_spoiled, last_spoiled = map(int, given.spoiled.split(","))
     checkpointer = surefoot.Checkpointer(model=model, optimizer=optimizer, loader=loader)
     start = checkpointer.restore()
     for step, batch in zip(range(start + 1, given.steps + 1), loader, strict=False):
+        if first_spoiled <= batch.start // BATCH + 1 <= last_spoiled:
+            batch.data[0].fill_(float("nan"))
+        if step == given.spoils:
+            with torch.no_grad():
+                first.weight.fill_(float("nan"))
         hidden = first(batch.data[0].to(first.weight.dtype)).double()
         loss = (second(hidden) ** 2).mean() * batch.weight
         loss.backward()

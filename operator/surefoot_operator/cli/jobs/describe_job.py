@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident, TimeSpent
+from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident, Rollback, TimeSpent
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progressed, saved, summary
@@ -35,6 +35,9 @@ class JobDescription:
     """The step that the present world restored."""
     persistent_step: int | None
     """Newest step complete in the persistent tier."""
+    good_step: int | None
+    """Of the newest checkpoint that is proven to be good, where the job asks for that."""
+    rollback: Rollback | None
     workers: tuple[WorkerSeen, ...]
     conditions: tuple[Condition, ...]
     incidents: tuple[Incident, ...]
@@ -72,6 +75,8 @@ def described(view: JobView) -> JobDescription:
         world_reason="" if world is None else world.reason,
         began_step=None if world is None else (world.parent.step if world.parent is not None else 0),
         persistent_step=None if status is None or status.floor is None else status.floor.step,
+        good_step=None if status is None or status.last_good is None else status.last_good.step,
+        rollback=None if status is None else status.rollback,
         workers=view.workers,
         conditions=() if status is None else status.conditions,
         incidents=() if status is None else status.incidents,
@@ -107,6 +112,7 @@ def _head(found: JobDescription) -> list[str]:
     if one.world_ranks is not None:
         world = f"epoch {one.epoch}, {one.world_ranks} ranks, began at step {number(found.began_step)}: {found.world_reason}"
     kept = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
+    kept += "" if found.good_step is None else f"; proven good: {found.good_step}"
     rows = (
         ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
@@ -117,6 +123,7 @@ def _head(found: JobDescription) -> list[str]:
         ("Checkpoint", f"step {saved(pace)}{kept}"),
         ("At risk", _at_risk(found)),
         ("Time", _time(found)),
+        *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
     )
     return [f"{name + ':':<12} {text}" for name, text in rows]
 
@@ -124,6 +131,11 @@ def _head(found: JobDescription) -> list[str]:
 def _data(data: DataRead) -> str:
     rate = "" if data.samples_per_second is None else f", {data.samples_per_second:.4g} samples/s"
     return f"{data.passes:.3g} passes{rate}"
+
+
+def _rolled_back(back: Rollback) -> str:
+    left_out = f", the batches of {back.skipped_steps} steps left out" if back.skipped_steps else ""
+    return f"from step {back.reached_step} to {back.to_step}{left_out}: {back.reason}"
 
 
 def _at_risk(found: JobDescription) -> str:

@@ -1,7 +1,7 @@
-"""Implements `surefoot rollback`: writes the job that goes on from an earlier step.
+"""Implements `surefoot rollback`: goes back to an earlier step.
 
-Called by `main`. A TrainingJob only ever goes on from its newest checkpoint, and the operator has no way back within a job: so this
-prints a new job with `checkpoint.restoreFrom`, and changes nothing. `rolled_back` is pure.
+Called by `main`. With `--to` within the job (`roll_back`); with `--step` it prints a new job with `checkpoint.restoreFrom`, and
+changes nothing. `rolled_back` is pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import yaml
 
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.cli.cli_errors import EXIT_OK, UsageError
-from surefoot_operator.cli.jobs.job_source import add_job, view_of
+from surefoot_operator.cli.cluster.roll_back import roll_back
+from surefoot_operator.cli.jobs.job_source import add_job, on_cluster, view_of
 from surefoot_operator.cli.jobs.stored_job import StoredJob
 from surefoot_operator.cli.output import say
 from surefoot_operator.errors import SpecError
@@ -26,13 +27,25 @@ _SERVERS = ("kubectl.kubernetes.io/last-applied-configuration", "surefoot.dev/ac
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", type=int, metavar="STEP", help="go back within the job, to a step that is complete")
+    where.add_argument(
+        "--step", type=int, metavar="N", help="print a new job that goes on from a step in the persistent tier"
+    )
     parser.add_argument(
-        "--step", type=int, required=True, metavar="N", help="a step that is complete in the persistent tier"
+        "--keep-data", action="store_true", help="with --to: train on the same batches again, instead of those behind"
     )
     parser.add_argument("--name", metavar="NEW", help="the new job's name (default: JOB-from-N)")
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.to is not None:
+        if given.run_folder is not None:
+            raise UsageError(
+                "--to asks the operator of a cluster; a run of surefoot local goes back by healthPolicy.numerics"
+            )
+        say(on_cluster(given, lambda cluster: roll_back(cluster, given.job, given.to, given.keep_data)))
+        return EXIT_OK
     stored = view_of(given).stored
     made = rolled_back(stored, given.step, given.name)
     say(

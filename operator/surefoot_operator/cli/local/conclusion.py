@@ -59,7 +59,8 @@ def conclude(ended: EndedRun, reference: EndedRun | None) -> Conclusion:
     ranks = ledger.worlds(kept, progress.lineage)
     if ended.outcome != "Complete":
         kept = ledger.finished(kept, ranks)
-    account = ledger.account(kept, first_step(progress.lineage), ranks)
+    skips = ledger.skips_of(progress.lineage, progress.status.skipped)
+    account = ledger.account(kept, first_step(progress.lineage), ranks, skips)
     incidents = tuple(sorted(progress.incidents.values(), key=lambda i: i.detected_seconds))
     compared = None if reference is None else _compare(ended, reference, ledger.losses(kept))
     found = run_report.build(

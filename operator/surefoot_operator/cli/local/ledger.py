@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from surefoot.protocol.lineage import Lineage, epoch_at
+from surefoot.protocol.lineage import Lineage, ancestry, epoch_at
+from surefoot_operator.api.status import SkippedData
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Account:
     repeated: int
     missing_steps: tuple[int, ...] = ()
     unknown: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Positions [start, stop) that a rollback had loaders leave out: neither lost nor trained on."""
 
 
 def parse_line(text: str) -> LedgerLine | None:
@@ -109,11 +112,15 @@ def finished(of_step: dict[int, list[LedgerLine]], ranks: Mapping[int, int]) -> 
 
 
 def account(
-    of_step: Mapping[int, Sequence[LedgerLine]], first: int = 1, ranks: Mapping[int, int] | None = None
+    of_step: Mapping[int, Sequence[LedgerLine]],
+    first: int = 1,
+    ranks: Mapping[int, int] | None = None,
+    skips: Mapping[int, int] | None = None,
 ) -> Account | None:
     """Counts samples from step `first` on; None where no loader reports any.
 
-    `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost.
+    `ranks`: of each step, where it is known (`worlds`). Else a rank without a line counts as samples lost. `skips`: of each
+    step before which loaders left something out, how many steps' batches (`skips_of`).
     """
     told = {step: [span for line in lines for span in line.samples or ()] for step, lines in of_step.items()}
     if not any(told.values()):
@@ -123,8 +130,15 @@ def account(
     ends = _ends(of_step)
     begin = _begin(told.get(first, []), first, batch)
     lost = repeated = unknown = 0
+    skipped = list[tuple[int, int]]()
     for step in range(first, last + 1):
         spans = told.get(step, [])
+        left_out = (skips or {}).get(step, 0)
+        if left_out and spans:
+            goes_on = min(start for start, _ in spans)
+            goes_on = goes_on if ends else min(goes_on, begin + left_out * batch)
+            skipped += [(begin, goes_on)] if goes_on > begin else []
+            begin = max(begin, goes_on)
         size = sum(stop - start for start, stop in spans) if ends else batch
         end = max(begin, ends.get(step, begin + size))
         missing, twice = _compare(spans, begin, end)
@@ -133,7 +147,14 @@ def account(
         repeated += twice
         begin = end
     nobody = tuple(step for step in range(first, last + 1) if step not in of_step)
-    return Account(last, batch, lost, repeated, nobody, unknown)
+    return Account(last, batch, lost, repeated, nobody, unknown, tuple(skipped))
+
+
+def skips_of(lineage: Lineage, skipped: Iterable[SkippedData]) -> dict[int, int]:
+    """Maps first steps of epochs to the steps left out before."""
+    history = set(ancestry(lineage, lineage[-1].epoch)) if lineage else set()
+    begins = {entry.epoch: entry.parent.step + 1 if entry.parent else 1 for entry in lineage}
+    return {begins[one.epoch]: one.steps for one in skipped if one.epoch in history}
 
 
 def _ends(of_step: Mapping[int, Sequence[LedgerLine]]) -> dict[int, int]:

@@ -147,6 +147,8 @@ def build(run: RunFacts) -> dict[str, Any]:
         "samples_lost": run.account.lost if run.account else None,
         "samples_repeated": run.account.repeated if run.account else None,
         "samples_unknown": run.account.unknown if run.account else None,
+        "samples_skipped": sum(stop - start for start, stop in run.account.skipped) if run.account else None,
+        "samples_skipped_at": [list(span) for span in run.account.skipped] if run.account else [],
         "steps": run.account.steps if run.account else None,
         "checkpoints": {
             "complete": run.checkpoints.complete,
@@ -211,6 +213,9 @@ def verdict(report: dict[str, Any]) -> list[str]:
             f", unknown {unknown}: their steps were not written into the ledger (was the disk full?)" if unknown else ""
         )
         said.append(f"samples lost {report['samples_lost']}, repeated {report['samples_repeated']}{rest}")
+    if report["samples_skipped"]:
+        where = ", ".join(f"{start} to {stop}" for start, stop in report["samples_skipped_at"])
+        said.append(f"samples skipped {report['samples_skipped']}, as rollbacks say: positions {where}")
     if report["max_loss_difference"] is not None:
         said.append(f"largest loss difference to the undisturbed run {report['max_loss_difference']:.3g}")
     if report["max_parameter_difference"] is not None:

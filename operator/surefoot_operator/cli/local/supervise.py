@@ -294,6 +294,8 @@ class Supervisor:
                 return machine.kill_agent(node)
             case "memory":
                 return machine.kill_holder(node)
+            case "nan":
+                return machine.spoil_model(node)
             case "coordinator":
                 self._operator_away = True
                 machine.kill_operator()

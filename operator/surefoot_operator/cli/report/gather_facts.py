@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.protocol.lineage import Lineage, first_step
-from surefoot_operator.api.status import Incident
+from surefoot_operator.api.status import Incident, SkippedData
 from surefoot_operator.cli.jobs.describe_job import worker_state
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.local import ledger, run_report
@@ -47,6 +47,7 @@ class RunRecords:
     """The losses of a run without faults."""
     struck: tuple[Struck, ...] = ()
     comparison: Comparison | None = None
+    skipped: tuple[SkippedData, ...] = ()
 
 
 def facts_of_view(view: JobView, source: str, until_seconds: float | None = None) -> ReportFacts:
@@ -104,7 +105,7 @@ def with_ledger(facts: ReportFacts, run: RunRecords) -> ReportFacts:
         loss=_losses(kept, discarded, run.undisturbed),
         epochs=epochs_of(run.lineage, run.incidents),
         incidents=incidents_of(run.incidents, run.struck),
-        account=ledger.account(kept, first_step(run.lineage), ranks),
+        account=ledger.account(kept, first_step(run.lineage), ranks, ledger.skips_of(run.lineage, run.skipped)),
         comparison=run.comparison,
         stalls=_stalls(lines),
         checkpoints=run.checkpoints,

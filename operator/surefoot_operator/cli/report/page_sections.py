@@ -256,6 +256,10 @@ def samples_section(facts: ReportFacts) -> Markup:
                     f"{counted.unknown}: their steps were not written into the ledger (was the disk full?)",
                 )
             )
+        if counted.skipped:
+            spans = ", ".join(f"{start} to {stop}" for start, stop in counted.skipped)
+            total = sum(stop - start for start, stop in counted.skipped)
+            rows.append(("samples skipped", f"{total}, as rollbacks say: positions {spans}"))
         if counted.missing_steps:
             rows.append(("steps without a line", listed(counted.missing_steps)))
     if compared is not None:

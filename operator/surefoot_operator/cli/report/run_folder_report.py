@@ -50,6 +50,7 @@ def report_of_run(
     records = RunRecords(
         lines=lines,
         lineage=progress.lineage,
+        skipped=progress.status.skipped,
         incidents=tuple(progress.incidents.values()),
         # a look afterwards sees the newest checkpoint alone: one is no count
         checkpoints=stored if progress.checkpoint_bytes is not None or len(progress.completed) > 1 else None,

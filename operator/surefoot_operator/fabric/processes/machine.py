@@ -206,6 +206,14 @@ class Machine:
             and send(ProcessIdentity.parse(record.holder.life), signal.SIGKILL)
         )
 
+    def spoil_model(self, name: str) -> bool:
+        """Has a trainer turn its parameters NaN; False: none runs."""
+        if not any(is_trainer(pid) for pid in members(self._nodes[name].pid)):
+            return False
+        self.folder.faults.mkdir(mode=0o700, exist_ok=True)
+        (self.folder.faults / f"nan-{name}").touch()
+        return True
+
     def return_holder(self, name: str) -> None:
         """Tells the node to start its Redis again."""
         if self._nodes[name].poll() is None:
@@ -272,7 +280,8 @@ def _environment(base: Mapping[str, str], root: Path) -> dict[str, str]:
     path = base.get("PATH", os.defpath)
     # compiled bytecode is what makes a trainer start in a second
     kept = {name: value for name, value in base.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PATH": f"{own}{os.pathsep}{path}", _FOLDER_VARIABLE: str(root)}
+    faults = str(RunFolder(root).faults)
+    return {**kept, "PATH": f"{own}{os.pathsep}{path}", _FOLDER_VARIABLE: str(root), "SUREFOOT_FAULTS_FOLDER": faults}
 
 
 def _end_former_run(folder: RunFolder) -> None:

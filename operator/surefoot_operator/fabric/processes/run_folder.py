@@ -20,7 +20,7 @@ _LOCK_WAIT_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.005
 # what a run makes in its folder; the rest of a folder is never touched
 _OWN = ("job.json", "status.json", "events.jsonl", "operator.json", "marker")
-_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "metrics", "persistent")
+_OWN_FOLDERS = ("nodes", "workers", "ledger", "logs", "metrics", "persistent", "faults")
 
 
 class LockBusy(Exception):
@@ -65,6 +65,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """Prometheus file_sd targets of all exporters; empty without `--metrics`."""
         return self.root / "metrics"
+
+    @property
+    def faults(self) -> Path:
+        """What trainers shall do to themselves, one file a fault."""
+        return self.root / "faults"
 
     @property
     def marker(self) -> Path:

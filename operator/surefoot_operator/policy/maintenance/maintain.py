@@ -15,6 +15,7 @@ from surefoot.protocol import retention
 from surefoot.protocol.completeness import TierReading, complete, copies_of, effective_replicas
 from surefoot.protocol.identities import HOLDER_ORDER, Checkpoint, HolderEndpoint, HolderId, WorkerId
 from surefoot.protocol.lineage import newest
+from surefoot.protocol.records import RankManifest
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import HolderSeen, Observed, SessionSeen
@@ -33,7 +34,7 @@ from surefoot_operator.policy.facts import (
     step_of,
 )
 from surefoot_operator.policy.indexes import sealed_endpoints, worker_id
-from surefoot_operator.policy.maintenance import intervals, memory_budget, promotion_plan
+from surefoot_operator.policy.maintenance import good_checkpoint, intervals, memory_budget, promotion_plan
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
     reporting_sessions,
@@ -92,6 +93,10 @@ class _Memory:
     complete: list[Checkpoint]
     full: Checkpoint | None
     unrecoverable: tuple[Unrecoverable, ...]
+
+    @property
+    def manifests(self) -> tuple[RankManifest, ...]:
+        return tuple(chain.from_iterable(self.reading.holders.values()))
 
 
 def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
@@ -174,6 +179,7 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
         named_holders=(*kept, *(sealed[holder] for holder in missing)),
         given_up=tuple(instance for instance in status.given_up if instance not in back),
         last_complete=latest,
+        last_good=good_checkpoint.newest_good(facts, memory.complete, memory.manifests),
         recorded=status.recorded or memory.full is not None,
     )
 
@@ -213,11 +219,10 @@ def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint 
     if _seals(facts):
         return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)
-    entries_of_all = chain.from_iterable(memory.reading.holders.values())
     standing = replace(
         standing,
         hopeless=frozenset(h.checkpoint for h in memory.unrecoverable),
-        good=retention.last_good(memory.complete, entries_of_all),
+        good=good_checkpoint.spared(facts, memory.complete, memory.manifests),
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     found = retention.drops_by_holder(memory.reading.holders, standing, facts.spec.checkpoint.memory.keep)

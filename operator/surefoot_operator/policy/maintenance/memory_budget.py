@@ -22,6 +22,7 @@ from surefoot_operator.api.status import Condition, JobStatus
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.facts import Facts, member_sessions, sealed_holders
+from surefoot_operator.policy.maintenance.good_checkpoint import more_kept
 
 FITS, TIER_TOO_SMALL, STAGING_TOO_SMALL = "Fits", "TierTooSmall", "StagingTooSmall"
 OVER_ITS_PART = "OverItsPart"
@@ -121,7 +122,7 @@ def _in_smallest_world(shares: Sequence[HolderShare], policy: CheckpointPolicy, 
     copies = sum(share.save_bytes for share in shares)
     replicas = policy.memory.replicas
     one = copies // max(1, min(replicas, len(shares)))
-    return checkpoints(policy) * -(-one * min(replicas, workers) // workers)
+    return max((share.checkpoints for share in shares), default=0) * -(-one * min(replicas, workers) // workers)
 
 
 def with_condition(status: JobStatus, budget: MemoryBudget | None, now: float) -> JobStatus:
@@ -170,7 +171,7 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
             node=endpoint.holder.node,
             ranks=ranks[endpoint],
             save_bytes=size[endpoint],
-            checkpoints=checkpoints(policy),
+            checkpoints=checkpoints(policy, more_kept(facts.spec)),
             limit_bytes=holders[endpoint].limit_bytes,
             others_bytes=_others(holders[endpoint], size[endpoint]),
             job_limit_bytes=policy.memory.size_limit_bytes,
@@ -179,12 +180,12 @@ def _shares(facts: Facts, saves: Mapping[int, int]) -> tuple[HolderShare, ...]:
     )
 
 
-def checkpoints(policy: CheckpointPolicy) -> int:
+def checkpoints(policy: CheckpointPolicy, more: int = 0) -> int:
     """The most checkpoints that a holder has at a time.
 
-    Those kept, one being written, one pinned for the persistent tier.
+    Those kept, one being written, one pinned for the persistent tier; `more` are kept for a rollback.
     """
-    return policy.memory.keep + 1 + (policy.persistent is not None)
+    return policy.memory.keep + 1 + (policy.persistent is not None) + more
 
 
 @functools.lru_cache(maxsize=16)

@@ -29,6 +29,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle import suspension
+from surefoot_operator.policy.maintenance import good_checkpoint
 from surefoot_operator.policy.world import surviving_copies
 
 LIST_AGAIN_SECONDS = 60.0
@@ -131,7 +132,7 @@ def persistent_drops(
         persistent=floor,
         pinned=pinned,
         bad=bad_of(facts),
-        good=retention.last_good(kept, entries),
+        good=good_checkpoint.spared(facts, kept, entries),
     )
     there = {m.save.checkpoint for m in entries}
     also = _kept_longer(facts, spec, {*kept, floor})

@@ -29,10 +29,12 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.failure.holder_liveness import lost_sight
 from surefoot_operator.policy.failure.incidents import open_incident
+from surefoot_operator.policy.failure.numerics import unsound_loss
 from surefoot_operator.policy.lifecycle.invalid_spec import INVALID
 from surefoot_operator.policy.reporting.hindrances import hindrance, spare_hindrance
 from surefoot_operator.policy.reporting.time_spent import accounted
 from surefoot_operator.policy.spares import spare_agents
+from surefoot_operator.policy.world.rollback import refusal as rollback_refusal
 from surefoot_operator.policy.world.scheduling_deadline import RELEASED, is_released
 from surefoot_operator.policy.world.scheduling_deadline import release_message as released
 from surefoot_operator.policy.world.size_tie import tie_to_tell
@@ -203,6 +205,9 @@ def _conditions(facts: Facts, status: JobStatus, lost: str) -> tuple[Condition, 
     wanted.insert(1, (names.PODS_SCHEDULED, *scheduled(facts, status)))
     wanted.append((names.CHECKPOINT_PROTECTED, *_for_want_of_room(protection(facts), room)))
     wanted += _finite(facts, known.get(names.LOSS_FINITE))
+    wanted += _in_band(facts, known.get(names.LOSS_IN_BAND))
+    if why := rollback_refusal(facts):
+        wanted.append((names.ROLLBACK_REFUSED, "True", "NoSuchCheckpoint", why))
     spares = spares_ready(facts, status)
     wanted += [(names.SPARES_READY, *spares)] if spares is not None else []
     tie = tie_to_tell(facts, status)
@@ -254,11 +259,27 @@ def _finite(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str
     if bad is not None and known is not None and known.status == "False":
         return [(known.type, known.status, known.reason, known.message)]  # the step at which it was seen first
     if bad is not None:
-        text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, create the job anew"
-        return [(names.LOSS_FINITE, "False", "NotFinite", f"{text} with checkpoint.restoreFrom and an earlier step")]
+        text = f"the loss on worker {bad.index} is NaN or infinite at step {bad.progress.step}; to start again before it, go back with"
+        return [
+            (names.LOSS_FINITE, "False", "NotFinite", f"{text} surefoot rollback --to, or set healthPolicy.numerics")
+        ]
     if known is None or not told:
         return [] if known is None else [(known.type, known.status, known.reason, known.message)]
     return [(names.LOSS_FINITE, "True", "Finite", "losses are finite again")]
+
+
+def _in_band(facts: Facts, known: Condition | None) -> list[tuple[str, Truth, str, str]]:
+    """Whether losses and gradient norms are near those before: told once they were not."""
+    world = facts.status.world
+    found = unsound_loss(facts) if world is not None and world.state == "Committed" else None
+    if found is not None and found.kind == "spike":
+        if known is not None and known.status == "False":
+            return [(known.type, known.status, known.reason, known.message)]  # where it began
+        return [(names.LOSS_IN_BAND, "False", "Spike", found.reason)]
+    stepped = world is not None and world.state == "Committed" and has_stepped(facts, world.epoch)
+    if known is None or not stepped:
+        return [] if known is None else [(known.type, known.status, known.reason, known.message)]
+    return [(names.LOSS_IN_BAND, "True", "InBand", "losses are in band again")]
 
 
 def _for_want_of_room(protected: tuple[Truth, str, str], room: Condition | None) -> tuple[Truth, str, str]:

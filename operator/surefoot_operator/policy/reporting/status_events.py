@@ -20,7 +20,7 @@ _LONGEST_STACKS = 800
 
 def status_change_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Derives the events that a changed status calls for."""
-    parts = (_claimed, _protected, _tied, _refused, _hindered, _stood, _lost)
+    parts = (_claimed, _protected, _tied, _refused, _kept_forward, _hindered, _stood, _lost)
     return tuple(event for part in parts for event in part(old, new))
 
 
@@ -73,6 +73,13 @@ def _refused(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     if now is None or (was is not None and was.message == now.message):
         return ()
     return (Event(names.JOB_REFUSED, f"{now.message}; the job continues with its former spec", True),)
+
+
+def _kept_forward(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    was, now = _condition(old, names.ROLLBACK_REFUSED), _condition(new, names.ROLLBACK_REFUSED)
+    if now is None or (was is not None and was.message == now.message):
+        return ()
+    return (Event(names.ROLLBACK_REFUSED, now.message, True),)
 
 
 def _hindered(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

@@ -30,6 +30,7 @@ from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.restore_choices import Chosen
+from surefoot_operator.policy.world.rollback_record import ceiling, gone_back, still_good
 from surefoot_operator.policy.world.size_tie import Tie
 from surefoot_operator.policy.world.sizing import largest_size, target_size
 
@@ -96,6 +97,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         changed_seconds=facts.now,
     )
     lineage = (*status.lineage, LineageEntry(claim.epoch, chosen.parent, size))
+    status = gone_back(status, lineage)
     given_up = tuple(dict.fromkeys((*status.given_up, *(e.holder.instance for e in chosen.given_up))))
     recorded, floor = _safe(facts, lineage, chosen.parent)
     return replace(
@@ -110,6 +112,7 @@ def committed(facts: Facts, chosen: Chosen, members: tuple[Member, ...]) -> JobS
         scheduling=Scheduling(),
         origin=chosen.parent if chosen.older_job is not None else status.origin,
         older_job=chosen.older_job or status.older_job,
+        last_good=still_good(status, lineage),
         incidents=incidents.assigned(facts, status.incidents, chosen.parent, size),
     )
 
@@ -263,7 +266,8 @@ def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bo
     if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
         old = None
     floor = newest(c for c in (*kept, *((old,) if old else ())))
-    return status.recorded or full is not None or floor is not None, floor
+    recorded = status.recorded and ceiling(facts) != 0  # whoever begins again gave up all that there was
+    return recorded or full is not None or floor is not None, floor
 
 
 def _bounded(facts: Facts, lineage: Lineage) -> Lineage:

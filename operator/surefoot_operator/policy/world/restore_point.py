@@ -36,6 +36,7 @@ from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.world import total_loss
 from surefoot_operator.policy.world.initial_restore import initial_restore_point, origin_of
 from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
+from surefoot_operator.policy.world.rollback_record import ceiling
 
 LISTING_PATIENCE_SECONDS = 2.0
 """How long a listing is waited for at least where memory has a complete checkpoint."""
@@ -80,13 +81,19 @@ def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
 def floor_of(facts: Facts) -> Checkpoint | None:
     """The floor below which nothing is restored; None: a damaged one.
 
-    A floor whose record was withheld may be good, so it still counts.
+    A floor whose record was withheld may be good, so it still counts. One beyond what a rollback goes back to does not.
     """
     floor, persistent = facts.status.floor, facts.seen.persistent
-    if floor in facts.status.bad:
+    if floor in facts.status.bad or (floor is not None and _beyond(facts, floor)):
         return None
     unjudged = persistent.read_epoch == facts.world.epoch and floor in persistent.unjudged
     return None if unjudged and not _withheld(persistent, floor) else floor
+
+
+def _beyond(facts: Facts, checkpoint: Checkpoint) -> bool:
+    """Whether a rollback leaves this checkpoint behind."""
+    most = ceiling(facts)
+    return most is not None and checkpoint.step > most
 
 
 def _withheld(persistent: PersistentSeen, floor: Checkpoint | None) -> bool:
@@ -126,7 +133,7 @@ def _best(facts: Facts) -> Checkpoint | None:
     reading = reading_at(facts, facts.world.epoch)
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     floor = floor_of(facts)
-    return newest(c for c in found if floor is None or c.step >= floor.step)
+    return newest(c for c in found if (floor is None or c.step >= floor.step) and not _beyond(facts, c))
 
 
 def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
@@ -135,6 +142,10 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
     reached = max(
         facts.status.step, step_of(facts, facts.running_epoch), incident.last_step if incident is not None else 0
     )
+    most = ceiling(facts)
+    if most == 0:
+        return 0.0  # whoever begins again wants nothing that any tier has
+    reached = reached if most is None else min(reached, most)
     base = best or origin_of(facts.status)
     lost = max(0, reached - (base.step if base else 0))
     if best is not None and lost <= 0:
@@ -148,7 +159,7 @@ def _worth_waiting(facts: Facts, best: Checkpoint | None) -> float:
 def _listing(facts: Facts, best: Checkpoint | None, limit: float) -> Waiting | None:
     """The persistent tier, listed after the last index was read."""
     persistent, epoch = facts.seen.persistent, facts.world.epoch
-    if facts.spec.checkpoint.persistent is None or not facts.running_epoch:
+    if facts.spec.checkpoint.persistent is None or not facts.running_epoch or ceiling(facts) == 0:
         return None
     latest = max(limit, _began(facts) + LONGEST_LISTING_SECONDS)
     if best is not None and facts.now >= latest:
@@ -184,6 +195,7 @@ def _unchecked(facts: Facts, best: Checkpoint | None) -> Waiting | None:
         if c not in bad
         and on_lineage(facts.status.lineage, c, epoch)
         and (best is None or c.step > best.step)
+        and not _beyond(facts, c)
         and is_complete(ranks, assumed)
     ]
     until = facts.world.changed_seconds + facts.spec.checkpoint.holder_return_seconds
@@ -235,6 +247,8 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
     unlisted = persistent and facts.seen.persistent.read_epoch != world.epoch
     if best is not None:
         return Chosen(best, silent, unlisted)
+    if ceiling(facts) == 0:
+        return initial_restore_point(facts, silent)
     if unlisted:
         return Waiting("no checkpoint is left in memory and the persistent tier does not answer: waiting for it")
     left_out = facts.seen.persistent.left_out if persistent else ()

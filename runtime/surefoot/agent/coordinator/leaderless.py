@@ -12,6 +12,8 @@ from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import account_of
 from surefoot.protocol.lineage import LineageEntry
 from surefoot.protocol.messages import Assign
+from surefoot.protocol.progress import Progress
+from surefoot.protocol.retention import SoundSteps
 from surefoot.settings import JobSettings
 
 AWAY_SECONDS = 30.0
@@ -28,8 +30,11 @@ def epoch_in_charge(state: AgentState, away_seconds: float) -> Assign | None:
     return assign if runs else None
 
 
-def collect(assign: Assign, job: JobSettings) -> GcResult:
-    """Collects garbage once on this epoch's holders (blocks: in a thread)."""
+def collect(assign: Assign, job: JobSettings, progress: Progress) -> GcResult:
+    """Collects garbage once on this epoch's holders (blocks: in a thread).
+
+    `progress` of the own ranks: those of other workers nobody tells without a coordinator, and they step together.
+    """
     account = account_of(job)
     clients = {
         endpoint.holder: HolderClient(endpoint, job.job, account, job.holder_call_seconds)
@@ -41,6 +46,7 @@ def collect(assign: Assign, job: JobSettings) -> GcResult:
         replicas=job.replicas,
         keep=job.keep,
         domains={endpoint.holder: endpoint.domain for endpoint in assign.holders},
+        sound=SoundSteps(progress.step, progress.odd_step, job.good_after_steps) if job.good_after_steps else None,
     )
     try:
         return collect_garbage(clients, charge)

@@ -29,6 +29,7 @@ NODES = ("node-0", "node-1", "node-2")
             "drain node-1 at step 3, takes workers again after 2 s",
         ),
         ("drain:1@step=3", Fault("drain", "node-1", 3, None), "drain node-1 at step 3"),
+        ("nan:1@step=9", Fault("nan", "node-1", 9, None), "turn the model of node-1 NaN at step 9"),
         ("coordinator@step=5", Fault("coordinator", None, 5, 2.0), "kill coordinator at step 5, returns after 2 s"),
     ],
 )
@@ -54,6 +55,7 @@ def test_a_fault_reads_as_it_is_written(text: str, fault: Fault, sentence: str) 
         ("node:1@step=4,for=inf", "above 0"),
         ("node:1@step=4,for=soon", "above 0"),
         ("trainer:1@step=4,for=3", "does not return by itself"),
+        ("nan:1@step=4,for=3", "does not return by itself"),
     ],
 )
 def test_a_fault_that_cannot_be_says_what_is_allowed(text: str, said: str) -> None:

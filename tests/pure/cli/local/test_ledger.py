@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, LineageEntry, first_step
+from surefoot_operator.api.status import SkippedData
 from surefoot_operator.cli.local import ledger
 from surefoot_operator.cli.local.ledger import LedgerLine
 
@@ -233,3 +234,27 @@ def test_the_older_jobs_batches_may_have_differed_but_a_loader_at_0_took_nothing
     found = ledger.account(ledger.along(anew, TAKEN_UP[:1]), 5)
     assert found is not None
     assert (found.lost, found.repeated) == (5 * BATCH, 5 * BATCH)
+
+
+def test_what_a_rollback_left_out_is_neither_lost_nor_repeated() -> None:
+    """Epoch 2 goes back from step 6 to 4 and leaves two steps' batches out; epoch 3 fails and restores the same again."""
+    lineage: Lineage = (
+        LineageEntry(1, None, 3),
+        LineageEntry(2, Checkpoint(1, 4), 3),
+        LineageEntry(3, Checkpoint(1, 4), 3),
+    )
+    shifted = [
+        replace(x, samples=tuple((a + 2 * BATCH, b + 2 * BATCH) for a, b in x.samples or ()))
+        for x in run_of(3, 3, 5, 8)
+    ]
+    kept = ledger.along(run_of(1, 3, 1, 6) + shifted, lineage)
+    skips = ledger.skips_of(lineage, (SkippedData(2, 2), SkippedData(3, 2)))
+    assert skips == {5: 2}
+    found = ledger.account(kept, skips=skips)
+    assert found == ledger.Account(8, BATCH, lost=0, repeated=0, skipped=((4 * BATCH, 6 * BATCH),))
+    # more than it said is lost, and who skipped nothing repeats nothing
+    assert ledger.account(kept, skips={5: 1}) == ledger.Account(
+        8, BATCH, 4 * BATCH, 4 * BATCH, skipped=((4 * BATCH, 5 * BATCH),)
+    )
+    same = ledger.along(run_of(1, 3, 1, 6) + run_of(3, 3, 5, 8), lineage)
+    assert ledger.account(same, skips=skips) == ledger.Account(8, BATCH, lost=0, repeated=0)

@@ -1,0 +1,61 @@
+"""Tracks which checkpoint later steps have proven to be good.
+
+Pure; called by `maintain` and `promotion_plan`. The newest checkpoint may hold what makes the next loss NaN: without
+one that is proven, and kept, there would be nothing to go back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from surefoot.protocol.completeness import complete_persistent
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.records import RankManifest
+from surefoot.protocol.retention import last_good, proven, suspects
+from surefoot_operator.api.spec import TrainingJobSpec
+from surefoot_operator.policy.facts import Facts, bad_of
+from surefoot_operator.policy.failure.numerics import sound_steps
+
+MOST_KEPT = 2
+"""Checkpoints that are kept beside the newest ones: the last good one, and the next that may come to be."""
+
+
+def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterable[RankManifest]) -> Checkpoint | None:
+    """The newest good checkpoint of both tiers.
+
+    Args:
+        complete: Of the present lineage, in memory.
+        manifests: Those that were read there.
+    """
+    sound = sound_steps(facts)
+    if sound is None:
+        return None
+    persistent, epoch = facts.seen.persistent, facts.world.epoch
+    listed = (persistent.entries or ()) if persistent.read_epoch == epoch else ()
+    kept = complete_persistent(listed, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    suspect = suspects(manifests) | suspects(listed)
+    return proven((*complete, *kept), suspect, sound, facts.status.last_good)[0]
+
+
+def spared(facts: Facts, complete: Sequence[Checkpoint], manifests: Sequence[RankManifest]) -> frozenset[Checkpoint]:
+    """What one tier keeps although newer ones are complete.
+
+    Args:
+        complete: Of the present lineage, in that tier.
+        manifests: Those that were read there.
+    """
+    before, sound = last_good(complete, manifests), sound_steps(facts)
+    kept = frozenset() if before is None else frozenset({before})
+    if sound is None:
+        return kept
+    return kept | proven(complete, suspects(manifests), sound, facts.status.last_good)[1]
+
+
+def more_kept(spec: TrainingJobSpec) -> int:
+    """How many checkpoints are kept for this beside `keep`."""
+    numerics, memory = spec.health_policy.numerics, spec.checkpoint.memory
+    if numerics is None:
+        return 0
+    # with saves further apart than it takes to prove one, the last good one is among the newest two
+    seldom = memory.interval_steps is not None and memory.interval_steps >= numerics.good_after_steps
+    return 0 if seldom and memory.keep > 1 else MOST_KEPT

@@ -1,0 +1,56 @@
+"""What an odd loss leads to: weighed over ranks and steps, by the policy, and never for one rank's batch alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.builders import running, with_session
+from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.facts import gather
+from surefoot_operator.policy.failure.numerics import sound_steps, unsound_loss
+
+
+def watched(**policy: Any) -> Observed:
+    return running(health_policy=HealthPolicy(numerics=NumericsPolicy(**policy)))
+
+
+def odd(seen: Observed, index: int, since: int, last: int = 42, kind: str = "spike") -> Observed:
+    told = {"odd_step": last, "odd_since": since, "odd_kind": kind, "odd_text": f"step {last} is odd"}
+    return with_session(seen, index, **told)
+
+
+def test_without_a_policy_nobody_judges() -> None:
+    assert unsound_loss(gather(odd(running(), 1, 42, kind="not-finite"))) is None
+    assert sound_steps(gather(running())) is None
+
+
+def test_one_rank_without_a_number_is_enough_while_it_lasts() -> None:
+    found = unsound_loss(gather(odd(watched(), 1, 41, kind="not-finite")))
+    assert found is not None
+    assert (found.kind, found.since_step, found.action) == ("not-finite", 41, "Rollback")
+    assert found.reason == "step 42 is odd (worker 1, since step 41)"
+    over = odd(watched(), 1, 41, last=41, kind="not-finite")
+    assert unsound_loss(gather(over)) is None, "the step behind it was well: the program had left that one out"
+
+
+@pytest.mark.parametrize(
+    ("workers", "since", "found"), [(1, 30, False), (2, 41, False), (2, 40, True), (3, 40, True), (3, 41, False)]
+)
+def test_a_spike_takes_half_of_the_workers_and_so_many_steps(workers: int, since: int, found: bool) -> None:
+    seen = watched(on_spike="Rollback")
+    for index in range(workers):
+        seen = odd(seen, index, since)
+    assert (unsound_loss(gather(seen)) is not None) == found
+
+
+def test_steps_count_once_every_worker_has_told_of_them() -> None:
+    seen = with_session(watched(good_after_steps=7), 2, step=40)
+    sound = sound_steps(gather(odd(seen, 1, 12, last=13)))
+    assert sound is not None
+    assert (sound.step, sound.odd_step, sound.later_steps) == (40, 13, 7)
+    gone = replace(seen, sessions=seen.sessions[:2])
+    assert sound_steps(gather(gone)).step == 0  # type: ignore[union-attr]

@@ -1,0 +1,202 @@
+"""A rollback from the odd step to the commit: what is restored, what is left out, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.builders import manifest, running, session, with_session
+from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.messages import Assign
+from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.coordinator import sessions as talk
+from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
+from surefoot_operator.observed import Observed
+from surefoot_operator.policy.check import check
+from surefoot_operator.policy.maintenance.maintain import maintain
+from surefoot_operator.policy.plan import plan
+
+GOOD, NEWER = Checkpoint(1, 30), Checkpoint(1, 40)
+
+
+def watched(good: Checkpoint | None = GOOD, floor: Checkpoint | None = None, **policy: Any) -> Observed:
+    seen = running(health_policy=HealthPolicy(numerics=NumericsPolicy(**policy)))
+    return replace(seen, status=replace(seen.status, last_good=good, floor=floor))
+
+
+def broken(seen: Observed, since: int | None = None) -> Observed:
+    step = max(s.progress.step for s in seen.sessions)
+    since = step - 1 if since is None else since
+    for one in seen.sessions:
+        told = {
+            "odd_step": step,
+            "odd_since": since,
+            "odd_kind": "not-finite",
+            "odd_text": f"the loss of step {step} is nan",
+        }
+        seen = with_session(seen, one.index, **told)
+    return seen
+
+
+def decided(seen: Observed) -> JobStatus:
+    made = plan(seen)
+    check(made, seen)
+    return made.status
+
+
+def claimed(seen: Observed) -> Observed:
+    """The claim is written, every trainer has stopped, and every holder was read again."""
+    status = decided(seen)
+    assert status.world is not None
+    assert status.world.state == "Claimed"
+    epoch = status.world.epoch
+    holders = tuple(replace(h, fence=epoch, read_epoch=epoch) for h in seen.holders)
+    sessions = tuple(replace(s, stopped=epoch) for s in seen.sessions)
+    return replace(seen, status=status, holders=holders, sessions=sessions, now=seen.now + 0.5)
+
+
+def trained(seen: Observed, step: int) -> Observed:
+    """The committed epoch is at `step`."""
+    status = seen.status
+    assert status.world is not None
+    now = seen.now + 10
+    sessions = tuple(
+        session(s.index, now=now, epoch=status.world.epoch, stopped=status.world.epoch, step=step, step_at_seconds=now, step_seconds=0.1)
+        for s in seen.sessions
+    )  # fmt: skip
+    return replace(seen, sessions=sessions, now=now)
+
+
+def back(seen: Observed) -> Observed:
+    """Rolled back and committed."""
+    before = claimed(broken(seen))
+    return replace(before, status=decided(before))
+
+
+def test_it_goes_back_to_the_last_good_one_past_newer_ones_and_past_the_floor() -> None:
+    after = back(watched(floor=NEWER))
+    world, status = after.status.world, after.status
+    assert world is not None
+    assert (world.state, world.parent) == ("Committed", GOOD)
+    assert status.floor is None, "what the persistent tier has beyond it is of another history"
+    assert (status.rollbacks, status.last_good) == (1, GOOD)
+    assert [(one.epoch, one.steps) for one in status.skipped] == [(2, 12)]
+    incident = status.incidents[-1]
+    assert (incident.kind, incident.node, incident.steps_lost) == ("numerics", None, 12)
+    assert status.restarts_counted == 0
+
+
+def test_loaders_hear_what_they_leave_out() -> None:
+    after = back(watched())
+    sessions = talk.begin("job", 0.0)
+    by_worker = {talk.WorkerId(s.index, s.attempt): talk.Session(s) for s in after.sessions}
+    sessions = talk.ruled(replace(sessions, by_worker=by_worker), after.status.world)
+    rule = desired_state(after.status, (), 1)
+    told = desired_messages(rule, sessions, talk.WorkerId(0, 1))
+    assert [m.skip_steps for m in told if isinstance(m, Assign)] == [12]
+
+
+@pytest.mark.parametrize("good", [None, GOOD])
+def test_what_a_failure_before_the_next_save_restores_again_leaves_the_same_out(good: Checkpoint | None) -> None:
+    seen = back(watched(good=good, good_after_steps=30))
+    failed = with_session(trained(seen, 35), 1, leaving=False, exit=None, connected=False)
+    failed = replace(failed, workers=failed.workers[:1] + failed.workers[2:])
+    before = claimed(failed)
+    ready = replace(before, sessions=tuple(s for s in before.sessions if s.index != 1), now=before.now + 60)
+    ready = replace(ready, sessions=tuple(replace(s, heard_seconds=ready.now) for s in ready.sessions))
+    status = decided(ready)
+    assert status.world is not None
+    assert (status.world.state, status.world.parent) == ("Committed", good)
+    steps = 42 - (good.step if good else 0)
+    assert [(one.epoch, one.steps) for one in status.skipped] == [(2, steps), (3, steps)]
+    assert status.rollbacks == 1
+
+
+def test_the_same_again_skips_further_and_ends() -> None:
+    seen = watched(max_rollbacks=2)
+    left_out = []
+    for reached in (42, 38):
+        seen = back(trained(seen, reached) if reached != 42 else seen)
+        left_out.append(seen.status.skipped[-1].steps)
+    assert left_out == [12, 12 + 8], "the second window lies behind the first"
+    assert seen.status.rollback is not None
+    assert seen.status.rollback.row == 2
+    over = decided(broken(trained(seen, 36), since=36))
+    assert over.phase == "Failed"
+    assert "2 rollbacks in a row led to no good checkpoint beyond it" in over.message
+    assert "the last good checkpoint is that of step 30" in over.message
+
+
+def test_while_nothing_is_proven_a_young_run_begins_again_and_an_old_one_goes_as_far_back_as_it_can() -> None:
+    young = decided(broken(watched(good=None, good_after_steps=30)))
+    assert young.rollback is not None
+    assert (young.rollback.to_step, young.rollback.proven) == (0, False)
+    old = decided(broken(watched(good=None, good_after_steps=5)))
+    assert old.rollback is not None
+    assert (old.rollback.to_step, old.rollback.proven) == (30, False)
+
+
+def test_a_good_one_beyond_begins_to_count_anew() -> None:
+    seen = back(watched(max_rollbacks=1))
+    assert seen.status.last_good == GOOD
+    further = trained(replace(seen, status=replace(seen.status, last_good=Checkpoint(2, 50))), 70)
+    entries = tuple(manifest(2, 50, r, 3) for r in range(3))
+    further = replace(further, holders=tuple(replace(h, entries=entries) for h in further.holders))
+    status = decided(broken(further, since=70))
+    assert status.rollback is not None
+    assert (status.rollback.row, status.rollback.to_step) == (1, 50)
+
+
+def test_a_newer_checkpoint_that_was_read_is_not_chosen_by_a_new_operator_either() -> None:
+    before = replace(claimed(broken(watched())), term_seconds=2e9)
+    assert plan(before).status.world.parent in (None, GOOD)  # type: ignore[union-attr]
+
+
+def test_the_policy_may_stop_or_warn() -> None:
+    stopped = decided(broken(watched(on_not_finite="Stop")))
+    assert stopped.phase == "Failed"
+    assert "healthPolicy.numerics says that this stops the job" in stopped.message
+    warned = decided(broken(watched(on_not_finite="Warn")))
+    assert warned.phase == "Running"
+    assert warned.rollback is None
+
+
+def test_a_job_that_ended_with_no_number_is_not_complete() -> None:
+    seen = broken(watched())
+    for one in seen.sessions:
+        seen = with_session(seen, one.index, finished=0, finished_steps=42)
+    assert decided(seen).rollback is not None
+
+
+def test_a_person_goes_back_to_a_step_that_is_there_and_hears_where_it_is_not() -> None:
+    seen = running()
+    asked = replace(seen, job=replace(seen.job, rollback="1/30"))
+    status = decided(asked)
+    assert status.rollback is not None
+    assert (status.rollback.to_step, status.rollback.row) == (30, 0)
+    committed = decided(claimed(asked))
+    assert committed.world is not None
+    assert committed.world.parent == GOOD
+    assert committed.last_good is None, "nobody asked for good ones"
+    assert [one.steps for one in committed.skipped] == [12]
+    keeping = replace(seen, job=replace(seen.job, rollback="1/30/keep-data"))
+    assert decided(claimed(keeping)).skipped == ()
+    # done once: the word names the epoch that it ended
+    again = replace(asked, status=committed)
+    assert plan(replace(again, sessions=claimed(asked).sessions)).status.world == committed.world
+    lacking = plan(replace(seen, job=replace(seen.job, rollback="1/25")))
+    assert [e.message for e in lacking.events if e.reason == "RollbackRefused"] == [
+        "step 25 cannot be gone back to, as no checkpoint of it is complete: complete are those of steps 30, 40"
+    ]
+    odd = plan(replace(seen, job=replace(seen.job, rollback="back")))
+    assert any("EPOCH/STEP" in e.message for e in odd.events)
+
+
+def test_upkeep_remembers_the_good_one_and_keeps_it() -> None:
+    seen = watched(good=None, good_after_steps=12)
+    kept = maintain(seen)
+    assert kept.status.last_good == GOOD, "12 steps behind step 30 were well, and two behind step 40"
+    assert not [a for a in kept.actions if "drop" in str(a)]
