@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from simulator.engine import Refusal, Unavailable
@@ -108,6 +109,7 @@ class DrainRunner:
         own = (("loader", OWN),) if self.agent.simulation.settings.tied else ()
         content, now = self._contents[slot], self.agent.engine.now
         entry = manifest(sealed.save, sealed.world, sealed.incarnation, content, now, own)
+        entry = replace(entry, suspect=self.agent.simulation.oracle.numerics.is_suspect(sealed.save))
 
         def done(answer: Any) -> None:
             if self._sealed(slot) is not sealed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from simulator import announced, damage, hindrances, lasting, rollout, sickness
+from simulator import announced, damage, hindrances, lasting, rollout, sickness, spoiling
 from simulator.fabric import Node, Pod
 from simulator.striking import LASTING, calm, disturb, later, part, some_node
 from simulator.trainers import Trainer
@@ -27,11 +27,13 @@ def schedule(simulation: Simulation) -> None:
         duration = rng.choice((0.3, 1.0, 3.0, 6.0, 12.0)) * rng.uniform(0.7, 1.3)
         simulation.faults_until = max(simulation.faults_until, at + duration)
         engine.after(at, engine.environment, _strike, simulation, kind, duration)
+    for kind, at in () if simulation.settings.kinds else spoiling.drawn(simulation):
+        engine.after(at, engine.environment, _strike, simulation, kind, 0.0)
 
 
 def _strike(simulation: Simulation, kind: str, duration: float) -> None:
     simulation.struck[kind] += 1
-    simulation.machines_struck |= not kind.startswith("trainer")
+    simulation.machines_struck |= not kind.startswith("trainer") or kind in spoiling.KINDS
     if kind in announced.KINDS or kind in rollout.KINDS or kind in sickness.KINDS:
         simulation.oracle.lossless.announced(kind)
     else:
@@ -282,5 +284,6 @@ KINDS: dict[str, tuple[float, Callable[[Simulation, float], None]]] = {
     **announced.KINDS,
     **rollout.KINDS,
     **sickness.KINDS,
+    **spoiling.KINDS,
 }
 """With how often each is drawn; at 0 only where it is named."""

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from simulator.eyes import Eyes
 from simulator.liveness import Liveness
 from simulator.lossless import Lossless
+from simulator.numerics_watch import NumericsWatch
 from simulator.tiers import CHUNKS, Holder, Persistent, Watcher
 from simulator.trainers import Trainer, content_of
+from simulator.watermarks import Watermarks
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.records import RankManifest
@@ -63,9 +65,13 @@ class Oracle(Watcher):
         self.eyes = Eyes(self)
         self.liveness = Liveness(self)
         self.lossless = Lossless(self)
+        self.numerics = NumericsWatch(self)
+        self.watermarks = Watermarks(self)
         self._read: dict[int, set[HolderId]] = defaultdict(set)
         """Holders that were read for an epoch, whoever led."""
         self.commits = self.drops = self.deletes = 0
+        self._gone_back: int | None = None
+        """Of the status that is being written: the last step that its commit might restore."""
 
     def fail(self, text: str) -> None:
         raise Violation(f"at {self.simulation.engine.now:.4f}: {text}", sys._getframe(1).f_code.co_name.strip("_"))
@@ -116,12 +122,14 @@ class Oracle(Watcher):
         if new.restarts < old.restarts or new.next_attempt < old.next_attempt:
             counts = f"{old.restarts, old.next_attempt} to {new.restarts, new.next_attempt}"
             self.fail(f"restarts or attempts went back: {counts}")
-        if old.recorded and not new.recorded:
+        self.numerics.claimed(old, new)
+        if old.recorded and not new.recorded and self.numerics.goes_back(new) != 0:
             self.fail("status forgot that something was recorded")
         binding = old.floor.step if old.floor is not None and old.floor not in old.bad else 0
         if any(c.imported or c.step >= binding for c in set(old.bad) - set(new.bad)):
             self.fail(f"a bad checkpoint was forgiven: {old.bad} to {new.bad}")
         before, after = old.world, new.world
+        self._gone_back = None
         if before != after:
             self._world(old, new)
         self._floor(old, new)
@@ -140,6 +148,7 @@ class Oracle(Watcher):
             if after.state != "Committed" or after.parent != before.parent or after.members != before.members:
                 self.fail(f"the committed world of epoch {epoch} was changed")
         if after.state == "Committed" and after.epoch not in self.parents:
+            self._gone_back = self.numerics.goes_back(new)
             self._commit(old, new)
         elif after.state == "Committed" and after.parent != self.parents[after.epoch]:
             self.fail(f"epoch {after.epoch} has two parents: {self.parents[after.epoch]} and {after.parent}")
@@ -160,19 +169,24 @@ class Oracle(Watcher):
             self.fail(f"epoch {world.epoch} branches from {parent}, which is not on the lineage of epoch {self.base}")
         if parent is not None and parent in old.bad:
             self.fail(f"epoch {world.epoch} branches from {parent}, which is known to be bad")
-        binds = old.floor is not None and not self._damaged(old.floor)
+        most = self.numerics.goes_back(new)
+        binds = old.floor is not None and not self._damaged(old.floor) and (most is None or old.floor.step <= most)
         if binds and old.floor is not None and (parent is None or parent.step < old.floor.step):
             self.fail(f"epoch {world.epoch} branches from {parent}, below the floor {old.floor}")
         if settings.tied and parent is not None and world.size and world.size != self.sizes[parent.epoch]:
             self.fail(f"{world.size} ranks are to restore {parent}, whose state is that of {self.sizes[parent.epoch]}")
-        self._newest(parent, set(new.bad))
-        self.eyes.in_time(parent, set(new.bad))
+        beyond = {c for c in self.states if most is not None and c.step > most}
+        self._newest(parent, set(new.bad) | beyond)
+        self.eyes.in_time(parent, set(new.bad) | beyond)
+        self.numerics.committed(new, parent)
+        if most is not None:
+            self.lossless.struck(0.0)
         self.lossless.committed(parent)
         self.eyes.committed(self._read.pop(world.epoch, set()), new.given_up)
         entries = [(e.epoch, e.parent, e.size) for e in new.lineage]
         if (world.epoch, parent, world.size) not in entries:
             self.fail(f"the lineage does not name epoch {world.epoch}")
-        if parent is None and old.recorded:
+        if parent is None and old.recorded and most != 0:
             self.fail(f"epoch {world.epoch} begins at step 0 though something was recorded, and nobody was asked")
         self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
         self.base = world.epoch
@@ -208,7 +222,8 @@ class Oracle(Watcher):
     def _floor(self, old: JobStatus, new: JobStatus) -> None:
         if old.floor == new.floor:
             return
-        binds = old.floor is not None and not self._damaged(old.floor)
+        most = self._gone_back
+        binds = old.floor is not None and not self._damaged(old.floor) and (most is None or old.floor.step <= most)
         if binds and old.floor is not None and (new.floor is None or new.floor.step < old.floor.step):
             self.fail(f"the floor went back from {old.floor} to {new.floor}")
         if new.floor is None:
@@ -257,8 +272,10 @@ class Oracle(Watcher):
     def dropping(self, holder: Holder, save: RankSave, writer: int) -> None:
         if save in holder.index:
             self.drops += 1  # what an unsealed holder has counts in nothing, as long as it lies elsewhere
-            if holder.fence >= self.base or not self._exists(save, but=holder):
-                self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})")
+            if holder.fence >= self.base or not self.exists(save, but=holder):
+                tier, saves = self.simulation.persistent, self.saves_of(save.checkpoint)
+                elsewhere = tier is not None and all(tier.holds(one) for one in saves)
+                self._may_go(save.checkpoint, f"{holder.id} drops {save} (writer {writer})", elsewhere)
         self.ever[save].discard(holder)
 
     def deleting(self, checkpoint: Checkpoint) -> None:
@@ -266,13 +283,15 @@ class Oracle(Watcher):
         floor = self.simulation.store.status.floor
         if checkpoint == floor:
             self.fail(f"the floor {floor} is deleted from the persistent tier")
-        self._may_go(checkpoint, f"{checkpoint} is deleted from the persistent tier")
+        elsewhere = all(self.ever[save] for save in self.saves_of(checkpoint))
+        self._may_go(checkpoint, f"{checkpoint} is deleted from the persistent tier", elsewhere)
 
-    def _may_go(self, checkpoint: Checkpoint, what: str) -> None:
+    def _may_go(self, checkpoint: Checkpoint, what: str, elsewhere: bool) -> None:
         if checkpoint.epoch not in self.sizes or not self.on_path(checkpoint, self.base):
             return
-        if not all(self._exists(save) for save in self.saves_of(checkpoint)):
+        if not all(self.exists(save) for save in self.saves_of(checkpoint)):
             return  # never was complete, or faults took it
+        self.numerics.may_go(checkpoint, what, elsewhere)
         bad = set(self.simulation.store.status.bad)
         for other in self.states:
             newer = other.step > checkpoint.step and other not in bad and self.on_path(other, self.base)
@@ -280,7 +299,7 @@ class Oracle(Watcher):
                 return
         self.fail(f"{what}, and nothing newer on the lineage of epoch {self.base} is safe")
 
-    def _exists(self, save: RankSave, but: Holder | None = None) -> bool:
+    def exists(self, save: RankSave, but: Holder | None = None) -> bool:
         tier = self.simulation.persistent
         return bool(self.ever[save] - {but}) or (tier is not None and tier.holds(save))
 
@@ -291,33 +310,6 @@ class Oracle(Watcher):
         if tier is not None and all(tier.holds(save) or tier.struck(save) for save in saves):
             return True
         return checkpoint in self.certified and all(self.ever[save] for save in saves)
-
-    def certify(self, observed: Observed, water: Checkpoint | None) -> None:
-        """A leader takes `water` for the newest Full checkpoint: of the holders it may count, are there enough copies?"""
-        world = observed.status.world
-        if water is None or world is None:
-            return
-        if any(c.step >= water.step and self.on_path(c, self.base) for c in self.certified):
-            return  # older news: copies of it may have gone rightly
-        fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
-        live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
-        wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
-        sealed = {s: {h.id.node for h in self.ever[s] if h.fence >= world.epoch} for s in self.saves_of(water)}
-        least = min(map(len, sealed.values()))
-        if least < wanted:
-            self.fail(
-                f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
-            )
-        self.certified.add(water)
-
-    def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:
-        """An agent without a leader takes `water` for Full: are there as many copies as the job asks for?"""
-        if any(c.step >= water.step and self.on_path(c, self.base) for c in self.certified):
-            return
-        sealed = [{h.id.node for h in self.ever[s] if h.fence >= epoch} for s in self.saves_of(water)]
-        if min(map(len, sealed)) < replicas:
-            self.fail(f"an agent's watermark is {water}, which has fewer than {replicas} sealed copies")
-        self.certified.add(water)
 
     def lost(self, holder: Holder) -> None:
         """A fault took this instance: its copies count as lost."""
@@ -382,6 +374,7 @@ class Oracle(Watcher):
 
     def finished(self) -> None:
         """Each step counts once along the final lineage, by every rank of its world."""
+        self.numerics.finished()
         epoch, step = self.base, self.simulation.settings.steps
         while step:
             parent = self.parents[epoch]

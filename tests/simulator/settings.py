@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from surefoot.protocol.wire import OLDEST
 from surefoot_operator.api.spec import (
@@ -11,6 +11,7 @@ from surefoot_operator.api.spec import (
     ElasticPolicy,
     HealthPolicy,
     MemoryTierSpec,
+    NumericsPolicy,
     PersistentTierSpec,
     RunPolicy,
     Template,
@@ -48,6 +49,8 @@ class Settings:
     tied: bool = False
     """The program's loader is each rank's own: only as many ranks as saved can restore."""
 
+    good_after: int = field(default=0, repr=False)
+    """Steps after which a checkpoint counts as good, of a job that heals its mathematics; 0: of one that does not."""
     version: int | None = None
     """Of the protocol, with which operator and workers begin; None: nothing is modelled to go over a wire."""
 
@@ -80,7 +83,16 @@ def draw(rng: random.Random) -> Settings:
     # drawn apart: what a seed did before there were spares it does still, unless it has some
     spares = random.Random(str(drawn)).choice((0, 0, 0, 1, 2))
     drawn = replace(drawn, spares=spares, nodes=drawn.nodes + spares)
+    if drawn.version is None:  # a former version tells of no odd steps
+        drawn = replace(drawn, good_after=random.Random(f"numerics {drawn}").choice((0, 0, 2, 4)))
     return replace(drawn, fault_span_seconds=max(6.0, drawn.steps * drawn.step_seconds * 1.3))
+
+
+def _numerics(settings: Settings) -> NumericsPolicy | None:
+    """Any number of rollbacks: how many faults meet in one seed is nobody's fault."""
+    if not settings.good_after:
+        return None
+    return NumericsPolicy(on_spike="Rollback", spike_steps=2, good_after_steps=settings.good_after, max_rollbacks=50)
 
 
 def job(settings: Settings) -> TrainingJob:
@@ -103,7 +115,9 @@ def job(settings: Settings) -> TrainingJob:
             spares=settings.spares,
             elastic_policy=ElasticPolicy(min_replicas=settings.least_workers, max_replicas=settings.workers),
             run_policy=RunPolicy(backoff_limit=50, startup_deadline_seconds=40.0),
-            health_policy=HealthPolicy(step_timeout_seconds=settings.step_timeout_seconds),
+            health_policy=HealthPolicy(
+                step_timeout_seconds=settings.step_timeout_seconds, numerics=_numerics(settings)
+            ),
             checkpoint=CheckpointPolicy(
                 memory=memory,
                 persistent=tier,

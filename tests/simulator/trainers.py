@@ -15,6 +15,7 @@ from simulator.tiers import CHUNKS
 from surefoot.agent import events as on
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint, RankSave
+from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.settled import Settled
@@ -90,6 +91,11 @@ class Trainer:
         self.asked = agent.life.level
         """The operator's level, as of when this rank was told."""
         self.restored, self.done = False, False
+        self.sick = False
+        """Whether its model is no number."""
+        self.ahead = 0
+        """Steps whose data was left out so far, along its history."""
+        self.odd = OddSteps()
         self.hold: int | None = None
         self._settings = self.simulation.settings
         self._base = self.simulation.job.spec.checkpoint.memory.base_steps
@@ -179,6 +185,9 @@ class Trainer:
         parent = self.assign.parent
         self.step = step
         self.state = self.simulation.oracle.state_at(parent) if parent else 0
+        numerics = self.simulation.oracle.numerics
+        self.sick = numerics.is_sick(parent)
+        self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
         self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now))
         self._next()
@@ -201,6 +210,9 @@ class Trainer:
         self.step = step
         self.state = advance(self.state, self.assign.epoch, step)
         self.simulation.oracle.stepped(self)
+        kind = self.simulation.oracle.numerics.stepped(self, step + self.ahead, self.sick)
+        self.sick = kind == "not-finite"
+        self.odd = self.odd.followed_by(step, kind, f"step {step} is odd")
         self.agent.tell_trainer(
             on.StepDone(
                 self.assign.epoch,
@@ -210,6 +222,8 @@ class Trainer:
                     step_seconds=self._settings.step_seconds,
                     level=max(self.level, self.asked),
                     settled=Settled(step - 1),
+                    loss_is_finite=not self.sick,
+                    **self.odd.told,
                 ),
                 self.engine.now,
             )
@@ -233,6 +247,7 @@ class Trainer:
         content = content_of(self.state, self.assign.world, self.rank)
         staged = self.agent.stage(self, save, content)
         if staged:
+            self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self.level = max(0, self.level - 1)
         else:

@@ -192,7 +192,7 @@ class Simulation:
     def upkeep(self, by: Operator, observed: Observed) -> Maintenance:
         kept = self.decisions.maintain(observed, by.pinned)
         self.oracle.eyes.judged(by, kept)
-        self.oracle.certify(observed, kept.watermark)
+        self.oracle.watermarks.certify(observed, kept.watermark)
         self.oracle.eyes.keeping(observed, kept)
         self.oracle.despair(h.checkpoint for h in kept.unrecoverable)
         return kept

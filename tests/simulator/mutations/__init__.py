@@ -4,6 +4,7 @@ Either a rule of a model is off (`Rules`), or one decision is wrapped (`Decision
 time of a `with` block. Nothing here is imported by the simulator itself. `make mutate` runs them all.
 """
 
+from simulator.mutations.healing import HEALING
 from simulator.mutations.keeping import KEEPING
 from simulator.mutations.leaving import LEAVING
 from simulator.mutations.liveness import LIVENESS
@@ -26,6 +27,7 @@ MUTATIONS = (
     *LEAVING,
     *SPARING,
     *SICKENING,
+    *HEALING,
     *VERSION_MUTATIONS,
     *RECORDS,
 )

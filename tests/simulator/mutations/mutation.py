@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator import announced, damage, hindrances, lasting, rollout
+from simulator import announced, damage, hindrances, lasting, rollout, spoiling
 from simulator.faults import KINDS
 from simulator.rules import ALL, Rules
 from simulator.scopes import Scope
@@ -37,7 +37,7 @@ MACHINES = tuple(
     if weight
     and "pods" not in kind
     and (kind == "chunk is damaged" or kind not in damage.KINDS)
-    and kind not in {**hindrances.KINDS, **lasting.KINDS, **announced.KINDS, **rollout.KINDS}
+    and kind not in {**hindrances.KINDS, **lasting.KINDS, **announced.KINDS, **rollout.KINDS, **spoiling.KINDS}
 )
 """What hurts machines: pods that the API refuses for minutes leave too little for an old world to do."""
 

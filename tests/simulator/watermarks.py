@@ -1,0 +1,47 @@
+"""Judges what leaders, and agents without one, take for fully replicated, by the modelled holders alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.observed import Observed
+
+if TYPE_CHECKING:
+    from simulator.oracle import Oracle
+
+
+class Watermarks:
+    """Of one simulated job; `oracle` is told what it finds."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def certify(self, observed: Observed, water: Checkpoint | None) -> None:
+        """A leader takes `water` for the newest Full checkpoint: of the holders it may count, are there enough copies?"""
+        oracle = self._oracle
+        world = observed.status.world
+        if water is None or world is None:
+            return
+        if any(c.step >= water.step and oracle.on_path(c, oracle.base) for c in oracle.certified):
+            return  # older news: copies of it may have gone rightly
+        fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]
+        live = {h.endpoint.domain for h in fit if (h.fence or 0) >= world.epoch}
+        wanted = max(1, min(observed.job.spec.checkpoint.memory.replicas, len(live)))
+        sealed = {s: {h.id.node for h in oracle.ever[s] if h.fence >= world.epoch} for s in oracle.saves_of(water)}
+        least = min(map(len, sealed.values()))
+        if least < wanted:
+            oracle.fail(
+                f"the watermark is {water}, of which there are {least} sealed copies, with {len(live)} live domains"
+            )
+        oracle.certified.add(water)
+
+    def vouched(self, water: Checkpoint, epoch: int, replicas: int) -> None:
+        """An agent without a leader takes `water` for Full: are there as many copies as the job asks for?"""
+        oracle = self._oracle
+        if any(c.step >= water.step and oracle.on_path(c, oracle.base) for c in oracle.certified):
+            return
+        sealed = [{h.id.node for h in oracle.ever[s] if h.fence >= epoch} for s in oracle.saves_of(water)]
+        if min(map(len, sealed)) < replicas:
+            oracle.fail(f"an agent's watermark is {water}, which has fewer than {replicas} sealed copies")
+        oracle.certified.add(water)
