@@ -58,8 +58,6 @@ class MemorySettings:
     """A server that has just begun is left to its companion for so long at most, before a job makes it its own."""
     closures: Backoff = _CLOSURES
     """A job that takes more than its part of a holder may not write there for so long at least."""
-    threads: int = 16
-    """Holder calls at a time; a frozen holder occupies one for `call_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 def resident(admin: HolderAdmin) -> int:
-    return int(admin._info("memory")["used_memory_rss"])
+    return int(admin._wire.info("memory")["used_memory_rss"])
 
 
 def test_a_new_server_s_memory_is_touched_and_free_again(

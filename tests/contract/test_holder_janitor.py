@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.servers import redis_server
 from surefoot.errors import Fenced, TierUnavailable
 from surefoot.holder import HolderClient, keys, scripts
+from surefoot.holder.fenced_calls import FencedCalls
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.holder.server_process import HolderServer
 from surefoot.protocol.identities import HolderId, RankSave
@@ -66,11 +68,9 @@ def test_an_older_epochs_janitor_and_one_of_another_instance_remove_nothing(
     names = admin.unindexed(JOB)[save]
     with pytest.raises(Fenced):
         client.sweep(save, 5, names)
-    endpoint = client.endpoint
-    client.endpoint = replace(endpoint, holder=HolderId(endpoint.holder.node, "another"))
+    other = replace(client.endpoint, holder=HolderId(client.endpoint.holder.node, "another"))
     with pytest.raises(TierUnavailable):
-        client.sweep(save, 6, names)
-    client.endpoint = endpoint
+        client._wire.converse(FencedCalls(other, JOB).sweep(save, 6, names))
     assert admin.unindexed(JOB) == {save: names}
 
 
@@ -111,7 +111,11 @@ def test_a_holder_that_restarts_behind_an_upgrade_serves_agents_of_before(
     former = {script.name: script for script in scripts.FORMER}
     data = keys.data_of(JOB, save, 2)
     arguments = [keys.field(save), manifest(save).to_json(), "", 8, 5, 3, 2]
-    assert client._run(former["commit"], 1, [keys.layout(JOB, LAYOUT), *data], arguments)[0] == "ok"
+
+    def run(*call: Any) -> Any:
+        return client._wire.converse(client.calls._run(*call))
+
+    assert run(former["commit"], 1, [keys.layout(JOB, LAYOUT), *data], arguments)[0] == "ok"
     assert [m.save for m in client.index().manifests] == [save]
-    assert client._run(former["drop"], 1, data, [keys.field(save)])[0] == "ok"
+    assert run(former["drop"], 1, data, [keys.field(save)])[0] == "ok"
     assert client.index().manifests == ()

@@ -16,7 +16,7 @@ from surefoot_operator.coordinator.agent_channel import AgentChannel
 from surefoot_operator.fabric.interface import WorkerEnvironment
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
-from surefoot_operator.memory import JobHolders
+from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import OperatorSettings
@@ -29,7 +29,9 @@ class Operator:
         self.server = server
         self.fabric: KubernetesFabric = fabric_of(server)
         settings = OperatorSettings(progress_seconds=0.0)
-        self.memory = JobHolders("u", Credentials("u", "p"), settings.memory, time.time, lambda urgent: None)
+        self.memory = JobHolders(
+            "u", Credentials("u", "p"), HolderPool(settings.memory), time.time, lambda urgent: None
+        )
         channel = AgentChannel("u", 0.5, time.time, lambda urgent: None)
         empty = WorkerEnvironment({}, {})
         parts = Dependencies(self.fabric, channel, self.memory, lambda job, worker: empty, settings, time.time, str)

@@ -25,7 +25,7 @@ from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
 from surefoot.protocol.records import Layout, Piece, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory import HolderPlace, JobHolders
+from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
@@ -55,7 +55,8 @@ class Stand:
         self.places: list[HolderPlace] = []
         self.servers: list[HolderServer] = []
         self.status = JobStatus(world=world(1))
-        self.tier = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, self._changed)
+        self.pool = HolderPool(SETTINGS)
+        self.tier = JobHolders("uid-1", ACCOUNT, self.pool, time.time, self._changed)
 
     def _changed(self, urgent: bool) -> None:
         self.changes += 1
@@ -103,6 +104,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 if server.process.poll() is None:
                     os.kill(server.process.pid, signal.SIGCONT)
             await made.tier.close()
+            await made.pool.close()
 
 
 def saved(client: HolderClient, epoch: int, step: int, rank: int = 0, world_size: int = 1) -> RankManifest:
@@ -164,7 +166,8 @@ async def test_a_new_leader_in_a_claim_does_not_seal_before_its_time(stand: Stan
     stand.start()
     stand.follow(world=world(1))
     where = await stand.ready()
-    second = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    other = HolderPool(SETTINGS)
+    second = JobHolders("uid-1", ACCOUNT, other, time.time, stand._changed)
     second.follow(stand.places, JobStatus(world=world(2, "Claimed")))
     await until(lambda: bool(second.seen()), "the new leader sees the holder")
     assert second.seen()[0].fence == 1
@@ -172,13 +175,15 @@ async def test_a_new_leader_in_a_claim_does_not_seal_before_its_time(stand: Stan
     saved(client, 1, 10)
     client.close()
     await second.close()
+    await other.close()
 
 
 async def test_a_leader_that_was_overtaken_learns_which_epoch_rules_and_seals_nothing(stand: Stand) -> None:
     stand.start()
     stand.follow(world=world(7))
     where = await stand.ready()
-    stale = JobHolders("uid-1", ACCOUNT, SETTINGS, time.time, stand._changed)
+    other = HolderPool(SETTINGS)
+    stale = JobHolders("uid-1", ACCOUNT, other, time.time, stand._changed)
     stale.follow(stand.places, JobStatus(world=world(5, "Claimed")))
     await until(lambda: bool(stale.seen()), "the stale leader sees the holder")
     stale.seal(where.holder, 5)
@@ -187,6 +192,7 @@ async def test_a_leader_that_was_overtaken_learns_which_epoch_rules_and_seals_no
     assert client.index().fence == 7
     client.close()
     await stale.close()
+    await other.close()
 
 
 async def test_a_holder_that_restarted_empty_is_another_one_and_the_former_is_gone(stand: Stand) -> None:

@@ -16,7 +16,7 @@ from support.servers.redis_server import ADMIN_PASSWORD
 from surefoot.holder import Credentials
 from surefoot.holder.server_process import HolderServer
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory import HolderPlace, JobHolders
+from surefoot_operator.memory import HolderPlace, HolderPool, JobHolders
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
@@ -32,7 +32,8 @@ class Stand:
         self.server = server
         self.place = HolderPlace("n", "n", where.host, where.port, pid, True, "default", ADMIN_PASSWORD, tls)
         settings = MemorySettings(probe_seconds=0.05, read_seconds=0.1)
-        self.tier = JobHolders("uid-1", Credentials("job-1", "its password"), settings, time.time, lambda urgent: None)
+        self.pool = HolderPool(settings)
+        self.tier = JobHolders("uid-1", Credentials("job-1", "its password"), self.pool, time.time, lambda urgent: None)
 
     def follow(self, **changes: object) -> None:
         self.place = replace(self.place, **changes)  # type: ignore[arg-type]  # tests name real fields
@@ -64,6 +65,7 @@ async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield made
         finally:
             await made.tier.close()
+            await made.pool.close()
 
 
 @pytest.mark.parametrize("stand", ["redis on PATH", redis_server.OVER_TLS], indirect=True)

@@ -22,7 +22,7 @@ from surefoot.protocol.backoff import Backoff
 from surefoot.protocol.identities import RankSave
 from surefoot.protocol.records import RankManifest
 from surefoot_operator.api.status import JobStatus
-from surefoot_operator.memory import JobHolders
+from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.observed import HolderSeen
 from surefoot_operator.settings import MemorySettings
 
@@ -40,7 +40,10 @@ class Stand:
 
     def __init__(self, server: HolderServer, settings: MemorySettings) -> None:
         self.server = server
-        self.tiers = {uid: JobHolders(uid, ACCOUNTS[uid], settings, time.time, lambda urgent: None) for uid in ACCOUNTS}
+        self.pool = HolderPool(settings)
+        self.tiers = {
+            uid: JobHolders(uid, ACCOUNTS[uid], self.pool, time.time, lambda urgent: None) for uid in ACCOUNTS
+        }
 
     def follow(self, uid: str, size_limit_bytes: int | None = None) -> None:
         status = JobStatus(world=world(1))

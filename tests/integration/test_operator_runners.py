@@ -19,7 +19,7 @@ from surefoot_operator.coordinator.agent_server import AgentServer
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.labels import jobs_path
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import JobHolders
+from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.memory.holder_place import TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
@@ -37,7 +37,9 @@ class Stand:
         self.agents = AgentServer(CoordinatorSettings(), _nobody)
         telling = WorkerEnvironmentFactory("ws://nowhere/v1/agents", 1.0, Secrets(b"root"))
         settings = OperatorSettings()
-        self.shared = Shared(self.cache, self.agents, telling, PodSettings(), TierAccess(), settings)
+        self.shared = Shared(
+            self.cache, self.agents, telling, PodSettings(), TierAccess(), settings, HolderPool(settings.memory)
+        )
         self.runners = JobRunners(self.shared)
         self.cleaned: list[str] = []
         stand = self

@@ -41,7 +41,7 @@ from surefoot_operator.fabric.kubernetes.api import Api
 from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import TierAccess
+from surefoot_operator.memory import HolderPool, TierAccess
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ class ClusterOperator:
         shared.server.lead(False)
         metrics.leader.set(0)
         await self._within("jobs", runners.close())
+        await self._within("holders", shared.pool.close())
         await self._within("the leader's tasks", self._term.close())
 
     def _tier(self, shared: Shared, runners: JobRunners) -> MemoryMaintenance:
@@ -180,7 +181,9 @@ class ClusterOperator:
         pods = PodSettings(
             agent=given.agent_command, purge_image=given.runtime_image, socket_folder=given.memory_socket_folder
         )
-        return Shared(self._cache, server, telling, pods, access, settings, clock=self._clock)
+        return Shared(
+            self._cache, server, telling, pods, access, settings, HolderPool(settings.memory), clock=self._clock
+        )
 
     async def _tier_access(self) -> TierAccess:
         """Reads the credentials for holders; with TLS it keeps their certificate too."""

@@ -24,7 +24,7 @@ from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.fabric.kubernetes.cache import ClusterCache
 from surefoot_operator.fabric.kubernetes.kubernetes_fabric import KubernetesFabric
 from surefoot_operator.fabric.kubernetes.pods import PodSettings
-from surefoot_operator.memory import JobHolders, TierAccess
+from surefoot_operator.memory import HolderPool, JobHolders, TierAccess
 from surefoot_operator.policy.maintenance.rollout import JobSafety
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
@@ -61,6 +61,8 @@ class Shared:
     access: TierAccess
     """What the operator reaches every holder with."""
     settings: OperatorSettings
+    pool: HolderPool
+    """Of holders: each is connected to and visited once for all jobs."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROUNDS_AT_ONCE))
     clock: Callable[[], float] = field(default_factory=TermClock)
     """Of the present term; nothing that is compared follows the wall clock."""
@@ -74,7 +76,7 @@ class JobRunner:
         self._shared = shared
         self._fabric = KubernetesFabric(shared.cache, key.namespace, key.name, key.uid, shared.access, shared.pods)
         account = shared.telling.secrets.holder_account(key.uid)
-        self._memory = JobHolders(key.uid, account, shared.settings.memory, shared.clock, self.wake)
+        self._memory = JobHolders(key.uid, account, shared.pool, shared.clock, self.wake)
         channel = AgentChannel(key.uid, self._heartbeat_seconds(), shared.clock, self.wake)
         token = partial(shared.telling.secrets.epoch_token, key.uid)
         parts = Dependencies(

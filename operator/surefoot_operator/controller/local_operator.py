@@ -32,7 +32,7 @@ from surefoot_operator.coordinator.agent_server import AgentServer, tokens
 from surefoot_operator.errors import FabricError
 from surefoot_operator.fabric.interface import Fabric
 from surefoot_operator.fabric.processes.processes_fabric import ProcessesFabric
-from surefoot_operator.memory import JobHolders
+from surefoot_operator.memory import HolderPool, JobHolders
 from surefoot_operator.reconcile import Reconciler
 from surefoot_operator.reconcile.dependencies import Dependencies
 from surefoot_operator.settings import CoordinatorSettings, OperatorSettings
@@ -53,6 +53,7 @@ class LocalOperator:
         self._server = AgentServer(settings.coordinator, tokens(secrets.worker_token))
         self._clock = TermClock()
         self._memory: JobHolders | None = None
+        self._pool = HolderPool(self._settings.memory)
         self._running: asyncio.Task[None] | None = None
         self.reconciler: Reconciler | None = None
 
@@ -73,7 +74,7 @@ class LocalOperator:
                 self.reconciler.wake(urgent)
 
         account = self._secrets.holder_account(job.uid)
-        self._memory = JobHolders(job.uid, account, self._settings.memory, self._clock, changed)
+        self._memory = JobHolders(job.uid, account, self._pool, self._clock, changed)
         channel = AgentChannel(job.uid, job.spec.health_policy.heartbeat_seconds, self._clock, changed)
         telling = WorkerEnvironmentFactory(
             self._server.url,
@@ -98,6 +99,7 @@ class LocalOperator:
         await self._server.close()
         if self._memory is not None:
             await self._memory.close()
+        await self._pool.close()
         await self._fabric.close()
 
     async def _job(self) -> TrainingJob:

@@ -5,4 +5,5 @@ I/O only; `policy` decides.
 
 from surefoot_operator.memory.holder_place import HolderPlace as HolderPlace
 from surefoot_operator.memory.holder_place import TierAccess as TierAccess
+from surefoot_operator.memory.holder_pool import HolderPool as HolderPool
 from surefoot_operator.memory.job_holders import JobHolders as JobHolders

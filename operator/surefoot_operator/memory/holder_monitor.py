@@ -1,50 +1,45 @@
-"""Monitors one holder: probes it repeatedly and tracks its state.
+"""Monitors one holder for one job.
 
-A task of its own per holder, so that a frozen one delays no other; the blocking visit runs in a thread. Owned by
-`memory.job_holders`. Calls `changed` only for what a plan could read.
+Keeps what is due there, and its state. Has no task and no connection: `memory.holder_pool` visits, and asks what is due. Owned by `memory.job_holders`. Calls
+`changed` only for what a plan could read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from surefoot.errors import AccessRefused, BeingFilled, Fenced, SurefootError, TierUnavailable
-from surefoot.holder import Credentials
 from surefoot.holder.provisioning import Memory
 from surefoot_operator import metrics
 from surefoot_operator.api.status import World
 from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.holder_pool import SharedHolder
 from surefoot_operator.memory.holder_probe import HolderProbe, ProbeRequest, ProbeResult
 from surefoot_operator.observed import HolderSeen
-from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
 _GRAINS = 100
 Changed = Callable[[bool], None]
 """Called after each change; True if a plan should be made at once, False if newer saves alone were read."""
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class HolderMonitor:
-    """Monitors one place until the fabric names another process there."""
+    """Monitors one place for one job, until another process is there."""
 
     def __init__(
         self,
         place: HolderPlace,
+        shared: SharedHolder,
         probe: HolderProbe,
-        pool: ThreadPoolExecutor,
-        settings: MemorySettings,
         clock: Callable[[], float],
         changed: Changed,
     ) -> None:
-        self.place = place
+        self.place, self.probe = place, probe
         self.seen: HolderSeen | None = None
         """None until it answered once: then nothing is known of it, not even its name."""
         self.trouble = ""
@@ -53,35 +48,32 @@ class HolderMonitor:
         """Whether something answers here that refuses the operator."""
         self.replaced: list[HolderSeen] = []
         """Instances that were here before the present one."""
-        self._probe, self._pool, self._settings = probe, pool, settings
+        self._shared, self._settings = shared, shared.settings
         self._clock, self._changed = clock, changed
         self._world: World | None = None
         self._resting = False
         self._sealing: int | None = None
         self._read_due = 0.0
-        self._settles_until = clock() + settings.settle_seconds
-        self._wake = asyncio.Event()
+        self._settles_until = clock() + self._settings.settle_seconds
         self._turn = asyncio.Lock()
-        self._task = asyncio.create_task(self._run(), name=f"holder on {place.node}")
+        shared.attend(self)
 
     def settle(self, settling: bool) -> None:
         """Sets whether its pod is not Ready, which delays it briefly."""
-        if self._probe.settling and not settling:
-            self._wake.set()
-        self._probe.settling = settling and self._clock() < self._settles_until
+        if self.probe.settling and not settling:
+            self._shared.wake()
+        self.probe.settling = settling and self._clock() < self._settles_until
 
     def renew(self, place: HolderPlace) -> None:
-        """Reconnects to the same server with another password or authority."""
+        """Takes note of another password or authority of the same server."""
         log.info("reconnecting to the holder on %s with new credentials", place.node)
         self.place = place
-        self._probe.renew(place)
-        self._wake.set()
 
     def follow(self, world: World | None, resting: bool = False) -> None:
         """Takes the stored world; a new one ends the pause between visits."""
         if world != self._world or (self._resting and not resting):
             self._world = world
-            self._wake.set()
+            self._shared.wake()
         self._resting = resting
 
     def seal(self, epoch: int) -> bool:
@@ -93,57 +85,56 @@ class HolderMonitor:
             return False
         if self._sealing != epoch:
             self._sealing = epoch
-            self._wake.set()
+            self._shared.wake()
         return True
 
     def look(self) -> None:
         """Reads the index again soon, as it was just changed."""
         self._read_due = 0.0
-        self._wake.set()
+        self._shared.wake()
 
-    async def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Runs one of the probe's methods in a thread, between visits."""
-        async with self._turn:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *arguments, **named))
-            try:
-                return await asyncio.shield(future)
-            except asyncio.CancelledError:
-                # the thread goes on until its own time limit: until then the connections are its own
-                await asyncio.wait([future])
-                if not future.cancelled():
-                    future.exception()  # looked at: nobody is left to be told
-                raise
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs one of the probe's calls between visits."""
+        try:
+            async with self._turn:
+                return await work
+        finally:
+            work.close()  # of one that never came to its turn
 
-    @property
-    def probe(self) -> HolderProbe:
-        return self._probe
-
-    async def stop(self) -> None:
-        """Ends the task, waiting for the call under way."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Closes the connections once no thread uses them."""
-        async with self._turn:
-            self._probe.close()
-
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            request = self._request()
-            if request is not None and self.place.running:
-                await self._once(request)
-            try:
-                async with asyncio.timeout(self._pause()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass  # time for the next visit
-
-    def _pause(self) -> float | None:
+    def pause_seconds(self) -> float | None:
+        """Longest wait for the next visit; None: it wants none."""
         if self._world is None:
             return None  # nothing was ever begun: nothing is to be known here
         return self._settings.rest_seconds if self._resting else self._settings.probe_seconds
+
+    def is_due(self) -> bool:
+        """Whether a visit has more to do here than a ping."""
+        request = self._request()
+        if request is None or self._turn.locked():
+            return False
+        well = self.seen is not None and self.seen.state == "Ready" and self.probe.is_provisioned
+        return request.seal or request.read or not well
+
+    def leave(self) -> None:
+        """Ends its part in visits."""
+        self._shared.leave(self)
+
+    async def close(self) -> None:
+        """Ends its part in visits, and waits for the call under way."""
+        self._shared.leave(self)
+        async with self._turn:
+            pass
+
+    async def visit(self) -> None:
+        """Carries out what is due, and takes note of how it went."""
+        request = self._request()
+        if request is not None:
+            await self._once(request)
+
+    def failed(self, error: SurefootError) -> None:
+        """The holder does not answer anybody."""
+        if self._world is not None:
+            self._unwell("refused" if not isinstance(error, TierUnavailable) else "away", error)
 
     def _request(self) -> ProbeRequest | None:
         world = self._world
@@ -157,7 +148,7 @@ class HolderMonitor:
 
     async def _once(self, request: ProbeRequest) -> None:
         try:
-            report = await self.call(self._probe.run, request)
+            report = await self.call(self.probe.run(request))
         except Fenced as error:
             # a newer leader's epoch rules there: our next write of status will fail, and says so
             self._unwell("fenced", error)
@@ -217,7 +208,7 @@ class HolderMonitor:
                 self._changed(True)
             return
         if self.seen.state == "Ready":
-            log.warning("%s does not answer: %s", self.seen.endpoint.holder, error)
+            log.info("%s does not answer: %s", self.seen.endpoint.holder, error)  # the pool warns, once for all jobs
             self.seen = replace(self.seen, state="Silent", since_seconds=self._clock())
             news = True
         self.seen = replace(self.seen, trouble=self.trouble, refusing=refusing)
@@ -231,17 +222,3 @@ def _rounded(memory: Memory | None) -> tuple[int | None, int | None]:
         return None, None
     grain = max(1, memory.limit_bytes // _GRAINS)
     return -(-memory.used_bytes // grain) * grain, memory.limit_bytes
-
-
-def start_monitor(
-    place: HolderPlace,
-    job: str,
-    account: Credentials,
-    pool: ThreadPoolExecutor,
-    settings: MemorySettings,
-    clock: Callable[[], float],
-    changed: Changed,
-) -> HolderMonitor:
-    """Starts a monitor with connections of its own."""
-    probe = HolderProbe(place, job, account, settings)
-    return HolderMonitor(place, probe, pool, settings, clock, changed)

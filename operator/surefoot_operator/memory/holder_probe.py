@@ -1,11 +1,12 @@
-"""Probes one holder: provisions, seals and reads its index; blocking.
+"""Probes one holder for one job: provisions, seals and reads its index.
 
-Called by `memory.holder_monitor`, one visit at a time. Every call has its own time limit. TierUnavailable: the holder's
+Called by `memory.holder_monitor`, one call at a time. Every call has its own time limit. TierUnavailable: the holder's
 state is unknown for now; Fenced: a newer epoch owns it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -15,14 +16,15 @@ from dataclasses import dataclass
 import xxhash
 
 from surefoot.errors import BeingFilled, ChunkMissing, Fenced, ProtocolError, TierError, TierUnavailable
-from surefoot.holder import Credentials, HolderClient, HolderIndex
-from surefoot.holder.provisioning import HolderAdmin, Memory
+from surefoot.holder import Credentials, HolderIndex
+from surefoot.holder.fenced_calls import FencedCalls
+from surefoot.holder.provisioning import AdminCalls, Memory
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
 from surefoot_operator import metrics
 from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.holder_pool import SharedHolder
 from surefoot_operator.memory.quota import Terms, is_worth_measuring, overdraft
-from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +57,20 @@ class ProbeResult:
 
 
 class HolderProbe:
-    """The operator's connections to one holder, for one thread at a time."""
+    """Makes one job's calls to one holder, over the shared connection."""
 
-    def __init__(self, place: HolderPlace, job: str, account: Credentials, settings: MemorySettings) -> None:
-        self._place, self._job, self._account = place, job, account
-        self._call_seconds, self._closures = settings.call_seconds, settings.closures
-        self._admin = HolderAdmin(place.host, place.port, place.admin_password, settings.call_seconds, place.tls_ca)
-        self._client: HolderClient | None = None
-        self._renewed: HolderPlace | None = None
+    def __init__(
+        self, place: HolderPlace, shared: SharedHolder, job: str, account: Credentials, layouts: dict[str, Layout]
+    ) -> None:
+        self._place, self._shared, self._job, self._account = place, shared, job, account
+        self._closures = shared.settings.closures
+        self._admin = AdminCalls(place.host, place.port)
+        self._calls: FencedCalls | None = None
+        self._endpoint: HolderEndpoint | None = None
+        self._run = ""
         self._fence = -1
-        self._layouts: dict[str, Layout] = {}
+        self._layouts = layouts
+        """Every layout record that the job read so far, by digest; shared by all its probes."""
         self._told: set[str] = set()
         self._closed, self._measured_at, self._closed_until = "", 0.0, 0.0
         self._closings = 0
@@ -75,54 +81,47 @@ class HolderProbe:
         self.settling = False
         """Whether a server that is nobody's yet is left to its companion."""
 
-    def run(self, request: ProbeRequest) -> ProbeResult:
+    @property
+    def is_provisioned(self) -> bool:
+        """Whether the server that is connected to now was made this job's."""
+        return self._calls is not None and self._run == self._shared.run
+
+    async def run(self, request: ProbeRequest) -> ProbeResult:
         """Provisions a new instance, then carries out the request.
 
-        After a failure the next visit looks everything up again.
+        After an answer that it did not expect the next visit looks everything up again.
         """
-        self._take_up()
         try:
-            run = self._admin.instance()
-            if self._client is None or not self._client.endpoint.holder.instance.startswith(run):
-                self._client = self._provision(self._admin.instance_of(self._job), request)
-            return self._carry_out(self._client, request)
+            if self._calls is None or self._run != self._shared.run:
+                await self._provision(request)
+            return await self._carry_out(request)
         except TierUnavailable:
-            self._forget()
+            if self._shared.is_open:
+                self.forget()  # it answered, and is not as it was left; a line that broke says nothing of the server
             raise
 
-    def renew(self, place: HolderPlace) -> None:
-        """Uses another password or authority from the next visit on.
-
-        Any thread may call it; no connection is closed during a call.
-        """
-        self._renewed = place
-
-    def _take_up(self) -> None:
-        place, self._renewed = self._renewed, None
-        if place is not None:
-            self._admin.close()
-            self._forget()
-            self._place = place
-            self._admin = HolderAdmin(place.host, place.port, place.admin_password, self._call_seconds, place.tls_ca)
-
-    def _carry_out(self, client: HolderClient, request: ProbeRequest) -> ProbeResult:
+    async def _carry_out(self, request: ProbeRequest) -> ProbeResult:
+        assert self._calls is not None, "provisioned just before"
+        assert self._endpoint is not None, "as the calls"
+        calls, endpoint = self._calls, self._endpoint
         seal = request.seal or (not request.claimed and self._fence < request.epoch)
         if seal and self._fence < request.epoch:
             try:
-                client.seal(request.epoch)
+                await self._shared.converse(calls.seal(request.epoch))
                 self._fence = request.epoch
             except Fenced:
-                self._fence = client.index().fence  # the plan must learn which epoch rules
+                # the plan must learn which epoch rules
+                self._fence = (await self._shared.converse(calls.index())).fence
         index = memory = None
         if seal or request.read:
-            index, memory = client.index(), self._admin.memory()
+            index, memory = await self._shared.converse(calls.index()), await self._shared.memory()
             self._fence = max(self._fence, index.fence)
             self._note_damage(index.damaged)
-            self._read_layouts(client, index.manifests)
-            self._hold_to_its_part(memory)
-        return ProbeResult(client.endpoint, self._fence, index, memory, self._closed)
+            await self._read_layouts(calls, index.manifests)
+            await self._hold_to_its_part(memory)
+        return ProbeResult(endpoint, self._fence, index, memory, self._closed)
 
-    def _hold_to_its_part(self, memory: Memory) -> None:
+    async def _hold_to_its_part(self, memory: Memory) -> None:
         """Closes the job's account here while it holds more than its part, and opens it again."""
         now, limits = time.monotonic(), (self.size_limit_bytes, memory.limit_bytes)
         if limits != self._limits:
@@ -134,108 +133,102 @@ class HolderProbe:
             return
         self._measured_at = now
         holding = self._admin.holding(self._job)
-        terms = Terms(holding.accounts(), limits[0])
-        why = overdraft(holding.held_bytes(), memory, terms, bool(self._closed))
+        terms = Terms(await self._shared.converse(holding.accounts()), limits[0])
+        held = await self._shared.converse(holding.held_bytes())
+        why = overdraft(held, memory, terms, bool(self._closed))
         if why and not self._closed:
-            gone = holding.close(self._account)
+            gone = await self._shared.converse(holding.close(self._account))
             self._closings += 1
             self._closed_until = now + self._closures.seconds(self._closings)
             metrics.holder_accounts_closed.inc()
             log.warning("%s: closed the account of job %s: %s; removed %d keys", self._place.node, self._job, why, gone)
         elif self._closed and not why:
-            holding.open(self._account)
+            await self._shared.converse(holding.open(self._account))
             log.info("%s: opened the account of job %s again", self._place.node, self._job)
         self._closed = why
 
-    def _forget(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        self._client, self._fence, self._closed = None, -1, ""
+    def forget(self) -> None:
+        """Provisions anew at the next visit."""
+        self._calls, self._endpoint, self._fence, self._closed = None, None, -1, ""
 
-    @property
-    def layouts(self) -> dict[str, Layout]:
-        """Every layout record read here so far, by digest."""
-        return self._layouts
-
-    def drop(self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]) -> int:
+    async def drop(
+        self, holder: HolderId, saves: Iterable[tuple[RankSave, int]], epoch: int, due: Callable[[], bool]
+    ) -> int:
         """Drops (save, chunks) from exactly this instance; returns how many.
 
         It stops once `due` says no.
         """
-        client, gone = self._of(holder), 0
+        calls, gone = self._of(holder), 0
         for save, chunks in saves:
             if not due():
                 break
-            client.drop(save, epoch, chunks)
+            await self._shared.converse(calls.drop(save, epoch, chunks))
             gone += 1
         return gone
 
-    def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
+    async def mark(self, holder: HolderId, checkpoint: Checkpoint, epoch: int) -> None:
         """Writes the watermark to exactly this instance."""
-        self._of(holder).set_watermark(checkpoint, epoch)
+        await self._shared.converse(self._of(holder).set_watermark(checkpoint, epoch))
 
-    def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
-        return self._admin.unindexed(self._job)
+    async def unindexed(self) -> dict[RankSave, tuple[str, ...]]:
+        return await self._shared.converse(self._admin.unindexed(self._job))
 
-    def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
+    async def sweep(self, holder: HolderId, found: Mapping[RankSave, Sequence[str]], epoch: int) -> int:
         """Removes leftover keys of uncommitted saves; returns how many.
 
         From exactly this instance.
         """
-        client = self._of(holder)
-        return sum(len(names) for save, names in found.items() if client.sweep(save, epoch, names))
+        calls, gone = self._of(holder), 0
+        for save, names in found.items():
+            if await self._shared.converse(calls.sweep(save, epoch, names)):
+                gone += len(names)
+        return gone
 
-    def clean(self) -> None:
+    async def clean(self) -> None:
         """Removes the job from this holder: account first, then every key."""
-        self._admin.remove_job(self._job, self._account.user)
-        self._forget()
+        await self._shared.converse(self._admin.remove_job(self._job, self._account.user))
+        self.forget()
 
-    def close(self) -> None:
-        self._admin.close()
-        self._forget()
-
-    def _of(self, holder: HolderId) -> HolderClient:
+    def _of(self, holder: HolderId) -> FencedCalls:
         where = f"{self._place.host}:{self._place.port}"
-        if self._client is None:
+        if self._calls is None or self._endpoint is None:
             raise TierUnavailable(f"{holder} does not answer at {where}")
-        if self._client.endpoint.holder != holder:
-            raise TierUnavailable(f"{holder} is gone: {self._client.endpoint.holder} answers at {where}")
-        return self._client
+        if self._endpoint.holder != holder:
+            raise TierUnavailable(f"{holder} is gone: {self._endpoint.holder} answers at {where}")
+        return self._calls
 
-    def _provision(self, instance: str, request: ProbeRequest) -> HolderClient:
+    async def _provision(self, request: ProbeRequest) -> None:
         """Makes this instance the job's. One that a former leader provisioned keeps its fence while a claim waits for
         drains: sealing it here, before its time, would refuse saves that may still arrive."""
-        self._forget()
-        place = self._place
+        self.forget()
+        place, run = self._place, self._shared.run
+        instance = await self._shared.converse(self._admin.instance_of(self._job))
         tls = place.tls_ca is not None
         endpoint = HolderEndpoint(HolderId(place.node, instance), place.host, place.port, place.domain, tls)
-        account = Credentials("", place.admin_password, place.tls_ca or "")
-        client = HolderClient(endpoint, self._job, account, self._call_seconds)
+        calls = FencedCalls(endpoint, self._job)
         known = -1
         with contextlib.suppress(TierUnavailable):  # not this job's yet; a dead one is found by the next call
-            known = client.index().fence
-        if known < 0 and (self.settling or self._admin.is_being_filled()):
-            client.close()
+            known = (await self._shared.converse(calls.index())).fence
+        if known < 0 and (self.settling or await self._shared.converse(self._admin.is_being_filled())):
             raise BeingFilled(
                 f"the memory of the holder on {place.node} is still being initialised; trying again", instance
             )
         fence = known if request.claimed and known >= 0 else max(known, request.epoch)
-        self._admin.provision(self._job, self._account, fence)
-        self._fence = fence
-        return client
+        await self._shared.converse(self._admin.provision(self._job, self._account, fence))
+        self._calls, self._endpoint, self._run, self._fence = calls, endpoint, run, fence
 
-    def _read_layouts(self, client: HolderClient, manifests: Iterable[RankManifest]) -> None:
+    async def _read_layouts(self, calls: FencedCalls, manifests: Iterable[RankManifest]) -> None:
         """Fetches each layout once. One that is damaged here may be good elsewhere: named, counted, left out."""
         for digest in sorted({m.layout for m in manifests} - set(self._layouts)):
             try:
-                text = client.read_layout(digest)
+                text = await self._shared.converse(calls.read_layout(digest))
                 if xxhash.xxh3_64_hexdigest(text.encode()) != digest:
                     raise ProtocolError("its bytes do not match its digest")
-                self._layouts[digest] = Layout.from_json(text)
+                self._layouts[digest] = await asyncio.to_thread(Layout.from_json, text)
             except TierUnavailable:
                 raise
             except (ChunkMissing, ProtocolError, TierError) as error:
-                self._note_damage((f"{client}: layout {digest}: {error}",))
+                self._note_damage((f"{calls}: layout {digest}: {error}",))
 
     def _note_damage(self, names: Iterable[str]) -> None:
         for name in names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -25,11 +24,12 @@ from surefoot.protocol.settled import Settled
 from surefoot.task_set import TaskSet, logged
 from surefoot_operator import metrics
 from surefoot_operator.api.status import JobStatus, World
-from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor, start_monitor
+from surefoot_operator.memory.holder_monitor import Changed, HolderMonitor
 from surefoot_operator.memory.holder_place import HolderPlace
+from surefoot_operator.memory.holder_pool import HolderPool
+from surefoot_operator.memory.holder_probe import HolderProbe
 from surefoot_operator.memory.orphaned_keys import orphaned_keys
 from surefoot_operator.observed import HolderSeen
-from surefoot_operator.settings import MemorySettings
 
 log = logging.getLogger(__name__)
 _Found = Mapping[RankSave, tuple[str, ...]]
@@ -43,18 +43,21 @@ class JobHolders:
         self,
         job: str,
         account: Credentials,
-        settings: MemorySettings,
+        pool: HolderPool,
         clock: Callable[[], float],
         changed: Changed,
     ) -> None:
-        self._job, self._account, self._settings = job, account, settings
+        self._job, self._account, self._pool = job, account, pool
         self._clock, self._changed = clock, changed
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="holder")
         self._monitors: dict[str, HolderMonitor] = {}
         self._leaving = TaskSet(logged(log))
         self._gone: dict[HolderId, HolderSeen] = {}
         self._status = JobStatus()
+        self._places: Mapping[str, HolderPlace] = {}
+        self._resting = False
+        self._size_limit_bytes: int | None = None
         self._covers: dict[frozenset[str], bool] = {}
+        self._wanted: tuple[tuple[object, ...], frozenset[frozenset[str]]] = ((), frozenset())
         self._layouts: dict[str, Layout] = {}
         self._found: dict[HolderId, _Found] = {}
         self._cleaned = False
@@ -84,24 +87,31 @@ class JobHolders:
         A place whose process changed has lost its data. `resting`: nobody reads or writes, so holders are asked seldom.
         `size_limit_bytes`: what the job may store on each.
         """
-        self._status = status
-        for place in places:
-            kept = self._monitors.get(place.node)
-            if kept is not None and not kept.place.same_server(place):
+        self._status, self._resting, self._size_limit_bytes = status, resting, size_limit_bytes
+        self._pool.follow(places)
+        self._places = {place.node: place for place in places}
+        for kept in tuple(self._monitors.values()):
+            place = self._places.get(kept.place.node)
+            if place is not None and not kept.place.same_server(place):
                 self._retire(kept)
-                kept = None
-            if kept is None and place.running and not self._cleaned:
-                kept = self._monitors[place.node] = start_monitor(
-                    place, self._job, self._account, self._pool, self._settings, self._clock, self._changed
-                )
+        self._attend()
+        self._remember()
+
+    def _attend(self) -> None:
+        """Monitors every place, and brings every monitor up to the status."""
+        for node, place in self._places.items():
+            kept = self._monitors.get(node)
+            if kept is None and place.running and not self._cleaned and self._status.world is not None:
+                shared = self._pool.of(place)
+                probe = HolderProbe(place, shared, self._job, self._account, self._layouts)
+                kept = self._monitors[node] = HolderMonitor(place, shared, probe, self._clock, self._changed)
             if kept is not None:
                 if not kept.place.same_access(place):
                     kept.renew(place)
                 kept.settle(place.settling)
         for kept in self._monitors.values():
-            kept.probe.size_limit_bytes = size_limit_bytes
-            kept.follow(status.world, resting)
-        self._remember(places)
+            kept.probe.size_limit_bytes = self._size_limit_bytes
+            kept.follow(self._status.world, self._resting)
 
     def seen(self) -> tuple[HolderSeen, ...]:
         """Lists every holder that answered or that status names."""
@@ -138,11 +148,14 @@ class JobHolders:
 
         Sets that are not known yet are left out.
         """
-        for kept in self._monitors.values():
-            self._layouts.update(kept.probe.layouts)
         self._learn(layouts)
-        holders = {h.endpoint.holder: h.entries for h in self.seen() if h.state == "Ready"}
-        wanted = layouts_to_check(TierReading(holders, tuple(persistent)))
+        # summarised once for the same indexes and listing: a round in which an agent spoke looks at none of them
+        ready = [h for h in self.seen() if h.state == "Ready"]
+        key = (persistent, *((h.endpoint.holder, h.entries) for h in ready))
+        if not _is_same(key, self._wanted[0]):
+            holders = {h.endpoint.holder: h.entries for h in ready}
+            self._wanted = (key, frozenset(layouts_to_check(TierReading(holders, tuple(persistent)))))
+        wanted = self._wanted[1]
         for digests in wanted - set(self._covers):
             found = [self._layouts[d] for d in sorted(digests) if d in self._layouts]
             if len(found) == len(digests):
@@ -172,7 +185,7 @@ class JobHolders:
                 continue
             chunks = {m.save: m.chunks for m in kept.seen.entries}
             todo = [(save, chunks[save]) for save in saves if save in chunks]
-            calls.append(self._told(kept, "drop", kept.call(kept.probe.drop, holder, todo, epoch, due)))
+            calls.append(self._told(kept.place.node, "drop", kept.call(kept.probe.drop(holder, todo, epoch, due))))
         await asyncio.gather(*calls)
         for holder in drops:
             kept = self._keeper_of(holder)
@@ -185,8 +198,8 @@ class JobHolders:
         for endpoint in self.ready(epoch):
             kept = self._keeper_of(endpoint.holder)
             if kept is not None:
-                work = kept.call(kept.probe.mark, endpoint.holder, checkpoint, epoch)
-                calls.append(self._told(kept, "mark", work))
+                work = kept.call(kept.probe.mark(endpoint.holder, checkpoint, epoch))
+                calls.append(self._told(kept.place.node, "mark", work))
         await asyncio.gather(*calls)
 
     async def sweep(
@@ -199,7 +212,7 @@ class JobHolders:
             return
         superfluous = partial(orphaned_keys, epoch=world.epoch, watermark=watermark, busy=busy, settled=settled)
         calls = [
-            self._told(kept, "sweep", self._sweep(kept, world, superfluous))
+            self._told(kept.place.node, "sweep", self._sweep(kept, world, superfluous))
             for kept in self._monitors.values()
             if kept.seen is not None and kept.seen.state == "Ready" and (kept.seen.fence or 0) >= world.epoch
         ]
@@ -209,45 +222,40 @@ class JobHolders:
         """Removes the job from every answering holder and stops monitoring."""
         kept = tuple(self._monitors.values())
         for one in kept:
-            await one.stop()
-        await asyncio.gather(*(self._told(one, "clean", one.call(one.probe.clean)) for one in kept))
-        for one in kept:
-            await one.close()
+            one.leave()
+        await asyncio.gather(*(self._told(one.place.node, "clean", one.call(one.probe.clean())) for one in kept))
         self._monitors.clear()
         self._gone.clear()
         self._cleaned = True
         self._changed(True)
 
     async def close(self) -> None:
-        """Ends every task and thread; holders stay as they are.
+        """Ends every task; holders stay as they are.
 
         It waits for calls under way, within their time limits.
         """
         for kept in self._monitors.values():
-            await kept.stop()
-        await self._leaving.join()
-        await asyncio.to_thread(self._pool.shutdown, True)
-        for kept in self._monitors.values():
             await kept.close()
+        await self._leaving.join()
         self._monitors.clear()
 
     async def _sweep(self, kept: HolderMonitor, world: World, superfluous: Callable[[_Found, _Found], _Found]) -> None:
         assert kept.seen is not None, "only holders that answered are swept"
         holder = kept.seen.endpoint.holder
-        found = await kept.call(kept.probe.unindexed)
+        found = await kept.call(kept.probe.unindexed())
         left = superfluous(found, self._found.get(holder, {}))
         self._found[holder] = found
         if left and self._status.world == world:
-            gone = await kept.call(kept.probe.sweep, holder, left, world.epoch)
+            gone = await kept.call(kept.probe.sweep(holder, left, world.epoch))
             log.info("%s: %d keys without an index entry were removed", holder, gone)
 
-    async def _told(self, kept: HolderMonitor, what: str, work: Awaitable[object]) -> None:
+    async def _told(self, node: str, what: str, work: Awaitable[object]) -> None:
         """Carries one call out; a failure is counted and logged, for the next plan asks again."""
         try:
             await work
         except SurefootError as error:
             metrics.holder_failures.labels(what).inc()
-            log.warning("%s on %s failed: %s", what, kept.place.node, error)
+            log.warning("%s on %s failed: %s", what, node, error)
 
     def _keeper_of(self, holder: HolderId) -> HolderMonitor | None:
         kept = self._monitors.get(holder.node)
@@ -262,26 +270,21 @@ class JobHolders:
         self._begin_letting_go(kept)
 
     def _begin_letting_go(self, kept: HolderMonitor) -> None:
-        self._leaving.start(self._let_go(kept), f"leaving the holder on {kept.place.node}")
-
-    @staticmethod
-    async def _let_go(kept: HolderMonitor) -> None:
-        await kept.stop()
-        await kept.close()
+        kept.leave()
+        self._leaving.start(kept.close(), f"leaving the holder on {kept.place.node}")
 
     def _collect(self, kept: HolderMonitor) -> None:
         while kept.replaced:
             gone = kept.replaced.pop()
             self._gone[gone.endpoint.holder] = gone
 
-    def _remember(self, places: Sequence[HolderPlace]) -> None:
+    def _remember(self) -> None:
         """Gone is known of those that status names; of others nobody asks."""
         for one in self._monitors.values():
             self._collect(one)
         named = {endpoint.holder: endpoint for endpoint in self._status.named_holders}
-        by_node = {place.node: place for place in places}
         for holder, endpoint in named.items():
-            place, kept = by_node.get(holder.node), self._monitors.get(holder.node)
+            place, kept = self._places.get(holder.node), self._monitors.get(holder.node)
             other = kept is not None and kept.seen is not None and kept.seen.endpoint.holder != holder
             dead = place is not None and not place.running
             if (other or dead) and holder not in self._gone:
@@ -312,3 +315,8 @@ class JobHolders:
         world = self._status.world
         now = self._clock()
         return min(world.changed_seconds, now) if world is not None else now  # another leader's clock may be ahead
+
+
+def _is_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Whether these are equal; of equal tuples that are one object nothing is compared."""
+    return len(one) == len(other) and all(a is b or a == b for a, b in zip(one, other, strict=True))

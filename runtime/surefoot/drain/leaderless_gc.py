@@ -16,7 +16,7 @@ from itertools import chain
 from surefoot import metrics
 from surefoot.errors import Corrupt, Fenced, ProtocolError, SurefootError
 from surefoot.format.layouts import read_layout
-from surefoot.holder.client import HolderClient, HolderIndex
+from surefoot.holder import HolderClient, HolderIndex
 from surefoot.protocol.completeness import Covers, TierReading, complete, layouts_to_check, watermark
 from surefoot.protocol.coverage import uncovered
 from surefoot.protocol.identities import Checkpoint, HolderId

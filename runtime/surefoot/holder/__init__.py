@@ -5,5 +5,5 @@ in memory and decides alone, by script, who may still commit or delete.
 """
 
 from surefoot.holder.client import HolderClient as HolderClient
-from surefoot.holder.client import HolderIndex as HolderIndex
 from surefoot.holder.connection import Credentials as Credentials
+from surefoot.holder.fenced_calls import HolderIndex as HolderIndex

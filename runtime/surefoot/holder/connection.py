@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -23,11 +23,14 @@ from redis.retry import Retry
 from surefoot.errors import AccessRefused, ConfigurationError, HolderDamaged, TierError, TierFull, TierUnavailable
 from surefoot.holder import nearby
 from surefoot.holder.bulk import limit_by_kernel, reply_into
+from surefoot.holder.dialogue import Asked, Dialogue, driven, section_of
 from surefoot.protocol.identities import LocalHolder
 from surefoot.settings import JobSettings
 
 TLS_NAME = "surefoot-memory"
 """What every holder's certificate names."""
+
+T = TypeVar("T")
 
 _NO_REPLY = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a reply raises that is not of the shape it should have. UnicodeDecodeError is a ValueError."""
@@ -102,6 +105,26 @@ class Wire:
             self._connection.send_command(*arguments)
             return self._connection.read_response()
 
+    def converse(self, dialogue: Dialogue[T]) -> T:
+        """Carries out a dialogue; every exchange has the call's time limit."""
+        return driven(dialogue, self._exchange)
+
+    def _exchange(self, asked: Asked) -> Any:
+        if not isinstance(asked, list):
+            return self.call(*asked)
+        self.forget()
+        for command in asked:
+            self.ask(*command)
+        return [self._answer_or_error() for _ in asked]
+
+    def _answer_or_error(self) -> Any:
+        try:
+            return self.answer()
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.InvalidResponse):
+            raise
+        except redis.exceptions.ResponseError as error:
+            return error
+
     def ask(self, *arguments: Any) -> None:
         """Sends one command whose reply `take` or `answer` reads later.
 
@@ -151,8 +174,7 @@ class Wire:
 
     def info(self, section: str) -> dict[str, str]:
         """INFO of one section as a mapping."""
-        lines = self.call("INFO", section).decode().splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+        return section_of(self.call("INFO", section))
 
     def close(self) -> None:
         """Closes the connection; a later call opens another."""
@@ -216,17 +238,18 @@ class _Connection(redis.Connection):
             raise redis.exceptions.ConnectionError(
                 "it speaks TLS, and no authority was given to verify it by (SUREFOOT_HOLDER_TLS_CA)"
             )
-        trust = _trust(self._authority)
+        context = trust(self._authority)
         plain = make()
         try:
-            return trust.wrap_socket(plain, server_hostname=TLS_NAME)
+            return context.wrap_socket(plain, server_hostname=TLS_NAME)
         except OSError:  # ssl.SSLError is one
             plain.close()
             raise
 
 
 @lru_cache(maxsize=16)
-def _trust(authority: str) -> ssl.SSLContext:
+def trust(authority: str) -> ssl.SSLContext:
+    """Returns what verifies a holder's certificate: this authority alone."""
     try:
         context = ssl.create_default_context(cadata=authority)
     except ssl.SSLError as error:

@@ -7,13 +7,12 @@ A closed account reads, drops and seals as before and writes nothing: restores g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-import redis.exceptions
+from collections.abc import Iterable
 
 from surefoot.errors import ProtocolError
 from surefoot.holder import keys
-from surefoot.holder.connection import Credentials, Wire, explained, understood
+from surefoot.holder.connection import Credentials, explained, understood
+from surefoot.holder.dialogue import Dialogue
 from surefoot.protocol.records import RankManifest
 
 WRITING = ("set", "copy", "hset")
@@ -23,24 +22,29 @@ _BATCH = 500
 
 
 class JobHolding:
-    """Measures and closes one job's holdings with administrator rights; for one thread."""
+    """Measures and closes one job's holdings, in dialogues of an administrator."""
 
-    def __init__(self, wire: Wire, where: str, job: str) -> None:
-        self._wire, self._where, self._job = wire, where, job
+    def __init__(self, where: str, job: str) -> None:
+        self._where, self._job = where, job
 
-    def held_bytes(self) -> int:
+    def held_bytes(self) -> Dialogue[int]:
         """Sums the bytes of all the job's keys, whatever their type."""
         doing = f"measuring job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):
-            return sum(self._bytes_of(batch) for batch in key_batches(self._wire, keys.of_job(self._job)))
+            total, cursor = 0, 0
+            while True:
+                cursor, names = yield from scan_step(keys.of_job(self._job), cursor)
+                total += yield from _bytes_of(names)
+                if cursor == 0:
+                    return total
 
-    def accounts(self) -> int:
+    def accounts(self) -> Dialogue[int]:
         """Number of jobs with an account on this server."""
         doing = "counting accounts"
         with understood(self._where, doing), explained(self._where, doing):
-            return sum(name != b"default" for name in self._wire.call("ACL USERS"))
+            return sum(name != b"default" for name in (yield ("ACL USERS",)))
 
-    def close(self, account: Credentials) -> int:
+    def close(self, account: Credentials) -> Dialogue[int]:
         """Revokes the account's write commands, then removes keys without index entry.
 
         Open connections lose them at once.
@@ -50,26 +54,28 @@ class JobHolding:
         """
         doing = f"closing the account of job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):
-            self._wire.call("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
+            yield ("ACL SETUSER", account.user, *(f"-{name}" for name in WRITING))
             # nothing is committed any more, so what has no entry now never gets one
-            needed = self._needed()
-            gone = 0
-            for batch in key_batches(self._wire, keys.of_job(self._job)):
-                left = [name for name in batch if name not in needed]
+            needed = self._needed((yield ("HGETALL", keys.index(self._job))))
+            gone, cursor = 0, 0
+            while True:
+                cursor, names = yield from scan_step(keys.of_job(self._job), cursor)
+                left = [name for name in names if name not in needed]
                 for start in range(0, len(left), _BATCH):
-                    gone += int(self._wire.call("UNLINK", *left[start : start + _BATCH]))
-            return gone
+                    gone += int((yield ("UNLINK", *left[start : start + _BATCH])))
+                if cursor == 0:
+                    return gone
 
-    def open(self, account: Credentials) -> None:
+    def open(self, account: Credentials) -> Dialogue[None]:
         """It writes again."""
         doing = f"opening the account of job {self._job}"
         with understood(self._where, doing), explained(self._where, doing):
-            self._wire.call("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
+            yield ("ACL SETUSER", account.user, *(f"+{name}" for name in WRITING))
 
-    def _needed(self) -> set[bytes]:
+    def _needed(self, flat: list[bytes]) -> set[bytes]:
         job = self._job
         named = [keys.fence(job), keys.instance(job), keys.index(job), keys.watermark(job)]
-        for field, text in _pairs(self._wire.call("HGETALL", keys.index(job))):
+        for field, text in _pairs(flat):
             try:
                 manifest = RankManifest.from_json(text.decode())
             except (ProtocolError, UnicodeDecodeError):
@@ -78,34 +84,41 @@ class JobHolding:
             named += [keys.layout(job, manifest.layout), *keys.data_of(job, manifest.save, manifest.chunks)]
         return {name.encode() for name in named}
 
-    def _bytes_of(self, names: list[bytes]) -> int:
-        for name in names:
-            self._wire.ask("STRLEN", name)
-        total, others = 0, []
-        for name in names:
-            try:
-                total += int(self._wire.answer())
-            except redis.exceptions.ResponseError:
-                others.append(name)  # no string
-        return total + sum(int(self._wire.call("MEMORY USAGE", name) or 0) for name in others)
+
+def _bytes_of(names: list[bytes]) -> Dialogue[int]:
+    lengths = (yield [("STRLEN", name) for name in names]) if names else []
+    # an error: no string
+    total = sum(int(length) for length in lengths if not isinstance(length, Exception))
+    for name, length in zip(names, lengths, strict=True):
+        if isinstance(length, Exception):
+            total += int((yield ("MEMORY USAGE", name)) or 0)
+    return total
 
 
-def key_batches(wire: Wire, prefix: str) -> Iterator[list[bytes]]:
-    """Names of all keys that begin with `prefix`, some at a time.
+def scan_step(prefix: str, cursor: int) -> Dialogue[tuple[int, list[bytes]]]:
+    """Reads some names of keys below `prefix`, with the next cursor.
+
+    Begins at cursor 0, and is over where 0 comes back.
 
     Raises:
         ValueError: the server's scan goes round in place.
     """
-    pattern, cursor = f"{keys.literal(prefix)}*", 0
+    answer = yield ("SCAN", cursor, "MATCH", f"{keys.literal(prefix)}*", "COUNT", _BATCH)
+    asked, cursor = cursor, int(answer[0])
+    if cursor and cursor == asked:
+        raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
+    return cursor, answer[1]
+
+
+def key_names(prefix: str) -> Dialogue[list[bytes]]:
+    """Lists the names of all keys that begin with `prefix`."""
+    found: list[bytes] = []
+    cursor = 0
     while True:
-        answer = wire.call("SCAN", cursor, "MATCH", pattern, "COUNT", _BATCH)
-        asked, cursor = cursor, int(answer[0])
-        if cursor and cursor == asked:
-            raise ValueError(f"a scan that was asked on from {cursor} answers with {cursor}: it would never end")
-        if answer[1]:
-            yield answer[1]
+        cursor, names = yield from scan_step(prefix, cursor)
+        found += names
         if cursor == 0:
-            return
+            return found
 
 
 def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:

@@ -13,7 +13,8 @@ from hashlib import sha256
 from surefoot.errors import Fenced, HolderDamaged, TierError
 from surefoot.holder import keys, scripts
 from surefoot.holder.connection import Credentials, Wire, explained, understood
-from surefoot.holder.holding import JobHolding, key_batches
+from surefoot.holder.dialogue import Dialogue, section_of
+from surefoot.holder.holding import JobHolding, key_names, scan_step
 from surefoot.protocol.identities import RankSave
 
 JOB_COMMANDS = (
@@ -45,111 +46,105 @@ class Memory:
     limit_bytes: int
 
 
-class HolderAdmin:
-    """Connects to one server as administrator; for one thread.
+class AdminCalls:
+    """Describes the administrator's calls to one server, as dialogues."""
 
-    Cheap to make. `tls_ca`: the authority of a server that speaks TLS; None: it does not.
-    """
+    def __init__(self, host: str, port: int) -> None:
+        self.where = f"the holder at {host}:{port}"
 
-    def __init__(
-        self, host: str, port: int, password: str, call_seconds: float = 1.0, tls_ca: str | None = None
-    ) -> None:
-        self._where = f"the holder at {host}:{port}"
-        account = Credentials("", password, tls_ca or "")
-        self._wire = Wire(host, port, account, call_seconds, tls_ca is not None)
-
-    def instance(self) -> str:
+    def instance(self) -> Dialogue[str]:
         """The first digits of the run id, new with each start.
 
         It tells an empty holder from the one before it.
         """
-        with understood(self._where, "naming its run"):
-            return self._info("server")["run_id"][:INSTANCE_DIGITS]
+        with understood(self.where, "naming its run"):
+            return (yield from self._info("server"))["run_id"][:INSTANCE_DIGITS]
 
-    def instance_of(self, job: str) -> str:
+    def instance_of(self, job: str) -> Dialogue[str]:
         """The instance that this run has for `job`.
 
         A former operator gave it the whole run id, and it keeps that: renamed it would be another holder, agents would
         be refused in the middle of a save, and its copies be lost.
         """
         doing = f"naming its run to job {job}"
-        with understood(self._where, doing), explained(self._where, doing):
-            run = self._info("server")["run_id"]
-            given = self._wire.call("GET", keys.instance(job))
+        with understood(self.where, doing), explained(self.where, doing):
+            run = (yield from self._info("server"))["run_id"]
+            given = yield ("GET", keys.instance(job))
             named = given.decode() if given is not None else ""
         return named if len(named) > INSTANCE_DIGITS and run == named else run[:INSTANCE_DIGITS]
 
-    def process(self) -> tuple[str, int]:
-        """Instance and process id of the server that answers here.
-
-        It may not be the process that was just started.
-        """
-        with understood(self._where, "naming its process"):
-            info = self._info("server")
+    def process(self) -> Dialogue[tuple[str, int]]:
+        """Instance and process id of the server that answers here."""
+        with understood(self.where, "naming its process"):
+            info = yield from self._info("server")
             return info["run_id"][:INSTANCE_DIGITS], int(info["process_id"])
 
-    def provision(self, job: str, account: Credentials, epoch: int) -> str:
+    def provision(self, job: str, account: Credentials, epoch: int) -> Dialogue[str]:
         """Makes this server a holder of `job`; returns its instance.
 
         The fence is `epoch` at least. Raises Fenced where a newer epoch rules: whoever asks is no longer the leader. An
         account without a user name is left out; that is for servers on loopback without accounts.
         """
-        instance = self.instance_of(job)
+        instance = yield from self.instance_of(job)
         named = [keys.fence(job), keys.instance(job), keys.absent(job)]
         doing = f"provisioning job {job}"
-        with understood(self._where, doing), explained(self._where, doing):
-            for script in (*scripts.ALL, *scripts.FORMER):
-                loaded = self._wire.call("SCRIPT LOAD", script.source)
-                if loaded.decode() != script.sha:
-                    raise TierError(f"{self._where} gave script {script.name} another digest: it is no Redis")
-            call = [scripts.PROVISION.sha, len(named), *named, epoch, instance]
-            result = self._wire.call("EVALSHA", *call)
+        with understood(self.where, doing), explained(self.where, doing):
+            wanted = (*scripts.ALL, *scripts.FORMER)
+            loaded = yield [("SCRIPT LOAD", script.source) for script in wanted]
+            for script, digest in zip(wanted, loaded, strict=True):
+                if isinstance(digest, Exception):
+                    raise digest
+                if digest.decode() != script.sha:
+                    raise TierError(f"{self.where} gave script {script.name} another digest: it is no Redis")
+            result = yield ("EVALSHA", scripts.PROVISION.sha, len(named), *named, epoch, instance)
             if result[0] == b"fenced":
-                raise Fenced(f"{self._where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
+                raise Fenced(f"{self.where} is ruled by epoch {result[1].decode()} of job {job}, newer than {epoch}")
             if result[0] == b"damaged":
                 raise HolderDamaged(
-                    f"{self._where}: {result[1].decode(errors='replace')} is no number, it was overwritten or damaged;"
+                    f"{self.where}: {result[1].decode(errors='replace')} is no number, it was overwritten or damaged;"
                     " restart that Redis, the other copies stay"
                 )
             if account.user:
-                self._wire.call("ACL SETUSER", account.user, *_rules(job, account.password))
+                yield ("ACL SETUSER", account.user, *_rules(job, account.password))
         return instance
 
-    def is_being_filled(self) -> bool:
+    def is_being_filled(self) -> Dialogue[bool]:
         """Returns whether this server's memory is being touched now.
 
         Waiting some seconds gives a faster holder.
         """
-        with explained(self._where, "asking whether it is being filled"):
-            return bool(self._wire.call("EXISTS", keys.FILLING))
+        with explained(self.where, "asking whether it is being filled"):
+            return bool((yield ("EXISTS", keys.FILLING)))
 
-    def remove_job(self, job: str, user: str) -> None:
+    def remove_job(self, job: str, user: str) -> Dialogue[None]:
         """Ends the job's account, then removes all its keys. Absent is success."""
         doing = f"removing job {job}"
-        with understood(self._where, doing), explained(self._where, doing):
+        with understood(self.where, doing), explained(self.where, doing):
             if user:
-                self._wire.call("ACL DELUSER", user)
-            for batch in key_batches(self._wire, keys.of_job(job)):
-                self._wire.call("UNLINK", *batch)
+                yield ("ACL DELUSER", user)
+            cursor = 0
+            while True:
+                cursor, names = yield from scan_step(keys.of_job(job), cursor)
+                if names:
+                    yield ("UNLINK", *names)
+                if cursor == 0:
+                    return
 
-    def jobs(self) -> frozenset[str]:
+    def jobs(self) -> Dialogue[frozenset[str]]:
         """Uids of all jobs that have keys here."""
-        with understood(self._where, "listing jobs"), explained(self._where, "listing jobs"):
-            return frozenset(
-                job
-                for batch in key_batches(self._wire, keys.PREFIX)
-                for job in keys.jobs_of(_name(name) for name in batch)
-            )
+        with understood(self.where, "listing jobs"), explained(self.where, "listing jobs"):
+            names = yield from key_names(keys.PREFIX)
+            return frozenset(keys.jobs_of(_name(name) for name in names))
 
-    def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
+    def unindexed(self, job: str) -> Dialogue[dict[RankSave, tuple[str, ...]]]:
         """Lists data keys without index entry, by rank save.
 
         They are of a save under way, or of one whose writer died.
         """
         doing = f"looking for leftovers of job {job}"
-        with understood(self._where, doing), explained(self._where, doing):
-            names = [_name(name) for batch in key_batches(self._wire, keys.of_job(job)) for name in batch]
-            indexed = {_name(name) for name in self._wire.call("HKEYS", keys.index(job))}
+        with understood(self.where, doing), explained(self.where, doing):
+            names = [_name(name) for name in (yield from key_names(keys.of_job(job)))]
+            indexed = {_name(name) for name in (yield ("HKEYS", keys.index(job)))}
         found: dict[RankSave, tuple[str, ...]] = {}
         for name in sorted(names):
             field = name.removeprefix(keys.of_job(job)).rpartition(":")[0]
@@ -158,22 +153,72 @@ class HolderAdmin:
                 found[save] = (*found.get(save, ()), name)
         return found
 
-    def memory(self) -> Memory:
-        with understood(self._where, "measuring its memory"):
-            info = self._info("memory")
+    def memory(self) -> Dialogue[Memory]:
+        """Measures the whole server."""
+        with understood(self.where, "measuring its memory"):
+            info = yield from self._info("memory")
             return Memory(int(info["used_memory"]), int(info["maxmemory"]))
 
     def holding(self, job: str) -> JobHolding:
-        """The job's holdings here, over this connection."""
-        return JobHolding(self._wire, self._where, job)
+        """The job's holdings here."""
+        return JobHolding(self.where, job)
+
+    def _info(self, section: str) -> Dialogue[dict[str, str]]:
+        doing = f"reading {section} information"
+        with understood(self.where, doing), explained(self.where, doing):
+            return section_of((yield ("INFO", section)))
+
+
+class HolderAdmin:
+    """Connects to one server as administrator; for one thread.
+
+    Cheap to make. `tls_ca`: the authority of a server that speaks TLS; None: it does not. Its calls are those of
+    `AdminCalls`, carried out.
+    """
+
+    def __init__(
+        self, host: str, port: int, password: str, call_seconds: float = 1.0, tls_ca: str | None = None
+    ) -> None:
+        self._calls = AdminCalls(host, port)
+        account = Credentials("", password, tls_ca or "")
+        self._wire = Wire(host, port, account, call_seconds, tls_ca is not None)
+
+    def instance(self) -> str:
+        return self._wire.converse(self._calls.instance())
+
+    def instance_of(self, job: str) -> str:
+        return self._wire.converse(self._calls.instance_of(job))
+
+    def process(self) -> tuple[str, int]:
+        """Instance and process id of the server that answers here.
+
+        It may not be the process that was just started.
+        """
+        return self._wire.converse(self._calls.process())
+
+    def provision(self, job: str, account: Credentials, epoch: int) -> str:
+        """Makes this server a holder of `job`; see `AdminCalls.provision`."""
+        return self._wire.converse(self._calls.provision(job, account, epoch))
+
+    def is_being_filled(self) -> bool:
+        return self._wire.converse(self._calls.is_being_filled())
+
+    def remove_job(self, job: str, user: str) -> None:
+        """Ends the job's account, then removes all its keys. Absent is success."""
+        self._wire.converse(self._calls.remove_job(job, user))
+
+    def jobs(self) -> frozenset[str]:
+        """Uids of all jobs that have keys here."""
+        return self._wire.converse(self._calls.jobs())
+
+    def unindexed(self, job: str) -> dict[RankSave, tuple[str, ...]]:
+        return self._wire.converse(self._calls.unindexed(job))
+
+    def memory(self) -> Memory:
+        return self._wire.converse(self._calls.memory())
 
     def close(self) -> None:
         self._wire.close()
-
-    def _info(self, section: str) -> dict[str, str]:
-        doing = f"reading {section} information"
-        with understood(self._where, doing), explained(self._where, doing):
-            return self._wire.info(section)
 
 
 def _rules(job: str, password: str) -> list[str]:

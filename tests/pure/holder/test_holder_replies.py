@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from surefoot.errors import HolderDamaged, ProtocolError, SurefootError
 from surefoot.holder.client import HolderClient
 from surefoot.holder.connection import Credentials, Wire, explained
+from surefoot.holder.dialogue import Dialogue, driven
 from surefoot.holder.provisioning import HolderAdmin
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, RankSave
 from surefoot.protocol.records import Layout, RankManifest
 
+T = TypeVar("T")
 SAVE = RankSave(1, 10, 0)
 MANIFEST = RankManifest(SAVE, 2, "me", "layout", 8, 1, "d", 8, "v", 2, 0.0)
 ENDPOINT = HolderEndpoint(HolderId("node-0", "run"), "127.0.0.1", 1, "node-0")
@@ -40,9 +42,8 @@ class Answering:
     def call(self, *arguments: Any) -> Any:
         return self._reply
 
-    def info(self, section: str) -> dict[str, str]:
-        lines = self._reply.decode().splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
+    def converse(self, dialogue: Dialogue[T]) -> T:
+        return driven(dialogue, lambda asked: [self._reply for _ in asked] if isinstance(asked, list) else self._reply)
 
     def close(self) -> None: ...
 

