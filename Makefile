@@ -252,6 +252,10 @@ bench-data: $(VENV)/.ready ## ElasticLoader, ElasticSampler and ElasticStream be
 bench-heartbeat: $(VENV)/.ready ## CPU that one heartbeat costs the operator, decoded and applied (build/bench/heartbeats.json, seconds)
 	$(BIN)/python -m bench.heartbeats --out build/bench/heartbeats.json
 
+.PHONY: bench-visits
+bench-visits: $(VENV)/.ready ## what many jobs on many nodes cost the operator in visits to holders, on real Redis servers
+	PYTHONPATH=tests $(BIN)/python -m bench.holder_visits $(ARGUMENTS)
+
 .PHONY: bench-scale-quick
 bench-scale-quick: $(VENV)/.ready ## what a job of 10 to 2,000 workers costs the operator: plans, messages, status, TLS lines (build/scale.json, build/scale.svg)
 	PYTHONPATH=tests $(BIN)/python -m bench.scale --out build/scale.json --picture build/scale.svg
