@@ -26,6 +26,8 @@ QUIET = {
     "Steps lost and restarts: {{job}} steps": "the newest checkpoint may be that of the last step",
     "Jobs in danger": "the job that runs is protected from its first checkpoint on",
     "Loss: {{job}} steps not finite": "every loss was a number",
+    "Loss: {{job}} out of band": "every loss was near those before",
+    "Loss: {{job}} rollbacks": "nothing was to be gone back from",
     "Evictions and failed calls: evicted keys": "a holder never evicts",
     "Evictions and failed calls: {{call}}": "calls to the killed node fail only if one was under way",
     "What failed": "nothing of it did",
