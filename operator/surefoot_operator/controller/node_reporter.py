@@ -69,13 +69,13 @@ class NodeReporter:
 
     async def _write(self, name: str, writes: NodeWrites) -> None:
         try:
+            if writes.taint is not None:  # first, as it names the version that the other write changes
+                await self._api.merge(f"/api/v1/nodes/{name}", writes.taint)
             if writes.status is not None:
                 log.info("node %s: %s", name, writes.status["status"]["conditions"][0])
                 await self._api.merge(f"/api/v1/nodes/{name}/status", writes.status)
-            if writes.taint is not None:
-                await self._api.merge(f"/api/v1/nodes/{name}", writes.taint)
         except ApiRefused as error:
-            if error.code != 404:  # it has gone meanwhile
+            if error.code not in (404, 409):  # gone meanwhile, or changed: the next round has its newer version
                 raise
 
     def _say(self, text: str) -> None:

@@ -14,7 +14,7 @@ from surefoot_operator.fabric.kubernetes.status_patch import timestamp
 
 NOW = 1_000_000.0
 NODE = {
-    "metadata": {"name": "n0", "uid": "u"},
+    "metadata": {"name": "n0", "uid": "u", "resourceVersion": "7"},
     "spec": {},
     "status": {"conditions": [{"type": "Ready", "status": "True"}]},
 }
@@ -45,7 +45,7 @@ def reporter(api: FakeApi, taint: str = "", **jobs: Any) -> NodeReporter:
 
 @pytest.mark.parametrize(
     ("taint", "paths"),
-    [("", ["/api/v1/nodes/n0/status"]), ("NoSchedule", ["/api/v1/nodes/n0/status", "/api/v1/nodes/n0"])],
+    [("", ["/api/v1/nodes/n0/status"]), ("NoSchedule", ["/api/v1/nodes/n0", "/api/v1/nodes/n0/status"])],
 )
 async def test_status_is_written_and_the_node_itself_only_for_a_taint(taint: str, paths: list[str]) -> None:
     api = FakeApi()
@@ -59,10 +59,11 @@ async def test_without_a_sick_node_nothing_is_written() -> None:
     assert api.merged == []
 
 
-async def test_a_node_that_is_gone_is_passed_over_and_any_other_refusal_is_raised() -> None:
+async def test_a_node_that_is_gone_or_changed_meanwhile_is_passed_over_and_any_other_refusal_is_raised() -> None:
     api = FakeApi()
-    api.error = ApiRefused("PATCH n0", 404, "NotFound", "")
-    await reporter(api, gpt=JOB).once()
+    for code in (404, 409):
+        api.error = ApiRefused("PATCH n0", code, "", "")
+        await reporter(api, "NoSchedule", gpt=JOB).once()
     api.error = ApiRefused("PATCH n0", 403, "Forbidden", "")
     with pytest.raises(ApiRefused):
         await reporter(api, gpt=JOB).once()

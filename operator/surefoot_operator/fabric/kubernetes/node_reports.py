@@ -88,12 +88,14 @@ def node_writes(node: Object, report: NodeReport | None, taint_effect: str, now:
 
 
 def _taint(node: Object, report: NodeReport | None, effect: str) -> Object | None:
-    taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] == MARK]
-    if report is not None and effect not in [taint["effect"] for taint in taints]:
-        return {"spec": {"taints": [{"key": MARK, "value": report.reason, "effect": effect}]}}
-    if report is None and taints:
-        return {"spec": {"taints": [{"$patch": "delete", "key": MARK}]}}
-    return None
+    """The whole list, of the node's version: the API server merges no taints, and a stale list would undo others' words."""
+    taints = node["spec"].get("taints") or []
+    others = [taint for taint in taints if taint["key"] != MARK]
+    if report is not None and effect not in [taint["effect"] for taint in taints if taint["key"] == MARK]:
+        others.append({"key": MARK, "value": report.reason, "effect": effect})
+    elif report is not None or len(others) == len(taints):
+        return None
+    return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, "spec": {"taints": others}}
 
 
 def _condition(node: Object) -> Object:

@@ -29,7 +29,7 @@ def node(
 ) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True"}, *([{"type": CONDITION, **condition}] if condition else [])]
     return {
-        "metadata": {"name": name, "uid": name},
+        "metadata": {"name": name, "uid": name, "resourceVersion": "7"},
         "spec": {"taints": taints or []},
         "status": {"conditions": conditions},
     }
@@ -48,14 +48,13 @@ def merged(found: dict[str, Any], report: NodeReport | None, taint: str = "") ->
     if writes.status is not None:
         conditions |= {one["type"]: one for one in writes.status["status"]["conditions"]}
         annotations |= writes.status["metadata"]["annotations"]
-    taints = {one["key"]: one for one in found["spec"]["taints"]}
-    for one in writes.taint["spec"]["taints"] if writes.taint is not None else ():
-        taints[one["key"]] = one
-        if "$patch" in one:
-            del taints[one["key"]]
+    taints = found["spec"]["taints"]
+    if writes.taint is not None:  # a list of taints is replaced whole, unlike conditions
+        assert writes.taint["metadata"]["resourceVersion"] == found["metadata"]["resourceVersion"]
+        taints = writes.taint["spec"]["taints"]
     return {
         "metadata": {**found["metadata"], "annotations": {k: v for k, v in annotations.items() if v is not None}},
-        "spec": {"taints": list(taints.values())},
+        "spec": {"taints": taints},
         "status": {"conditions": list(conditions.values())},
     }
 
@@ -104,7 +103,9 @@ def test_a_node_of_which_nothing_is_found_any_more_is_taken_back_and_one_that_ne
 
 def test_taints_of_others_and_without_a_wish_are_left_alone() -> None:
     other = {"key": "gpu", "effect": "NoSchedule"}
-    assert merged(node(taints=[other]), REPORT, "NoSchedule")["spec"]["taints"][0] == other
+    sick = merged(node(taints=[other]), REPORT, "NoSchedule")
+    assert sick["spec"]["taints"][0] == other
+    assert merged(sick, None, "NoSchedule")["spec"]["taints"] == [other]
     marked = node(taints=[{"key": MARK, "effect": "NoSchedule"}])
     assert node_writes(marked, None, "", NOW).taint is None
 
