@@ -12,26 +12,29 @@ from surefoot_operator.convert.conversion import converted
 from surefoot_operator.convert.draft import Conversion
 from surefoot_operator.convert.rendering import rendered
 
-POD: dict[str, Any] = {
-    "spec": {
-        "restartPolicy": "OnFailure",
-        "containers": [
-            {"name": "sidecar", "image": "s", "command": ["s"]},
-            {
-                "name": "pytorch",
-                "image": "registry.example/train:1",
-                "command": ["torchrun", "--nproc_per_node=auto", "--rdzv_backend=c10d", "train.py"],
-                "args": ["--lr", "1e-4"],
-                "env": [
-                    {"name": "MASTER_PORT", "value": "1"},
-                    {"name": "PET_X", "value": "1"},
-                    {"name": "A", "value": "b"},
-                ],
-                "resources": {"limits": {"nvidia.com/gpu": 4}},
-            },
-        ],
+
+def pod() -> dict[str, Any]:
+    """Made anew each time: who changes one job's template changes no other test's."""
+    return {
+        "spec": {
+            "restartPolicy": "OnFailure",
+            "containers": [
+                {"name": "sidecar", "image": "s", "command": ["s"]},
+                {
+                    "name": "pytorch",
+                    "image": "registry.example/train:1",
+                    "command": ["torchrun", "--nproc_per_node=auto", "--rdzv_backend=c10d", "train.py"],
+                    "args": ["--lr", "1e-4"],
+                    "env": [
+                        {"name": "MASTER_PORT", "value": "1"},
+                        {"name": "PET_X", "value": "1"},
+                        {"name": "A", "value": "b"},
+                    ],
+                    "resources": {"limits": {"nvidia.com/gpu": 4}},
+                },
+            ],
+        }
     }
-}
 
 
 def pytorch_job() -> dict[str, Any]:
@@ -56,8 +59,8 @@ def pytorch_job() -> dict[str, Any]:
                 "metrics": [{}],
             },
             "pytorchReplicaSpecs": {
-                "Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": POD},
-                "Worker": {"replicas": 3, "restartPolicy": "ExitCode", "template": POD},
+                "Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pod()},
+                "Worker": {"replicas": 3, "restartPolicy": "ExitCode", "template": pod()},
             },
         },
         "status": {"conditions": []},
@@ -92,7 +95,7 @@ def hyperpod_job() -> dict[str, Any]:
                 "scaleUpSnoozeTimeInSeconds": 60,
                 "gracefulShutdownTimeoutInSeconds": 5,
             },
-            "replicaSpecs": [{"name": "pods", "replicas": 4, "spares": 1, "template": POD}],
+            "replicaSpecs": [{"name": "pods", "replicas": 4, "spares": 1, "template": pod()}],
         },
     }
 
@@ -107,11 +110,11 @@ def job_set() -> dict[str, Any]:
             "network": {"enableDNSHostnames": True},
             "ttlSecondsAfterFinished": 5,
             "replicatedJobs": [
-                {"name": "reader", "replicas": 9, "template": {"spec": {"template": POD}}},
+                {"name": "reader", "replicas": 9, "template": {"spec": {"template": pod()}}},
                 {
                     "name": "workers",
                     "replicas": 2,
-                    "template": {"spec": {"parallelism": 3, "completions": 3, "backoffLimit": 0, "template": POD}},
+                    "template": {"spec": {"parallelism": 3, "completions": 3, "backoffLimit": 0, "template": pod()}},
                 },
             ],
         },

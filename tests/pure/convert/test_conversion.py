@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.foreign_jobs import ALL, POD, hyperpod_job, job_set, one, pytorch_job, runtime, train_job
+from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.api.parse import parse_job
 from surefoot_operator.convert.conversion import KINDS, converted, of_command
 from surefoot_operator.convert.conversion_errors import NotConvertible
@@ -47,7 +47,7 @@ def test_masters_and_workers_that_differ_are_said() -> None:
 
 def test_a_job_that_never_restarts_does_not_here() -> None:
     job = pytorch_job()
-    job["spec"]["pytorchReplicaSpecs"] = {"Worker": {"restartPolicy": "Never", "template": POD}}
+    job["spec"]["pytorchReplicaSpecs"] = {"Worker": {"restartPolicy": "Never", "template": pod()}}
     assert one(job)[1].spec.failure_policy.max_restarts == 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.foreign_jobs import ALL, POD, hyperpod_job, job_set, one, pytorch_job, runtime, train_job
+from support.foreign_jobs import ALL, hyperpod_job, job_set, one, pod, pytorch_job, runtime, train_job
 from surefoot_operator.convert.rendering import rendered
 
 CLAIMS = [{"templates": [{"metadata": {"name": "data"}, "spec": {}}], "retentionPolicy": {"whenDeleted": "Retain"}}]
@@ -64,7 +64,7 @@ def test_what_only_the_pods_template_or_the_server_had_is_named() -> None:
     job["metadata"] |= {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"}, "generation": 3}
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "OnFailure"
     for role in ("Master", "Worker"):
-        template = {**POD, "metadata": {"name": "pod", "labels": {"a": "b"}}}
+        template = {**pod(), "metadata": {"name": "pod", "labels": {"a": "b"}}}
         job["spec"]["pytorchReplicaSpecs"][role]["template"] = template
     found, _ = one(job)
     left, root = {note.path for note in found.left}, "spec.pytorchReplicaSpecs"
