@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from surefoot.ipc import agent_backend as trainer_link
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.agent_backend import AgentBackend
 from surefoot.ipc.framing import framed
+from surefoot.ipc.memfd import MemoryFile
 from surefoot.protocol.identities import Checkpoint
 
 
@@ -90,3 +92,36 @@ def test_a_save_is_not_written_over_the_one_before_it() -> None:
         os.close(memory)
         theirs.close()
         link.close(0)
+
+
+def resident_bytes(memory: memoryview) -> int:
+    """What of a mapping is in this process' page table."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    first = next(n for n, text in enumerate(lines) if text.startswith(f"{address:08x}-"))
+    return next(int(text.split()[1]) << 10 for text in lines[first:] if text.startswith("Rss:"))
+
+
+def test_a_restore_in_place_maps_in_the_slot_that_it_reads_and_the_first_save_the_rest() -> None:
+    slot_bytes, saved = 1 << 20, (1 << 20) - 5000
+    file = MemoryFile("parts", slot_bytes)
+    file.touch()
+    ours, theirs = socket.socketpair()
+    link = AgentBackend(ours)
+    link._reader.start()
+    try:
+        with answering(theirs, line.StagedSaves(slot_bytes, ((0, 1, saved, "layout"),)), file.fd):
+            left = link.reusable_saves(Checkpoint(1, 5))[0]
+        assert len(left.stream) == saved
+        assert left.stream.readonly
+        mapping = link._mapping
+        assert mapping is not None
+        assert 0 < resident_bytes(mapping.memory) <= slot_bytes + (64 << 10), "the other slot is not waited for"
+        with answering(theirs, line.ArenaGiven(2, slot_bytes, 0.0), file.fd):
+            memory, _, _ = link.arena(slot_bytes)
+        assert link._mapping is mapping, "it is not mapped anew"
+        assert resident_bytes(memory) == 2 * slot_bytes
+    finally:
+        theirs.close()
+        link.close(0)
+        file.close()

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from surefoot import metrics
@@ -25,7 +25,7 @@ from surefoot.holder.sockets import reachable
 from surefoot.ipc import trainer_messages as line
 from surefoot.ipc.backend import ReusableSave
 from surefoot.ipc.framing import Unframer, framed
-from surefoot.ipc.memfd import map_whole
+from surefoot.ipc.memfd import StagingMapping
 from surefoot.ipc.metric_deltas import MetricGrowth
 from surefoot.ipc.stacks import install
 from surefoot.ipc.staged_replies import StagedReplies
@@ -71,9 +71,7 @@ class AgentBackend:
         self._level = 0
         self._broken: str | None = None
         self._closing = False
-        self._mapping: mmap.mmap | None = None
-        self._file = -1
-        """Which file is mapped."""
+        self._mapping: StagingMapping | None = None
         self._memory: memoryview | None = None
         self._reader = threading.Thread(target=self._read, name="surefoot-link", daemon=True)
 
@@ -117,12 +115,12 @@ class AgentBackend:
             return self._memory, self._given.slots, self._given.slot_bytes
         given, fd = self._ask_for_memory(slot_bytes)
         try:
-            if self._mapping is None or self._file != os.fstat(fd).st_ino:
-                self._mapping = map_whole(fd, given.slots * given.slot_bytes)
-                self._file = os.fstat(fd).st_ino
+            if self._mapping is None or self._mapping.file != os.fstat(fd).st_ino:
+                self._mapping = StagingMapping(fd)
         finally:
             os.close(fd)
-        self._memory = memoryview(self._mapping)
+        self._mapping.fill_rest()
+        self._memory = self._mapping.memory
         return self._memory, given.slots, given.slot_bytes
 
     def reusable_saves(self, checkpoint: Checkpoint) -> Mapping[int, ReusableSave]:
@@ -141,22 +139,21 @@ class AgentBackend:
         for number, (here, fd) in enumerate(told):
             if fd is None:
                 continue
+            places = [range(slot * here.slot_bytes, slot * here.slot_bytes + size) for _, slot, size, _ in here.saves]
             try:
-                whole = self._mapped(fd, own=number == 0)
+                whole = self._mapped(fd, places) if number == 0 else _only_read(fd)
             finally:
                 os.close(fd)
-            for rank, slot, stream_bytes, layout in here.saves:
-                begin = slot * here.slot_bytes
-                found[rank] = ReusableSave(whole[begin : begin + stream_bytes], layout, own=number == 0)
+            for (rank, _, _, layout), place in zip(here.saves, places, strict=True):
+                found[rank] = ReusableSave(whole[place.start : place.stop], layout, own=number == 0)
         return found
 
-    def _mapped(self, fd: int, own: bool) -> memoryview:
-        """The agent will give its own very file as staging memory; of others only what is read is mapped in."""
-        size = os.fstat(fd).st_size
-        if not own:
-            return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
-        self._mapping, self._file = map_whole(fd, size), os.fstat(fd).st_ino
-        return memoryview(self._mapping).toreadonly()
+    def _mapped(self, fd: int, places: Sequence[range]) -> memoryview:
+        """Maps this rank's own file, which the agent will give as staging memory too."""
+        self._mapping = StagingMapping(fd)
+        for place in places:
+            self._mapping.fill(place)
+        return self._mapping.memory.toreadonly()
 
     def free_slot(self, wait_seconds: float) -> int | None:
         with self._changed:
@@ -357,3 +354,8 @@ class AgentBackend:
                 _log.warning("%s: the training goes on, saves do not", why)
             self._broken = self._broken or why
             self._changed.notify_all()
+
+
+def _only_read(fd: int) -> memoryview:
+    """Maps another rank's file; only what is read of it is mapped in."""
+    return memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))

@@ -17,19 +17,42 @@ _TOUCH_BYTES = 64 << 20
 """Touched at a time: each piece releases the interpreter lock for its time only."""
 
 
-def map_whole(fd: int, size: int) -> mmap.mmap:
-    """Maps the file and fills this process' page table now.
+class StagingMapping:
+    """Maps staging memory into a trainer and fills its page table in parts.
 
-    At the first copy it costs eight times as much. The GIL is free meanwhile. Where the kernel cannot (before 5.14),
-    the first copy pays.
+    A page that is met first by a copy costs eight times as much, so both slots are filled before the first save. A
+    restore in place waits for the slot that it reads alone: for both it would wait longer than for its reads.
     """
-    mapping = mmap.mmap(fd, size)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    advise = ctypes.CDLL(None).madvise
-    for offset in range(0, size, _TOUCH_BYTES):
-        part = min(_TOUCH_BYTES, size - offset)
-        advise(ctypes.c_void_p(start + offset), ctypes.c_size_t(part), _MADV_POPULATE_READ)
-    return mapping
+
+    def __init__(self, fd: int) -> None:
+        """OSError if it cannot be mapped."""
+        found = os.fstat(fd)
+        self.file, self._filled = found.st_ino, list[range]()
+        self._map = mmap.mmap(fd, found.st_size)
+        self.memory = memoryview(self._map)
+
+    def fill(self, part: range) -> None:
+        """Enters these bytes into the page table; the GIL is free meanwhile.
+
+        Where the kernel cannot (before 5.14), the first copy pays.
+        """
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        advise = ctypes.CDLL(None).madvise
+        first = part.start // mmap.PAGESIZE * mmap.PAGESIZE
+        for offset in range(first, part.stop, _TOUCH_BYTES):
+            size = min(_TOUCH_BYTES, part.stop - offset)
+            advise(ctypes.c_void_p(start + offset), ctypes.c_size_t(size), _MADV_POPULATE_READ)
+        self._filled.append(part)
+
+    def fill_rest(self) -> None:
+        """Enters all that no `fill` entered."""
+        begin = 0
+        for part in sorted(self._filled, key=lambda part: part.start):
+            if begin < part.start:
+                self.fill(range(begin, part.start))
+            begin = max(begin, part.stop)
+        if begin < len(self.memory):
+            self.fill(range(begin, len(self.memory)))
 
 
 class MemoryFile:
