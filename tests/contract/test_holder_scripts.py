@@ -327,3 +327,22 @@ def test_an_index_and_keys_of_another_type_are_named(client: HolderClient, admin
     wire.call("DEL", keys.index(JOB))
     wire.call("SET", keys.of_job(JOB).encode() + b"\xff\xfe:c0", "junk")
     assert admin.unindexed(JOB) == {}, "a key whose name is no text is none of ours"
+
+
+def test_of_one_checkpoint_only_its_own_entries_are_parsed(
+    client: HolderClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = [RankSave(epoch, step, rank) for epoch, step in ((1, 4), (1, 40), (11, 4)) for rank in range(3)]
+    for save in saves:
+        save_all(client, manifest(save))
+        client.commit(manifest(save), save.epoch, (3, 2))
+    parsed: list[bytes] = []
+    parse = RankManifest.from_json
+    monkeypatch.setattr(RankManifest, "from_json", lambda text: parsed.append(text) or parse(text))
+    assert [m.save for m in client.manifests_of(Checkpoint(1, 4))] == saves[:3]
+    assert len(parsed) == 3
+    wire.call("HSET", keys.index(JOB), keys.field(saves[1]), "spoiled")
+    wire.call("HSET", keys.index(JOB), keys.field(saves[4]), "spoiled")
+    assert [m.save for m in client.manifests_of(Checkpoint(1, 4))] == [saves[0], saves[2]]
+    assert len(client.damaged()) == 1, "that of another checkpoint is not its affair"
+    assert client.damaged()[0].endswith(" 1:4:1")

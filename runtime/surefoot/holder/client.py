@@ -68,9 +68,12 @@ class HolderClient:
         """Stores the newest checkpoint that is on enough holders, for later readers."""
         self._wire.converse(self.calls.set_watermark(checkpoint, writer_epoch))
 
-    def index(self) -> HolderIndex:
-        """Fence, watermark and every visible rank save, as of one moment."""
-        return self._wire.converse(self.calls.index())
+    def index(self, only: Checkpoint | None = None) -> HolderIndex:
+        """Fence, watermark and every visible rank save, as of one moment.
+
+        `only`: the entries of this checkpoint alone are parsed.
+        """
+        return self._wire.converse(self.calls.index(only))
 
     def manifests(self) -> tuple[RankManifest, ...]:
         """Lists the manifests of visible rank saves.
@@ -78,6 +81,12 @@ class HolderClient:
         The names of entries that cannot be read are in `damaged` afterwards.
         """
         index = self.index()
+        self._damaged = index.damaged
+        return index.manifests
+
+    def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
+        """Lists the manifests of one checkpoint; `damaged` then speaks of it alone."""
+        index = self.index(checkpoint)
         self._damaged = index.damaged
         return index.manifests
 

@@ -100,23 +100,29 @@ class FencedCalls:
         result = yield from self._run(scripts.MARK, writer_epoch, [keys.watermark(self._job)], [value])
         self._expect_ok(result, f"marking {checkpoint}")
 
-    def index(self) -> Dialogue[HolderIndex]:
+    def index(self, only: Checkpoint | None = None) -> Dialogue[HolderIndex]:
         """Fence, watermark and every visible rank save, as of one moment.
 
         What reads as before is not read again: most looks at an index find nothing new.
+
+        Args:
+            only: Whose entries alone are parsed, which is most of what an index costs; what was read before stays known.
         """
+        of_it = f"{only.epoch}:{only.step}:".encode() if only is not None else b""
         result = yield from self._run(scripts.READ, 0, [keys.watermark(self._job)], [])
         self._expect_ok(result, "reading the index")
-        if self._read is not None and self._read[0] == result:
+        if only is None and self._read is not None and self._read[0] == result:
             return self._read[1]
         with understood(str(self), "reading the index"):
             _, fence, watermark, entries = result
             found, damaged = [], []
-            before, self._parsed = self._parsed, {}
+            before, parsed = self._parsed, dict[bytes, tuple[bytes, RankManifest | None]]()
             for name, text in zip(entries[::2], entries[1::2], strict=True):
+                if not name.startswith(of_it):
+                    continue
                 known = before.get(name)
                 manifest = known[1] if known is not None and known[0] == text else _manifest(name, text)
-                self._parsed[name] = (text, manifest)
+                parsed[name] = (text, manifest)
                 if manifest is None:
                     damaged.append(f"{self}: index entry {name.decode(errors='replace')}")
                 else:
@@ -130,7 +136,8 @@ class FencedCalls:
                 manifests=tuple(sorted(found, key=lambda m: m.save)),
                 damaged=tuple(damaged),
             )
-        self._read = (result, index)
+        if only is None:
+            self._read, self._parsed = (result, index), parsed
         return index
 
     def read_layout(self, digest: str) -> Dialogue[str]:
