@@ -1,6 +1,6 @@
 """Restores a checkpoint into the live program, or reads weights alone.
 
-Called by `facade`. Tensors in host memory are filled where they lie; others through a host tensor. A program that does
+Called by `facade`. Tensors in host memory are filled where they lie; others in parts, through a buffer. A program that does
 not fit is the application's failure (StateMismatch); a checkpoint that cannot be read is reported, for the operator to
 choose another.
 """
@@ -19,6 +19,7 @@ import torch
 
 from surefoot import metrics
 from surefoot.checkpointer.backends import ConnectedBackend
+from surefoot.checkpointer.device_relay import Relays, needs_relay
 from surefoot.checkpointer.gloo_peers import RestorePeers, ShareReads, restore_peers
 from surefoot.errors import ConfigurationError, StateMismatch, Unreadable
 from surefoot.geometry.grids import Grid
@@ -28,7 +29,7 @@ from surefoot.protocol.lineage import on_lineage
 from surefoot.protocol.ties import tied_objects
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import Common
-from surefoot.restore.placer import Destination
+from surefoot.restore.placer import BoxReceiver, Destination
 from surefoot.restore.reader import CheckpointReader, ReadOptions
 from surefoot.restore.sharing import replicated
 from surefoot.state import Entry, Fit, Program, Saved, read_values
@@ -201,31 +202,31 @@ def fill(reader: CheckpointReader, entries: Iterable[Entry], others: RestorePeer
     """Reads the entries' boxes, together with `others` that want the same; (source, bytes)."""
     destinations: list[Destination] = []
     same: list[Grid | None] = []
-    detours: list[tuple[torch.Tensor, torch.Tensor]] = []
+    relays = Relays()
     for entry in entries:
         live = entry.local_part()
-        host = live
-        if live.device.type != "cpu" or not live.is_contiguous() or live.is_conj() or live.is_neg():
-            host = torch.empty(live.shape, dtype=live.dtype)
-            detours.append((live, host))
-        if host.numel() == 0:
+        if live.numel() == 0:
             continue
+        memory: memoryview | BoxReceiver = relays.to(live) if needs_relay(live) else memory_of(live)
+        in_rows = needs_relay(live) or live.is_contiguous()
+        strides = None if in_rows else tuple(step * live.itemsize for step in live.stride())
         place = entry.place
-        destinations.append(Destination(entry.name, entry.dtype, place.shape, place.box, memory_of(host)))
+        destinations.append(Destination(entry.name, entry.dtype, place.shape, place.box, memory, strides))
         same.append(place.same)
     common = []
     if others is not None:
         groups = replicated([d.wanted() for d in destinations], same, others.rank, others.options.least_bytes)
         common = [Common(group.numbers, others.among(group.members)) for group in groups]
     taken = reader.read(destinations, common)
-    for live, host in detours:
-        live.copy_(host)
+    relays.finish()
     return taken.source, taken.read_bytes
 
 
 def memory_of(host: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor that has any."""
-    flat = host.as_strided((host.numel(),), (1,))  # of one element the strides may be anything
+    """Bytes of a host tensor that has any, first element to last."""
+    # of one element the strides may be anything
+    span = 1 + sum((n - 1) * step for n, step in zip(host.shape, host.stride(), strict=True))
+    flat = host.as_strided((span,), (1,))
     memory: memoryview = flat.view(torch.uint8).numpy().data
     return memory
 

@@ -18,7 +18,7 @@ _TOUCH_BYTES = 64 << 20
 
 
 class StagingMapping:
-    """Maps staging memory into a trainer and fills its page table in parts.
+    """Maps staging memory into a trainer, part by part.
 
     A page that is met first by a copy costs eight times as much, so both slots are filled before the first save. A
     restore in place waits for the slot that it reads alone: for both it would wait longer than for its reads.

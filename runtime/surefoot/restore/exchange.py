@@ -23,7 +23,7 @@ from surefoot.errors import SurefootError
 from surefoot.restore.copy_choice import Copies
 from surefoot.restore.fetch import Fetch, SavedPart
 from surefoot.restore.frames import ROUND_BYTES, Arrivals, Outbox, SealedFrame, Telling
-from surefoot.restore.placer import Placer
+from surefoot.restore.placer import AnyPlacer
 from surefoot.restore.read_plan import RangeRead, Wanted
 from surefoot.restore.sharing import Card, agreed, plan_name
 
@@ -87,7 +87,7 @@ class PlannedReads:
     wanted: tuple[Wanted, ...]
     ranges: tuple[RangeRead, ...]
     parts: dict[int, SavedPart]
-    placers: tuple[Placer, ...]
+    placers: tuple[AnyPlacer, ...]
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class Exchange:
         reading, me = self._reading, self._peers.me
         mine = [n for n, owner in enumerate(owners) if owner == me]
         numbers = {s: (n, i) for n in mine for i, s in enumerate(reading.ranges[n].segments)}
-        telling = cast("Sequence[Placer]", [Telling(placer, outbox, numbers) for placer in reading.placers])
+        telling = cast("Sequence[AnyPlacer]", [Telling(placer, outbox, numbers) for placer in reading.placers])
         return Fetch(self._copies, reading.parts, telling, [reading.ranges[n] for n in mine])
 
     def _rounds(self, outbox: Outbox, arrivals: Arrivals, fetch: Fetch) -> None:

@@ -22,7 +22,7 @@ from surefoot.errors import Corrupt, SurefootError
 from surefoot.format.layouts import Stream
 from surefoot.protocol.records import CHUNK_BYTES, RankManifest
 from surefoot.restore.copy_choice import Copies
-from surefoot.restore.placer import Placer
+from surefoot.restore.placer import AnyPlacer
 from surefoot.restore.read_plan import RangeRead, Segment
 from surefoot.tiers import ReadsAhead, Tier, verified
 
@@ -75,7 +75,7 @@ class Fetch:
     """Carries out the reads of one plan in threads."""
 
     def __init__(
-        self, copies: Copies, parts: Mapping[int, SavedPart], placers: Sequence[Placer], reads: Sequence[RangeRead]
+        self, copies: Copies, parts: Mapping[int, SavedPart], placers: Sequence[AnyPlacer], reads: Sequence[RangeRead]
     ) -> None:
         self._copies, self._parts, self._placers = copies, parts, placers
         self._queues: dict[int, deque[RangeRead]] = defaultdict(deque)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from surefoot.errors import Corrupt
 from surefoot.protocol.records import RankManifest
 from surefoot.restore.fetch import SavedPart
-from surefoot.restore.placer import Placer
+from surefoot.restore.placer import AnyPlacer
 from surefoot.restore.read_plan import RangeRead, Segment
 from surefoot.tiers import verified
 
@@ -98,7 +98,7 @@ class Telling:
     Segments without a number are placed only.
     """
 
-    def __init__(self, placer: Placer, outbox: Outbox, numbers: Mapping[Segment, tuple[int, int]]) -> None:
+    def __init__(self, placer: AnyPlacer, outbox: Outbox, numbers: Mapping[Segment, tuple[int, int]]) -> None:
         self._placer, self._outbox, self._numbers = placer, outbox, numbers
 
     def place(self, segment: Segment, data: memoryview) -> None:
@@ -117,7 +117,7 @@ class Arrivals:
         owners: Sequence[int],
         parts: Mapping[int, SavedPart],
         manifests: Mapping[int, RankManifest],
-        placers: Sequence[Placer],
+        placers: Sequence[AnyPlacer],
     ) -> None:
         self._ranges, self._owners = ranges, owners
         self._parts, self._manifests, self._placers = parts, manifests, placers

@@ -1,13 +1,14 @@
 """Copies verified blocks into the caller's strided memory, without torch.
 
-Elements are moved as whole numbers of their size, so bfloat16 and float8 need no support by numpy.
+Elements are moved as whole numbers of their size, so bfloat16 and float8 need no support by numpy. Memory that the host
+does not write, a device's, gets them box by box through a buffer: never is all of a tensor in both places.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,33 @@ _CARRIERS: dict[int, np.dtype[Any]] = {
 }
 
 
+class BoxReceiver(Protocol):
+    """Takes a destination that the host cannot write, in parts.
+
+    Several threads use it.
+    """
+
+    def room(self, size_bytes: int) -> memoryview:
+        """Gives memory for one part, of a chunk at most.
+
+        It is this thread's until it asks again.
+        """
+        ...
+
+    def take(self, part: Box) -> None:
+        """Copies what was written to `room`, row-major, to its place.
+
+        Returns when that memory may be written again.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Describes where one box of a tensor goes.
 
-    `memory` is writable; `strides` are in bytes (None: row-major without gaps). A tensor may have several destinations,
-    and their boxes may overlap.
+    `memory` is writable, or takes the box in parts; `strides` are in bytes (None: row-major without gaps). A tensor may
+    have several destinations, and their boxes may overlap.
     """
 
     name: str
@@ -38,7 +60,7 @@ class Destination:
     shape: tuple[int, ...]
     """Of the whole tensor."""
     box: Box
-    memory: memoryview
+    memory: memoryview | BoxReceiver
     strides: tuple[int, ...] | None = None
 
     def wanted(self) -> Wanted:
@@ -51,11 +73,11 @@ class Placer:
     Segments of a plan never share elements of it, so no lock is needed.
     """
 
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, destination: Destination, memory: memoryview) -> None:
         self._carrier = _CARRIERS[itemsize(destination.dtype)]
         self._box, self._given = destination.box, destination.strides
         self._origin = destination.box.offsets
-        self._memory = destination.memory.cast("B") if destination.memory.nbytes else destination.memory
+        self._memory = memory.cast("B") if memory.nbytes else memory
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
@@ -92,6 +114,30 @@ class Placer:
             order = []
         into: npt.NDArray[Any] = np.ndarray(shape, self._carrier, self._memory, start, steps)
         into[...] = taken.transpose(order)
+
+
+class RelayPlacer:
+    """Places segments into one destination by way of its receiver's buffers."""
+
+    def __init__(self, destination: Destination, receiver: BoxReceiver) -> None:
+        self._destination, self._receiver = destination, receiver
+        self._itemsize = itemsize(destination.dtype)
+
+    def place(self, segment: Segment, data: memoryview) -> None:
+        """Hands the wanted part of a segment's blocks over."""
+        part = replace(self._destination, box=segment.place)
+        room = self._receiver.room(segment.place.volume * self._itemsize)
+        Placer(part, room).place(segment, data)
+        self._receiver.take(segment.place.relative_to(self._destination.box.offsets))
+
+
+AnyPlacer = Placer | RelayPlacer
+
+
+def placer_of(destination: Destination) -> AnyPlacer:
+    """What places segments into a destination."""
+    memory = destination.memory
+    return Placer(destination, memory) if isinstance(memory, memoryview) else RelayPlacer(destination, memory)
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

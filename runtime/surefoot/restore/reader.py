@@ -24,7 +24,7 @@ from surefoot.restore.copy_choice import Copies
 from surefoot.restore.exchange import PEER, Common, Exchange, ExchangeOutcome, Peers, PlannedReads
 from surefoot.restore.fetch import Fetch, SavedPart, StagedStream
 from surefoot.restore.heal import heal
-from surefoot.restore.placer import Destination, Placer
+from surefoot.restore.placer import Destination, placer_of
 from surefoot.restore.read_plan import ReadPlan
 from surefoot.tiers import verified
 
@@ -157,7 +157,7 @@ class CheckpointReader:
         wanted = tuple(d.wanted() for d in destinations)
         planned = self.layouts.plan(wanted)
         parts = {rank: self._part(rank) for rank in {r.rank for r in planned.ranges}}
-        return PlannedReads(wanted, planned.ranges, parts, tuple(Placer(d) for d in destinations))
+        return PlannedReads(wanted, planned.ranges, parts, tuple(placer_of(d) for d in destinations))
 
     def _exchanged(self, reading: PlannedReads, peers: Peers) -> ExchangeOutcome:
         try:

@@ -189,7 +189,7 @@ class CopiesParts(Protocol):
 
 @runtime_checkable
 class ByCheckpoint(Protocol):
-    """Extends `Tier` where each rank save in a listing costs a request, or time."""
+    """Extends `Tier` where each rank save in a listing costs time."""
 
     def manifests_of(self, checkpoint: Checkpoint) -> tuple[RankManifest, ...]:
         """Lists the rank saves of one checkpoint.
