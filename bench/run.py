@@ -10,14 +10,18 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
-from bench import floor, frozen_weights, holders, persistent, reshards, small_tensors
+from bench import agent_ranks, floor, frozen_weights, holders, persistent, reshards, small_tensors, step_lengths
 from bench.jobs import attempt, run_module
+from bench.lost import DENSE
 from bench.settings import PROBE, PROBE_SAVING, Size
-from bench.summary import OURS, all_figures, summary
+from bench.significance import spreads
+from bench.summary import OURS, PACED, all_figures, summary
+from bench.systems import UNPREPARED
 
 SHARED = ("torch._dynamo", "bench.systems.dcp", "bench.systems.surefoot", "bench.worker", "bench.restores")
 """Beside what the line above imports. Peers' own packages are left to their turns: some start threads."""
@@ -49,6 +53,8 @@ class Run:
         }
         # parameters and two moments of about 12·width² each a layer, and the embeddings
         self.state_bytes = 12 * (size.layers * 12 * size.width**2 + 1024 * size.width)
+        self._sequences_for: Callable[[float], int] = lambda drains: 1
+        """The batch whose steps last so many drains; of one, until that is known."""
         for name in SHARED:
             importlib.import_module(name)
 
@@ -68,13 +74,13 @@ class Run:
         step, drain = median(steps), median(found["drains"][PROBE.first :])
         advance = found["advance_seconds"]
         each = (step - advance) / probe["sequences"]
-        wanted = STEP_OVER_DRAIN * drain
-        self.task["sequences"] = max(1, int(-(-(wanted - advance) // each))) if each > 0 else 1
+        self._sequences_for = lambda drains: max(1, int(-(-(drains * drain - advance) // each))) if each > 0 else 1
+        self.task["sequences"] = self._sequences_for(STEP_OVER_DRAIN)
         return {"drain_seconds_while_training": drain, "sequences": self.task["sequences"]}
 
     def turn(self, name: str, task: dict[str, Any]) -> dict[str, Any]:
         arguments = [name, json.dumps(task)]
-        if name != OURS:
+        if name not in (OURS, UNPREPARED):
             return attempt(lambda: run_module("bench.worker", arguments, {}, self.size.system_seconds))
         return self._beside_holders(self.state_bytes, "bench.worker", arguments, self.size.system_seconds)
 
@@ -99,6 +105,26 @@ class Run:
     def _with_none(self, name: str) -> dict[str, Any]:
         saving = self.size.saving_without.of(name)
         return {**self.task, "mode": "none", "saving": saving, "idle_saves": 0, "loads": 0}
+
+    def unprepared(self) -> list[dict[str, Any]]:
+        """Jobs whose first step saves, with nothing prepared; a process each."""
+        task = {**self.task, "mode": "spare", "saving": [], "idle_saves": 0, "loads": 0}
+        return [self.turn(UNPREPARED, task) for _ in range(self.size.rounds)]
+
+    def step_lengths(self) -> list[dict[str, Any]]:
+        """A save each step, at steps shorter and longer than a drain."""
+        found = []
+        for drains in self.size.step_lengths:
+            task = {**self.task, "mode": "spare", "saving": [DENSE], "idle_saves": 0, "loads": 0}
+            task["sequences"] = self._sequences_for(drains)
+            turns = {name: self.turn(name, task) for name in (OURS, "torch.save", PACED) if name in self.names}
+            found.append(step_lengths.row(drains, turns))
+        return found
+
+    def agent_ranks(self) -> dict[str, Any]:
+        task = agent_ranks.TASK
+        room = task["rank_bytes"] * max(task["ranks"])
+        return self._beside_holders(room, "bench.agent_ranks", [json.dumps(task)], self.size.system_seconds)
 
     def restores(self) -> dict[str, Any]:
         size = self.size
@@ -165,7 +191,8 @@ def _of_none(turn: dict[str, Any]) -> dict[str, Any]:
     return {"none": turn["none"], "none_incomplete": turn["incomplete"]}
 
 
-def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
+def measured(size: Size, names: list[str], folder: str, although_busy: bool = False) -> dict[str, Any]:
+    """`although_busy`: that somebody asked for figures beside other work; the result says it."""
     run = Run(size, names, folder)
     cores = len(os.sched_getaffinity(0))
     run.said(f"{run.state_bytes / 1e9:.2f} GB of state, {cores} cores, load {os.getloadavg()[0]:.1f}", {})
@@ -173,6 +200,10 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
     calibration = attempt(run.calibrate)
     run.said(f"batch: {calibration}", {})
     turns = run.turns()
+    unprepared = run.unprepared()
+    run.said("first saves, nothing prepared", next((turn for turn in unprepared if "error" in turn), {}))
+    lengths = run.step_lengths()
+    ranks = run.said("ranks of an agent", run.agent_ranks())
     base = run.said("sockets", attempt(run.floor))
     restores = run.said("restores", run.restores())
     resharding = run.said("reshards", run.reshards())
@@ -188,7 +219,9 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
         "planning": planning,
         "persistent": to_s3,
         "frozen_weights": frozen,
+        "agent_ranks": ranks,
     }
+    lists = {"small_tensors": small, "unprepared": unprepared}
     load.append(os.getloadavg())
     return {
         "machine": {
@@ -197,6 +230,7 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "packages": {name: _version(name) for name in PACKAGES},
             "load_average_before_and_after": load,
+            "measured_although_busy": although_busy,
         },
         "size": {**size.as_json(), "state_bytes": run.state_bytes},
         "calibration": calibration,
@@ -205,15 +239,17 @@ def measured(size: Size, names: list[str], folder: str) -> dict[str, Any]:
             {
                 **turns,
                 "calibration": [calibration],
-                "small_tensors": small,
+                **lists,
                 **{name: [one] for name, one in sections.items()},
             }
         ),
         **sections,
         "floor": _rate(run.state_bytes, base),
-        "small_tensors": small,
+        **lists,
+        "step_lengths": lengths,
         "turns": turns,
-        "summary": summary(turns, restores, planning, small, [frozen]),
+        "summary": summary(turns, {**sections, **lists}),
+        "spreads": spreads(turns, sections),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.lost import DENSE, PLAIN, SPARSE
-from bench.summary import ASYNCHRONOUS, BLOCKING, OURS
+from bench.summary import ASYNCHRONOUS, BLOCKING, OURS, PACED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Saving:
             return self.ours
         if name in ASYNCHRONOUS:
             return self.peers if name in self.among else ()
-        return self.blocking if name in BLOCKING else ()
+        return self.blocking if name in (*BLOCKING, PACED) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Size:
     """Layers, of width 1,024, of the program that goes to S3."""
     persistent_saves: int
     """Saves of it, after the first."""
+    step_lengths: tuple[float, ...]
+    """Lengths of a step, in drains, at which a save each step is measured once more."""
     system_seconds: float
     """A system's turn that takes longer is ended and reported as such."""
 
@@ -105,6 +107,7 @@ QUICK = Size(
     small_turns=1,
     persistent_layers=1,
     persistent_saves=2,
+    step_lengths=(),
     system_seconds=90.0,
 )
 FULL = Size(
@@ -125,6 +128,7 @@ FULL = Size(
     small_turns=5,
     persistent_layers=3,
     persistent_saves=5,
+    step_lengths=(0.5, 1.0, 2.0, 5.0),
     system_seconds=600.0,
 )
 PROBE = Steps(first=2, plain=3, dense=2, sparse=4)

@@ -17,22 +17,19 @@ ASYNCHRONOUS = (
     "torchsnapshot",
     "torch_checkpointing",
 )
+PACED = "torch.save paced"
+"""To a store of 1 GB/s a node, against which the field measures; not among those to beat by rate."""
 LOCAL = (*BLOCKING, *ASYNCHRONOUS)
 
 Turns = Mapping[str, list[dict[str, Any]]]
 """System → its turns; a turn that failed has `error` and is left out of every figure."""
 
 
-def summary(
-    turns: Turns,
-    restores: Mapping[str, Any],
-    planning: Mapping[str, Any],
-    small: Iterable[Mapping[str, Any]] = (),
-    frozen: Iterable[Mapping[str, Any]] = (),
-) -> dict[str, float | None]:
-    """`small`: turns of `small_tensors`; `frozen`: of `frozen_weights`."""
+def summary(turns: Turns, sections: Mapping[str, Any]) -> dict[str, float | None]:
+    """`sections`: restores, planning, small_tensors (its turns), frozen_weights, unprepared (its turns), agent_ranks."""
+    planning, small = sections.get("planning", {}), sections.get("small_tensors", [])
     each = all_figures(turns)
-    ours, saving = each.get(OURS, {}), each.get("torch.save", {})
+    ours, saving, paced = each.get(OURS, {}), each.get("torch.save", {}), each.get(PACED, {})
     rates = [each[n].get("gb_per_second") for n in LOCAL if n in each]
     resharding = planning.get("amplification", {})
     return {
@@ -52,14 +49,31 @@ def summary(
         "read_amplification_worst": _worst(resharding.get("same_dimension"), OURS),
         "read_amplification_worst_other_dimension": _worst(resharding.get("other_dimension"), OURS),
         "dcp_read_amplification_worst": _worst(resharding.get("same_dimension"), "dcp"),
-        "restore_over_dcp_load": restore_ratio(restores),
+        "restore_over_dcp_load": restore_ratio(sections.get("restores", {})),
         "plan_milliseconds_256_ranks": planning.get("surefoot", {}).get("each"),
         "dcp_plan_milliseconds_256_ranks": planning.get("dcp", {}).get("each"),
         **_of_small_tensors([turn for turn in small if "error" not in turn]),
-        "bytes_sent_95_percent_frozen": best(
-            [share for turn in frozen if "error" not in turn for share in turn["bytes_sent"][1:]], median
-        ),
+        "bytes_sent_95_percent_frozen": best(sections.get("frozen_weights", {}).get("bytes_sent", ())[1:], median),
+        "drain_cpu_seconds_per_gb": ours.get("cpu_seconds_per_gb"),
+        "end_to_end_speedup_paced_store": ratio(paced.get("relative_step_every_1"), ours.get("relative_step_every_1")),
+        "stall_reduction_paced_store": ratio(paced.get("stall_over_warm_copy"), ours.get("stall_over_warm_copy")),
+        "first_stall_over_median_unprepared": _first_over_median(sections.get("unprepared", [])),
+        "agent_cpu_4_ranks_over_1": over_one_rank(sections.get("agent_ranks", {}), 4),
     }
+
+
+def over_one_rank(found: Mapping[str, Any], ranks: int) -> float | None:
+    """An agent's CPU a GB with so many ranks over that with one, medians."""
+    if str(ranks) not in found or "1" not in found:
+        return None
+    many, one = (median(found[str(n)]["agent_cpu_seconds"]) / n for n in (ranks, 1))
+    return many / one
+
+
+def _first_over_median(turns: Iterable[Mapping[str, Any]]) -> float | None:
+    """Of turns in which nothing was prepared: the first stall, in medians of those behind it."""
+    stalls = [_stalls(turn["spare"]) for turn in turns if "error" not in turn]
+    return best([one[0] / median(one[1:]) for one in stalls], median)
 
 
 def _of_small_tensors(turns: list[Mapping[str, Any]]) -> dict[str, float | None]:

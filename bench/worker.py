@@ -22,7 +22,7 @@ import torch
 from bench.cores import Cores, Mode, resident_bytes, spent_seconds
 from bench.lost import DENSE, PLAIN
 from bench.program import Program
-from bench.systems import SYSTEMS
+from bench.systems import ASIDE, SYSTEMS
 from bench.systems.system import System
 from surefoot.linux_process import descendants
 
@@ -40,7 +40,7 @@ class Stretch:
 
 class Turn:
     def __init__(self, name: str, task: dict[str, Any], folder: Path) -> None:
-        module, _, kind = SYSTEMS[name].partition(":")
+        module, _, kind = (SYSTEMS | ASIDE)[name].partition(":")
         self.task = task
         self.program = Program(task["width"], task["layers"], task["sequences"])
         self.cores = Cores(map(int, os.environ.get("BENCH_COMPANIONS", "").split()))

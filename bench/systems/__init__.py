@@ -3,6 +3,7 @@
 SYSTEMS = {
     "surefoot": "surefoot:Surefoot",
     "torch.save": "torch_save:TorchSave",
+    "torch.save paced": "paced_store:PacedTorchSave",
     "dcp.save": "dcp:DcpSave",
     "dcp.async_save": "dcp:DcpThread",
     "dcp.async_save stager": "dcp:DcpStager",
@@ -12,3 +13,6 @@ SYSTEMS = {
     "sagemaker": "sagemaker:SageMaker",
 }
 """Name → module of this package and class."""
+UNPREPARED = "surefoot unprepared"
+ASIDE = {UNPREPARED: "surefoot:Unprepared"}
+"""Measured in sections of their own."""

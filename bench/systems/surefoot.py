@@ -24,14 +24,18 @@ class Asked:
 
 
 class Surefoot(System):
+    prepares = True
+    """Whether the first save is prepared before the loop, as it is in a job whose first steps save nothing."""
+
     def prepare(self) -> None:
         os.environ["SUREFOOT_EPOCH"] = "1"
         self._due: dict[int, float] = {}
         self._asked: Any = Asked()
         self._mine = self._opened()
         self._mine.restore()
-        self._mine._saver.prepare()
-        self._mine._saver._join_preparation()  # it would go on beside the first steps; its whole time is reported
+        if self.prepares:
+            self._mine._saver.prepare()
+            self._mine._saver._join_preparation()  # it would go on beside the first steps; its whole time is reported
 
     def begin(self, step: int) -> None:
         self._asked.due_now = True
@@ -67,6 +71,12 @@ class Surefoot(System):
         made = Checkpointer(model=self.program.model, optimizer=self.program.optimizer)
         made._schedule = self._asked
         return made
+
+
+class Unprepared(Surefoot):
+    """A job whose very first step saves: that save waits for the preparation, and the wait is its stall."""
+
+    prepares = False
 
 
 def diary() -> list[dict[str, Any]]:

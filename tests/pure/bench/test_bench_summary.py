@@ -29,6 +29,11 @@ KEYS = [
     "prepare_seconds_10000_tensors",
     "restore_seconds_10000_tensors",
     "bytes_sent_95_percent_frozen",
+    "drain_cpu_seconds_per_gb",
+    "end_to_end_speedup_paced_store",
+    "stall_reduction_paced_store",
+    "first_stall_over_median_unprepared",
+    "agent_cpu_4_ranks_over_1",
 ]
 
 
@@ -57,7 +62,10 @@ def turn(stall: float, step: float, save: float, **more: Any) -> dict[str, Any]:
 
 
 def test_every_key_is_there_and_what_was_not_measured_is_none() -> None:
-    found = summary({"surefoot": [{"error": "it broke"}]}, {"error": "too slow"}, {"error": "no torch"})
+    broken = {"error": "too slow"}
+    sections = dict.fromkeys(("restores", "planning", "frozen_weights", "agent_ranks"), broken)
+    lists = {"small_tensors": [broken], "unprepared": [broken]}
+    found = summary({"surefoot": [{"error": "it broke"}]}, {**sections, **lists})
     assert list(found) == KEYS
     assert set(found.values()) == {None}
 
@@ -68,6 +76,7 @@ def test_ratios_are_of_what_was_measured() -> None:
         "torch.save": [turn(1.0, 2.2, 1.0)],
         "dcp.async_save": [turn(0.05, 1.5, 2.0)],
         "torchsnapshot": [{"error": "it warns too much"}],
+        "torch.save paced": [turn(2.0, 3.3, 2.0)],
         "sagemaker": [turn(0.2, 3.0, 5.0)],
     }
     restores = {"surefoot": {"seconds": [9.0, 0.5, 0.5]}, "dcp.load": {"seconds": [9.0, 1.0, 1.0]}}
@@ -78,14 +87,31 @@ def test_ratios_are_of_what_was_measured() -> None:
         "restore_seconds": [0.3, 0.4, 0.8],
     }
     small = [one, {"error": "too slow"}, {**one, "prepare_seconds": 0.7}]
-    found = summary(turns, restores, {"surefoot": {"each": 2.0}, "dcp": {"each": 5000.0}}, small)
+    cpu = {"1": [2.0, 2.0, 9.0], "2": [5.0], "4": [12.0]}
+    found = summary(
+        turns,
+        {
+            "restores": restores,
+            "planning": {"surefoot": {"each": 2.0}, "dcp": {"each": 5000.0}},
+            "small_tensors": small,
+            "frozen_weights": {"bytes_sent": [1.0, 0.06, 0.06]},
+            "unprepared": [{"spare": part(0.02, 1.1)}, {"error": "it broke"}],
+            "agent_ranks": {ranks: {"agent_cpu_seconds": seconds} for ranks, seconds in cpu.items()},
+        },
+    )
+    assert found["drain_cpu_seconds_per_gb"] == pytest.approx(1.0)
+    assert found["end_to_end_speedup_paced_store"] == pytest.approx(3.0)
+    assert found["stall_reduction_paced_store"] == pytest.approx(100.0)
+    assert found["first_stall_over_median_unprepared"] == pytest.approx(2.0)
+    assert found["agent_cpu_4_ranks_over_1"] == pytest.approx(1.5), "a GB, not a save"
+    assert found["bytes_sent_95_percent_frozen"] == pytest.approx(0.06)
     assert found["stall_milliseconds_10000_tensors"] == pytest.approx(31.0)
     assert found["prepare_seconds_10000_tensors"] == pytest.approx(0.6)
     assert found["restore_seconds_10000_tensors"] == pytest.approx(0.4)
     assert found["stall_over_warm_copy"] == pytest.approx(0.2)
     assert found["first_stall_over_median"] == pytest.approx(2.0)
     assert found["r2_gb_per_second"] == pytest.approx(2.0)
-    assert found["r2_over_best_local_peer"] == pytest.approx(2.0)
+    assert found["r2_over_best_local_peer"] == pytest.approx(2.0), "a paced store is no peer of a rate"
     assert found["r2_over_sagemaker"] == pytest.approx(10.0)
     assert found["lost_step_percent_every_10"] == pytest.approx(1.0)
     assert found["lost_step_percent_every_1"] == pytest.approx(10.0)
