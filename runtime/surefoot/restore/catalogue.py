@@ -140,7 +140,7 @@ def older_source(settings: PersistentSettings, job: str) -> SaveSource:
 def read_catalogue(sources: Sequence[SaveSource], only: Checkpoint | None = None) -> Catalogue:
     """Reads every source's index once, all at once.
 
-    One after the other, a job's 256 holders took half a second, and each silent one its time limit more.
+    One after the other, each silent holder delayed a rank by its time limit.
 
     `only`: asks about this checkpoint alone.
     """
