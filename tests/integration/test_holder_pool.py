@@ -143,29 +143,28 @@ async def test_an_index_that_did_not_change_is_read_to_the_same_entries(fleet: F
 
 
 async def test_what_is_under_way_fails_together_once_a_server_says_nothing(fleet: Fleet) -> None:
-    line = HolderLine(fleet.places[0], 0.2)
+    line = HolderLine(fleet.places[0], 1.0)
     await line.open()
     assert await line.exchange([("PING",), ("GET", "absent"), ("NOSUCH",)]) != []
     os.kill(fleet.servers[0].process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     asked = await asyncio.gather(*(line.exchange(("PING",)) for _ in range(500)), return_exceptions=True)
     assert {type(one) for one in asked} == {redis.exceptions.TimeoutError}
-    assert time.monotonic() - began < 5 * 0.2, "one limit for all of them, not one after another"
+    assert len(set(map(id, asked))) == 1, "one silence fails all of them, not each its own"
     assert not line.is_open
     line.close()
 
 
 async def test_a_reply_behind_a_loop_that_was_busy_is_no_silence(fleet: Fleet) -> None:
-    line = HolderLine(fleet.places[0], 0.2)
+    line = HolderLine(fleet.places[0], 0.5)
     await line.open()
     asked: list[asyncio.Future[object]] = []
 
     def busy() -> None:
         asked.append(line._send(("PING",)))
-        time.sleep(0.3)
+        time.sleep(0.8)
 
     asyncio.get_running_loop().call_soon(busy)
-    time.sleep(0.25)  # noqa: ASYNC251  the timer of what was asked first is due in the same turn
+    time.sleep(0.6)  # noqa: ASYNC251  the timer of what was asked first is due in the same turn
     await asyncio.sleep(0)
     assert await asked[0] == b"PONG"
     line.close()
