@@ -42,7 +42,7 @@ def identity_of(pid: int) -> ProcessIdentity | None:
     None where there is none, or it has ended and only waits to be reaped.
     """
     fields = _stat(pid)
-    if fields is None or fields[0] in "ZX":
+    if fields is None or _has_ended(fields):
         return None
     return ProcessIdentity(pid, int(fields[19]))
 
@@ -67,7 +67,7 @@ def state_of(pid: int) -> str:
 def group_of(pid: int) -> int | None:
     """The process group of `pid`."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[2])
+    return None if fields is None or _has_ended(fields) else int(fields[2])
 
 
 def parent_of(pid: int) -> int:
@@ -92,6 +92,11 @@ def _stat(pid: int) -> list[str] | None:
         return None
     # the command name stands in parentheses and may hold anything, also parentheses
     return content.rpartition(")")[2].split()
+
+
+def _has_ended(fields: list[str]) -> bool:
+    # the kernel calls a process a zombie when its first thread has ended; the others may hold memory and ports yet
+    return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
 def members(group: int) -> list[int]:

@@ -47,14 +47,19 @@ def kill(state: State, name: str) -> None:
         end([state.processes[name]])
 
 
-def wait_api() -> Api:
-    """Until the API server is ready."""
+def wait_api(state: State) -> Api:
+    """Until the API server is ready; fails at once, with its last words, where it has ended."""
+    name = "kube-apiserver"
 
     def ready() -> bool:
         return credentials.CERTIFICATE.exists() and Api(layout.KUBECONFIG).answers()
 
-    if not wait(ready, START_SECONDS):
-        raise ClusterError(f"the API server is not ready after {START_SECONDS:.0f} s; read {layout.LOGS}")
+    wait(lambda: ready() or not state.is_alive(name), START_SECONDS)
+    if not state.is_alive(name):
+        raise ClusterError(f"the API server has ended; its last words: {_last_words(name)}")
+    if not ready():
+        words = _last_words(name)
+        raise ClusterError(f"the API server is not ready after {START_SECONDS:.0f} s; its last words: {words}")
     return Api(layout.KUBECONFIG)
 
 
@@ -203,6 +208,12 @@ DAEMONS: dict[str, Callable[[], Daemon]] = {
     "coredns": _dns,
     "s3": _s3,
 }
+
+
+def _last_words(name: str) -> str:
+    """What a cluster that is taken away leaves to whoever reads why."""
+    lines = log(name).read_text(errors="replace").splitlines() if log(name).exists() else []
+    return " | ".join(line[-300:] for line in lines[-3:])
 
 
 def log(name: str) -> Path:

@@ -134,9 +134,10 @@ class OwnCluster:
     def start_daemon(self, name: str) -> None:
         """Starts it again, with the data it had."""
         with state.locked():
-            daemons.start(state.required(), name)
+            found = state.required()
+            daemons.start(found, name)
         if name == "kube-apiserver":
-            daemons.wait_api()
+            daemons.wait_api(found)
 
 
 def running_container(pod: dict[str, object], container: str | None) -> tuple[str, str]:
@@ -192,12 +193,12 @@ def _repair(found: State) -> None:
     for one in hurt:
         _boot_again(found, one)
     _finish(found)
-    daemons.wait_api().wait_ready([one.name for one in hurt], READY_SECONDS, since=began)
+    daemons.wait_api(found).wait_ready([one.name for one in hurt], READY_SECONDS, since=began)
 
 
 def _finish(found: State) -> None:
     """Everything that needs the API server; ends when pods can be run."""
-    api = daemons.wait_api()
+    api = daemons.wait_api(found)
     daemons.allow_dns(api)
     for name in daemons.DAEMONS:
         daemons.start(found, name)

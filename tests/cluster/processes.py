@@ -34,7 +34,9 @@ def start_time(pid: int) -> int | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    # a zombie with threads is in the midst of its end: a daemon that is started now would find its port taken
+    has_ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if has_ended else int(fields[19])
 
 
 def is_alive(process: Recorded) -> bool:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar
 
 from aiohttp import WSMsgType, web
 
-from surefoot.linux_process import state_of
+from surefoot.linux_process import identity_of
 from surefoot.protocol.messages import Assign, FromAgent, Heartbeat, Hello, Refused, StoreReady, ToAgent, Welcome
 from surefoot.protocol.wire import SUBPROTOCOLS, decode, encode
 
@@ -246,8 +246,8 @@ def descendants(pid: int) -> set[int]:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    return state_of(pid) not in ("", "Z")
+    """Whether the process exists and has a thread that runs."""
+    return identity_of(pid) is not None
 
 
 async def all_gone(pids: set[int], seconds: float = 10.0) -> bool:
