@@ -109,10 +109,7 @@ class Liveness:
             return there and any(network.reaches(node, holder.process.site) for node in heard)
 
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
-            known = checkpoint not in simulation.store.status.bad and self._oracle.on_path(
-                checkpoint, self._oracle.base
-            )
-            saves = self._oracle.saves_of(checkpoint) if known else []
+            saves = self._oracle.saves_of(checkpoint) if self._counts(checkpoint) else []
             if saves and all(any(seen(h) and h.holds(s) for h in self._oracle.ever[s]) for s in saves):
                 return checkpoint
         return None
@@ -121,9 +118,7 @@ class Liveness:
         """Newest checkpoint of the lineage that can be restored from holders that nothing is wrong with."""
         tier = None if in_memory else self._oracle.simulation.persistent
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
-            if checkpoint in self._oracle.simulation.store.status.bad or not self._oracle.on_path(
-                checkpoint, self._oracle.base
-            ):
+            if not self._counts(checkpoint):
                 continue
             if all(
                 any(
@@ -137,3 +132,10 @@ class Liveness:
             ):
                 return checkpoint
         return None
+
+    def _counts(self, checkpoint: Checkpoint) -> bool:
+        """Whether the next epoch may restore it, if it can be read."""
+        oracle = self._oracle
+        if checkpoint in oracle.simulation.store.status.bad or oracle.numerics.is_left_behind(checkpoint):
+            return False
+        return oracle.on_path(checkpoint, oracle.base)

@@ -86,8 +86,16 @@ class NumericsWatch:
         back = new.rollback
         if back is None or back == old.rollback or back.epoch != self._oracle.base or new.rollbacks > old.rollbacks:
             return
-        if not any(epoch == back.epoch for epoch, _ in self._odd):
+        parent = self._oracle.parents[back.epoch]
+        restored = parent is not None and (parent.epoch, parent.step) in self._odd
+        if not restored and not any(epoch == back.epoch for epoch, _ in self._odd):
             self._oracle.fail(f"epoch {back.epoch} is rolled back ({back.reason}), and no step of it was odd")
+
+    def is_left_behind(self, checkpoint: Checkpoint) -> bool:
+        """Whether the rollback that is under way leaves it behind for good: nobody is to restore it."""
+        back = self._oracle.simulation.store.status.rollback
+        under_way = back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
+        return under_way and checkpoint in self._suspect
 
     def goes_back(self, new: JobStatus) -> int | None:
         """Up to which step the epoch that is being committed may restore; None: any."""

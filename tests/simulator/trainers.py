@@ -187,10 +187,16 @@ class Trainer:
         self.state = self.simulation.oracle.state_at(parent) if parent else 0
         numerics = self.simulation.oracle.numerics
         self.sick = numerics.is_sick(parent)
+        if parent is not None:
+            self.odd = self.simulation.odd_saved[RankSave(parent.epoch, parent.step, self._restored_rank(parent))]
         self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
-        self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now))
+        self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now, self.odd))
         self._next()
+
+    def _restored_rank(self, parent: Checkpoint) -> int:
+        """Whose plain values a rank restores: its own in a world of the same size, else the first one's."""
+        return self.rank if self.simulation.oracle.sizes[parent.epoch] == self.assign.world else 0
 
     # ---- stepping ---------------------------------------------------------------------------------------------------
 
@@ -247,6 +253,7 @@ class Trainer:
         content = content_of(self.state, self.assign.world, self.rank)
         staged = self.agent.stage(self, save, content)
         if staged:
+            self.simulation.odd_saved[save] = self.odd
             self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self.level = max(0, self.level - 1)

@@ -23,7 +23,8 @@ from simulator.sickness import SickWatch
 from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
-from surefoot.protocol.identities import Checkpoint, HolderId
+from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
@@ -114,6 +115,8 @@ class Simulation:
         self._number = 0
         self._gatherings: dict[tuple[int, str], Gathering] = {}
         self.operators: list[Operator] = []
+        self.odd_saved: dict[RankSave, OddSteps] = {}
+        """What each save says of the odd steps before it."""
         self.cleaned = False
         self.operator_version = self.pod_version = self.settings.version
         """Of the next operator and of the next pod."""

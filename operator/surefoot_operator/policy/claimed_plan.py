@@ -23,7 +23,7 @@ from surefoot_operator.policy.reporting.hindrances import hindrance
 from surefoot_operator.policy.spares import wanted_indexes
 from surefoot_operator.policy.workers import start_failure
 from surefoot_operator.policy.world.claim import committed, select_members
-from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting
+from surefoot_operator.policy.world.restore_choices import Chosen, FurtherOn, NothingToTakeUp, TotalLoss, Waiting
 from surefoot_operator.policy.world.restore_point import choose, describe
 from surefoot_operator.policy.world.scheduling_deadline import due_seconds, held
 from surefoot_operator.policy.world.size_tie import tie_of
@@ -36,6 +36,8 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
         return replace(over, events=(Event(names.CHECKPOINT_LOST, choice.reason, True), *over.events))
     if isinstance(choice, NothingToTakeUp):
         return job_failed(facts, choice.reason)
+    if isinstance(choice, FurtherOn):
+        return _further_on(facts, choice)
     stopped = not isinstance(choice, Waiting) or choice.stopped
     status = _explained(facts)
     phased = incidents.phased(facts, status.incidents, stopped, isinstance(choice, Chosen))
@@ -52,6 +54,15 @@ def plan_claimed(facts: Facts) -> PhaseDecision:
         heard = any(is_responsive(facts, s) for s in facts.sessions.values())
         return base if heard and not lost else with_workers(facts, base, NO_WORKERS)
     return _waiting(facts, base, None)
+
+
+def _further_on(facts: Facts, choice: FurtherOn) -> PhaseDecision:
+    """Durable before it is acted upon, as the rollback itself was: the next plan commits it."""
+    back = facts.status.rollback
+    assert back is not None
+    status = replace(facts.status, rollback=replace(back, to_step=choice.to_step, proven=False))
+    event = Event(names.ROLLED_BACK, choice.reason, True)
+    return PhaseDecision(choice.reason, status, events=(event,), wakes=(facts.now,))
 
 
 def _explained(facts: Facts) -> JobStatus:

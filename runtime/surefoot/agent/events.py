@@ -13,6 +13,7 @@ from surefoot.agent.looks import Look
 from surefoot.agent.state import Departure
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.messages import Assign, FromAgent, Hold, Holders
 from surefoot.protocol.progress import Progress
 
@@ -154,6 +155,7 @@ class TrainerRestored:
     local: int
     source: str
     at: float
+    odd: OddSteps = NONE_ODD
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,8 +294,8 @@ def _from_trainer(state: AgentState, event: TrainerEvent) -> Step:
             after = _with(state, mine, held=step)
             together = all(r.held == step for r in after.ranks)
             return _fact(after, Held(state.started, step)) if together else (after, ())
-        case on.TrainerRestored(source=source):
-            after = _with(state, mine, source=source)
+        case on.TrainerRestored(source=source, odd=odd):
+            after = _with(state, mine, source=source, progress=replace(mine.progress, **odd.told))
             return after, (on.Beat(),) if after.restored else ()
         case on.TrainerRestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
             return _fact(state, UnreadableSave(state.started, checkpoint, mine.rank, absent, detail))

@@ -116,8 +116,8 @@ class TrainerSessionHandler:
                 dispatch(on.HoldAnswered(epoch, local, step, accepted))
             case line.Holding(step=step):
                 dispatch(on.HoldReached(epoch, local, step))
-            case line.RestoreDone(source=source):
-                dispatch(on.TrainerRestored(epoch, local, source, time.monotonic()))
+            case line.RestoreDone(source=source, odd=odd):
+                dispatch(on.TrainerRestored(epoch, local, source, time.monotonic(), odd))
             case line.RestoreFailed(checkpoint=checkpoint, absent=absent, detail=detail):
                 dispatch(on.TrainerRestoreFailed(epoch, local, checkpoint, absent, detail))
             case line.SayNotice(reason=reason, text=text):

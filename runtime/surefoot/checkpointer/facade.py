@@ -141,7 +141,7 @@ class Checkpointer:
         fit = Fit(strict, tuple(optional), convert_dtypes)
         self._step = restoring.restore(self._program, self._connected, self._share, fit)
         self._restored = True
-        self._losses.restored(self._program.recent)
+        self._losses.restored(self._program)
         skip_batches(self._named, self._link)
         if self._step > 0:
             self._saver.prepare_first()

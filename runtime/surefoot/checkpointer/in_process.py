@@ -19,6 +19,7 @@ from surefoot.drain.retention_thread import RetentionThread
 from surefoot.drain.slots import SealedSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class InProcessBackend:
     def level(self) -> int:
         return 0
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
         log.info("restored step %d from %s: %d bytes in %.2f s", step, source, size_bytes, seconds)
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -59,8 +57,8 @@ class LossCheck:
             _log.warning("%s", said)
             self._backend.say("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
         self._last = kind
-        program.suspect, program.recent = bool(kind), self.recent
         self.odd = self.odd.followed_by(step, kind, text)
+        program.suspect, program.recent, program.odd = bool(kind), self.recent, self.odd.saved
         return kind
 
     @property
@@ -68,10 +66,11 @@ class LossCheck:
         """What later steps are judged by; to be saved with the step."""
         return {name: list(recent.values) for name, recent in self._recent.items() if recent.values}
 
-    def restored(self, recent: Mapping[str, Any]) -> None:
-        """Goes on judging by the steps before those of this process."""
+    def restored(self, program: Program) -> None:
+        """Goes on judging by the steps before those of this process, and telling which of them were odd."""
         for name in self._recent:
-            self._recent[name] = RecentValues(tuple(float(value) for value in recent.get(name) or ()))
+            self._recent[name] = RecentValues(tuple(float(value) for value in program.recent.get(name) or ()))
+        self.odd = OddSteps.of_saved(program.odd)
 
     def _judged(self, step: int, loss: float | None, gradient_norm: float | None) -> tuple[Oddity, str]:
         if loss is not None and not math.isfinite(loss):

@@ -26,6 +26,7 @@ from surefoot.geometry.grids import Grid
 from surefoot.ipc.backend import ReusableSave, SaveBackend
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import on_lineage
+from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.ties import tied_objects
 from surefoot.restore.catalogue import read_catalogue
 from surefoot.restore.exchange import Common
@@ -99,9 +100,11 @@ def _restore_from(
         if together is not None and not together.agree(None):
             return False
         program.apply(parent.step, shared, own)
-        program.recent = (shared if own is None else own).get("recent") or {}
+        before = shared if own is None else own
+        program.recent, program.odd = before.get("recent") or {}, before.get("odd") or {}
         _say_differences(link, told)
-        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun)
+        odd = OddSteps.of_saved(program.odd)
+        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun, odd)
         for damage in reader.heal(about.epoch):
             link.say("DamageFound", damage)
     return True

@@ -31,6 +31,7 @@ from surefoot.ipc.stacks import install
 from surefoot.ipc.staged_replies import StagedReplies
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 _ATTACH_SECONDS = 30.0
 _LEFT_SECONDS = 5.0
@@ -192,10 +193,10 @@ class AgentBackend:
         with self._changed:
             return self._level
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
         with self._changed:
             self._at = max(self._at, step)
-        self._send(line.RestoreDone(step, source, size_bytes, seconds))
+        self._send(line.RestoreDone(step, source, size_bytes, seconds, odd))
         self._count()
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:

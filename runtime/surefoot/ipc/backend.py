@@ -12,6 +12,7 @@ from typing import Protocol
 
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class SaveBackend(Protocol):
         """The least level that the coordinator asks for."""
         ...
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None: ...
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None: ...
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None: ...
 

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from surefoot.protocol.codec import Codec
 from surefoot.protocol.identities import Checkpoint, HolderEndpoint, HolderId, OlderJob
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.wire import VERSION
 
@@ -100,6 +101,8 @@ class RestoreDone:
     """A word of `protocol.sources`, or none at step 0."""
     bytes: int
     seconds: float
+    odd: OddSteps = NONE_ODD
+    """What the parent says of the steps before it: a world may end before it makes one of its own."""
 
 
 @dataclass(frozen=True, slots=True)

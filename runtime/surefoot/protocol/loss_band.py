@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 WINDOW_STEPS = 64
@@ -72,6 +73,17 @@ class OddSteps:
     kind: Oddity = ""
     text: str = ""
 
+    @classmethod
+    def of_saved(cls, values: Mapping[str, Any]) -> OddSteps:
+        """Reads what a checkpoint says of the steps before it; one of an older version says nothing."""
+        found = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
+        return cls(**found)
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """The same as plain values of a checkpoint; none where no step was odd."""
+        return asdict(self) if self.last else {}
+
     @property
     def told(self) -> dict[str, Any]:
         """The same as fields of `Progress`."""
@@ -84,3 +96,7 @@ class OddSteps:
         goes_on = self.last == step - 1
         worst: Oddity = "not-finite" if goes_on and self.kind == "not-finite" else kind
         return OddSteps(step, self.since if goes_on else step, worst, text)
+
+
+NONE_ODD = OddSteps()
+"""Of a run that has just begun."""

@@ -81,6 +81,7 @@ class Program:
         self.suspect = self._same_world = False
         """Whether the last step's loss was no number, or out of its band: what is saved of it says so."""
         self.recent: Mapping[str, Any] = {}  # losses and gradient norms, by which a restart goes on judging
+        self.odd: Mapping[str, Any] = {}  # the newest odd steps: a restart may come before anybody heard of them
         self._restoring: list[tuple[ProgramPart, Any]] = []
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
@@ -154,6 +155,7 @@ class Program:
             "parts": parts,
             "tied": self._tied(),
             **({"recent": dict(self.recent)} if self.recent else {}),
+            **({"odd": dict(self.odd)} if self.odd else {}),
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 

@@ -6,6 +6,7 @@ changed, or that a network policy cuts off, would otherwise take every checkpoin
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -52,6 +53,17 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
         return []
     restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
     return [e for e in silent if restarted.get(e.holder.node, e.holder) == e.holder]
+
+
+def may_return(facts: Facts) -> list[HolderEndpoint]:
+    """Silent holders that may still have saves, those given up before included.
+
+    A holder is given up for what it may have beyond the restore point. Where that itself is lost, its copy is looked for again.
+    """
+    given_up = frozenset(facts.status.given_up)
+    back = [h.endpoint for h in facts.seen.holders if h.state == "Silent" and h.endpoint.holder.instance in given_up]
+    ready = {h.endpoint.holder.node for h in facts.seen.holders if h.state == "Ready"}
+    return [*silent_holders(facts), *(e for e in back if e.holder.node not in ready)]
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
@@ -109,7 +121,8 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
     for agent in agents:
         first_on.setdefault(agent.node, agent)
     asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
-    for turn, endpoint in enumerate(silent_holders(facts)):
+    silent = may_return(facts) if worth_seconds == math.inf else silent_holders(facts)
+    for turn, endpoint in enumerate(silent):
         sight = _sight(facts, endpoint.holder)
         if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
             continue

@@ -56,6 +56,17 @@ class NothingToTakeUp:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherOn:
+    """What a rollback goes back to is lost; the nearest checkpoint behind it is left."""
+
+    to_step: int
+    reason: str
+
+
+Choice = Waiting | Chosen | FurtherOn | TotalLoss | NothingToTakeUp
+
+
 def listing(facts: Facts, seen: PersistentSeen, older: OlderJob | None = None) -> Waiting:
     """Asks an agent for a listing, and another where none comes."""
     what = "the persistent tier" if older is None else str(older)

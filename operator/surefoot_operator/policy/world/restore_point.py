@@ -29,14 +29,15 @@ from surefoot_operator.policy.failure.holder_liveness import (
     answers_awaited,
     living,
     looks,
+    may_return,
     most_unseen,
     silent_holders,
 )
 from surefoot_operator.policy.failure.incidents import open_incident
 from surefoot_operator.policy.world import total_loss
 from surefoot_operator.policy.world.initial_restore import initial_restore_point, origin_of
-from surefoot_operator.policy.world.restore_choices import Chosen, NothingToTakeUp, TotalLoss, Waiting, listing
-from surefoot_operator.policy.world.rollback_record import ceiling
+from surefoot_operator.policy.world.restore_choices import Choice, Chosen, TotalLoss, Waiting, listing
+from surefoot_operator.policy.world.rollback_record import ceiling, further_on
 
 LISTING_PATIENCE_SECONDS = 2.0
 """How long a listing is waited for at least where memory has a complete checkpoint."""
@@ -51,7 +52,7 @@ FIRST_ANSWER_SECONDS = 1.5
 """How long an operator that has just come waits at least for a first answer: one call takes up to a second."""
 
 
-def choose(facts: Facts) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
+def choose(facts: Facts) -> Choice:
     """Returns what the claimed epoch needs next, or its parent."""
     draining = _draining(facts)
     if draining is not None:
@@ -214,7 +215,7 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
         return None
     began, blind = _began(facts), set(most_unseen(facts))
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
-    for endpoint in silent_holders(facts):
+    for endpoint in may_return(facts) if worth == math.inf else silent_holders(facts):
         holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
         start = max(began, known.since_seconds) if known is not None else began
         why = living(facts, endpoint)
@@ -240,7 +241,7 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
     )
 
 
-def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | TotalLoss | NothingToTakeUp:
+def _conclusion(facts: Facts, best: Checkpoint | None) -> Choice:
     status, world = facts.status, facts.world
     silent = tuple(silent_holders(facts))
     persistent = facts.spec.checkpoint.persistent is not None and bool(facts.running_epoch)
@@ -254,6 +255,9 @@ def _conclusion(facts: Facts, best: Checkpoint | None) -> Waiting | Chosen | Tot
     left_out = facts.seen.persistent.left_out if persistent else ()
     if any(one.silent for one in left_out):
         return _once_more(facts, left_out)
+    further = further_on(facts)
+    if further is not None:
+        return further
     nothing_to_lose = not facts.running_epoch or (not status.recorded and status.floor is None and not left_out)
     policy = facts.spec.checkpoint.on_total_loss
     if nothing_to_lose or total_loss.accepted(facts):

@@ -53,7 +53,8 @@ def heal(facts: Facts) -> PhaseDecision | None:
 def _wanted(facts: Facts, found: UnsoundLoss) -> Rollback:
     status, good = facts.status, facts.status.last_good
     before = status.rollback
-    reached = max(step_of(facts, facts.world.epoch), found.since_step)
+    begun = facts.world.parent.step if facts.world.parent is not None else 0
+    reached = max(step_of(facts, facts.world.epoch), found.since_step, begun)
     again = before is not None and before.row and (good is None or good.step < before.reached_step)
     return Rollback(
         epoch=facts.world.epoch,

@@ -8,17 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
+from surefoot.protocol.completeness import complete
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.lineage import Lineage, ancestry, on_lineage
+from surefoot.protocol.retention import suspects
 from surefoot_operator.api.status import JobStatus, SkippedData
-from surefoot_operator.policy.facts import Facts
+from surefoot_operator.policy.facts import Facts, bad_of, reading_at
+from surefoot_operator.policy.world.restore_choices import FurtherOn
 
 
 def ceiling(facts: Facts) -> int | None:
     """The last step that the claimed epoch may restore; None: any."""
     back = facts.status.rollback
     return back.to_step if back is not None and back.epoch == facts.running_epoch else None
+
+
+def further_on(facts: Facts) -> FurtherOn | None:
+    """Finds the nearest checkpoint behind what a rollback goes back to.
+
+    Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
+    oldest is the likeliest to be good, and if it is not, its next odd step counts as one more rollback in a row.
+    """
+    most, epoch = ceiling(facts), facts.running_epoch
+    if not most or not epoch:
+        return None
+    reading = reading_at(facts, facts.world.epoch)
+    manifests = chain(chain.from_iterable(reading.holders.values()), reading.persistent or ())
+    found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
+    step = min((c.step for c in set(found) - suspects(manifests) if c.step > most), default=None)
+    if step is None:
+        return None
+    return FurtherOn(
+        step, f"no checkpoint up to step {most} is left: going back to step {step}, which is not known to be good"
+    )
 
 
 def gone_back(status: JobStatus, lineage: Lineage) -> JobStatus:
@@ -37,7 +61,7 @@ def gone_back(status: JobStatus, lineage: Lineage) -> JobStatus:
         if not back.keeps_data:
             # what was left out before is left out again: the epoch that ended had begun behind it
             skipped = back.reached_step + _left_out(status.skipped, lineage, ended) - _place(status, lineage, parent)
-        good = parent if status.last_good is not None else None
+        good = parent if status.last_good is not None and back.proven else status.last_good
         back = replace(back, parent=parent, skipped_steps=max(0, skipped))
         status = replace(status, rollback=back, rollbacks=status.rollbacks + 1, last_good=good)
     if not back.skipped_steps or parent != back.parent:

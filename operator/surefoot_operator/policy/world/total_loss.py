@@ -13,8 +13,9 @@ from surefoot.protocol.completeness import LeftOut
 from surefoot.protocol.plain import listed
 from surefoot_operator.api.spec import ACCEPT_LOSS
 from surefoot_operator.policy.facts import Facts
-from surefoot_operator.policy.failure.holder_liveness import silent_holders
+from surefoot_operator.policy.failure.holder_liveness import may_return
 from surefoot_operator.policy.world.initial_restore import origin_of
+from surefoot_operator.policy.world.rollback_record import ceiling
 
 LIST_AGAIN_SECONDS = 60.0
 """How often the persistent tier is listed anew while everything else is lost."""
@@ -44,7 +45,12 @@ def lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
     if left_out:
         return f"no checkpoint can be restored: {left_out[0]} ({len(left_out)} such records; put the files back from a copy)"
     status = facts.status
-    last = status.last_complete or status.floor
+    last, most = status.last_complete or status.floor, ceiling(facts)
+    if most:
+        return (
+            f"every copy of every checkpoint up to step {most}, to which a rollback goes back, is lost{_where(facts)};"
+            " of what may be left behind it the loss was odd"
+        )
     return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
 
 
@@ -70,7 +76,7 @@ def _where(facts: Facts) -> str:
     members = {m.node for m in facts.world.members}
     if not named:  # the fabric knows of each that it is gone
         return f"; its workers saved from {listed(sorted(members))}, and those holders are gone" if members else ""
-    silent = sorted({e.holder.node for e in silent_holders(facts)})
+    silent = sorted({e.holder.node for e in may_return(facts)})
     # a holder that was known to be gone a moment before the others is named no more, and had its workers' saves too
     text = f"; it was on the holders of {listed(sorted(named | members))}"
     return f"{text}, of which {listed(silent)} do not answer" if silent else f"{text}, and none has it any more"
