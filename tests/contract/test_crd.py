@@ -164,7 +164,9 @@ def test_conditions_are_a_map_by_type() -> None:
 
 def test_people_see_what_they_look_for_first() -> None:
     columns = {column["name"]: column for column in VERSION["additionalPrinterColumns"]}
-    assert list(columns) == ["State", "Ready", "World", "Step", "Restarts", "Checkpoint", "Age"]
+    first = [name for name, column in columns.items() if not column.get("priority")]
+    assert first == ["State", "Ready", "World", "Step", "Restarts", "Checkpoint", "Age"]
+    assert list(columns) == [*first, "Memory-Bytes", "Persistent-Bytes"]  # `-o wide`
     assert columns["Checkpoint"]["type"] == "date"
     assert CRD["spec"]["names"]["shortNames"] == ["tj"]
     assert set(VERSION["subresources"]) == {"status", "scale"}

@@ -74,6 +74,7 @@ async def test_a_job_runs_from_nothing_to_complete_and_leaves_nothing_in_memory(
     assert town.status.world is not None
     assert town.status.world.epoch == 1
     assert len(town.status.named_holders) == 3
+    await until(lambda: town.status.checkpoints.memory is not None, "the status says what memory has")
     await until(lambda: town.status.phase == "Complete", "every trainer finished")
     await until(lambda: all(t.retired.is_set() for t in town.trainees), "the workers were retired")
 

@@ -218,6 +218,27 @@ class TimeSpent:
 
 
 @dataclass(frozen=True, slots=True)
+class TierContents:
+    """A job's saves in one tier, as they were read last."""
+
+    bytes: int
+    """Tensors, digests and values; in memory every copy counts."""
+    checkpoints: int
+    """Of which something lies there, complete or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoints:
+    """What each tier has of a job; None: nothing, or not known."""
+
+    memory: TierContents | None = None
+    """On the holders that answer."""
+    persistent: TierContents | None = None
+    copies: int | None = None
+    """In memory, of the newest complete one: the least over its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """Everything the operator must remember about a job."""
 
@@ -282,6 +303,8 @@ class JobStatus:
     """How many there were in all."""
     skipped: tuple[SkippedData, ...] = ()
     """Of the epochs whose loaders left something out, oldest first."""
+    checkpoints: StoredCheckpoints = StoredCheckpoints()
+    """As they were when this status was written: what moved since is told with the next one."""
 
 
 @dataclass(frozen=True, slots=True)

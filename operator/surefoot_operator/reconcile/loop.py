@@ -29,6 +29,7 @@ from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
+from surefoot_operator.policy.reporting.tier_contents import with_contents
 from surefoot_operator.reconcile.apply_plan import carry_out, carry_out_maintenance, repairing
 from surefoot_operator.reconcile.dependencies import Dependencies, observed, worker_ids
 from surefoot_operator.reconcile.event_recorder import EventRecorder, TierFailureEvents
@@ -220,7 +221,7 @@ class Reconciler:
             if left > 0:
                 return left
         if status != old or ahead:
-            await self._dependencies.fabric.patch_status(status, old)
+            await self._dependencies.fabric.patch_status(with_contents(seen, status), old)
             self._written = time.monotonic()
             self._job_metrics.written(old, status, seen.job)
         return 0.0

@@ -21,7 +21,7 @@ from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.progress import Progress
 from surefoot.protocol.records import Layout, RankManifest, TensorLayout
 from surefoot.protocol.settled import Settled
-from surefoot_operator.api.status import JobStatus, TimeSpent
+from surefoot_operator.api.status import JobStatus, StoredCheckpoints, TimeSpent
 from surefoot_operator.api.status_json import SCHEMA_VERSION, status_from_json, status_to_json
 from surefoot_operator.fabric.processes.run_records import (
     Deletion,
@@ -40,6 +40,7 @@ ADDED: dict[str, Any] = {
     "rollback": None,
     "rollbacks": 0,
     "skipped": (),
+    "checkpoints": StoredCheckpoints(),
 }
 """Fields of a status that came without a new version: files of before lack them, and former operators leave them out."""
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident, Rollback, TimeSpent
+from surefoot.protocol.plain import amount
+from surefoot_operator.api.status import (
+    Condition,
+    DataRead,
+    ExcludedNode,
+    Incident,
+    Rollback,
+    StoredCheckpoints,
+    TierContents,
+    TimeSpent,
+)
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
 from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progressed, saved, summary
@@ -51,6 +61,8 @@ class JobDescription:
     data: DataRead | None
     """As the loader told; None: it tells nothing."""
     loss: float | None
+    checkpoints: StoredCheckpoints
+    """What each tier has, with its bytes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +100,7 @@ def described(view: JobView) -> JobDescription:
         goodput=goodput(seconds),
         data=None if status is None else status.data,
         loss=None if status is None else status.loss,
+        checkpoints=StoredCheckpoints() if status is None else status.checkpoints,
     )
 
 
@@ -121,11 +134,27 @@ def _head(found: JobDescription) -> list[str]:
         *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
         ("Checkpoint", f"step {saved(pace)}{kept}"),
+        *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
         ("Time", _time(found)),
         *((("Rolled back", _rolled_back(found.rollback)),) if found.rollback is not None else ()),
     )
     return [f"{name + ':':<12} {text}" for name, text in rows]
+
+
+def stored_words(stored: StoredCheckpoints) -> str:
+    """Words what each tier has: `memory 1.20 GB in 2 checkpoints, 2 copies of the newest`."""
+    copies = "" if stored.copies is None else f", {_counted(stored.copies, 'copy', 'copies')} of the newest"
+    tiers = (("memory", stored.memory, copies), ("persistent tier", stored.persistent, ""))
+    return "; ".join(f"{name} {_contents(there)}{more}" for name, there, more in tiers if there is not None)
+
+
+def _contents(there: TierContents) -> str:
+    return f"{amount(there.bytes)} in {_counted(there.checkpoints, 'checkpoint', 'checkpoints')}"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _data(data: DataRead) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from surefoot.protocol.plain import amount
 from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
 from surefoot_operator.cli.jobs.stored_job import StoredJob
 from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, number
@@ -27,12 +28,16 @@ class JobSummary:
     restarts: int | None
     age_seconds: float | None
     message: str
+    memory_bytes: int | None = None
+    """Of its checkpoints in memory, every copy counted."""
+    persistent_bytes: int | None = None
 
 
 def summary(stored: StoredJob, now: float) -> JobSummary:
     """Summarises a job; what cannot be read is its message."""
     status = stored.status
     world = status.world if status is not None else None
+    memory, persistent = (None, None) if status is None else (status.checkpoints.memory, status.checkpoints.persistent)
     began = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
@@ -45,6 +50,8 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
         restarts=stored.restarts,
         age_seconds=None if began is None else max(0.0, now - began),
         message="; ".join(stored.problems) or _message(stored),
+        memory_bytes=None if memory is None else memory.bytes,
+        persistent_bytes=None if persistent is None else persistent.bytes,
     )
 
 
@@ -57,7 +64,7 @@ def _message(stored: StoredJob) -> str:
 def summary_table(found: Sequence[JobSummary], wide: bool, everywhere: bool) -> TextTable:
     """Lays summaries out; namespaces where several may be, messages where `wide`."""
     columns = ("NAME", "STATE", "READY", "WORLD", "STEP", "LEFT", "CHECKPOINT", "RESTARTS", "AGE")
-    more = ("EPOCH", "RATE", "EXPOSED", "MESSAGE") if wide else ()
+    more = ("EPOCH", "RATE", "EXPOSED", "IN-MEMORY", "PERSISTENT", "MESSAGE") if wide else ()
     rows = []
     for one in found:
         row = (
@@ -72,7 +79,13 @@ def summary_table(found: Sequence[JobSummary], wide: bool, everywhere: bool) -> 
             age(one.age_seconds),
         )
         rate = one.pace.steps_per_second
-        rest = (number(one.epoch), UNKNOWN if rate is None else f"{rate:.3g}/s", exposed(one.pace), one.message)
+        rest = (
+            number(one.epoch),
+            UNKNOWN if rate is None else f"{rate:.3g}/s",
+            exposed(one.pace),
+            *(UNKNOWN if size is None else amount(size) for size in (one.memory_bytes, one.persistent_bytes)),
+            one.message,
+        )
         rows.append((*((one.namespace,) if everywhere else ()), *row, *(rest if wide else ())))
     return TextTable((*(("NAMESPACE",) if everywhere else ()), *columns, *more), tuple(rows))
 

@@ -205,6 +205,7 @@ def checkpoints_section(facts: ReportFacts) -> Markup:
     rows.append(
         ("persistent tier", "none is known" if facts.persistent_step is None else f"step {facts.persistent_step}")
     )
+    rows += [("stored", facts.stored)] if facts.stored else []
     if stalls.median_seconds is not None:
         said = f"median {duration(stalls.median_seconds)}, 95 % within {duration(stalls.p95_seconds)}, most {duration(stalls.most_seconds)}"
         rows.append(("stall of a save", f"{said} (of each save its slowest rank)"))

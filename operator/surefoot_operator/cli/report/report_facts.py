@@ -146,6 +146,8 @@ class ReportFacts:
     checkpoints: Checkpoints | None = None
     newest_checkpoint: str = ""
     persistent_step: int | None = None
+    stored: str = ""
+    """What each tier has, with its bytes."""
     memory_interval: Interval | None = None
     persistent_interval: Interval | None = None
     placements: tuple[Placement, ...] = ()

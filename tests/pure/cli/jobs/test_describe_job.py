@@ -8,7 +8,14 @@ import pytest
 
 from support.builders import BEGAN, running, with_worker, worker
 from support.stored import stored_document, view_of_snapshot
-from surefoot_operator.api.status import Condition, DataRead, ExcludedNode, Incident
+from surefoot_operator.api.status import (
+    Condition,
+    DataRead,
+    ExcludedNode,
+    Incident,
+    StoredCheckpoints,
+    TierContents,
+)
 from surefoot_operator.cli.jobs.describe_job import described, description_lines, incident_line, worker_state
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.stored_job import stored_job
@@ -52,6 +59,14 @@ def test_what_the_loader_told_of_the_data_is_shown() -> None:
     assert "steps/s, loss 2.346" in text(view_of_snapshot(read))
     assert "Data:" not in text(view_of_snapshot(seen))
     assert "loss" not in text(view_of_snapshot(seen)).partition("Workers:")[0]
+
+
+def test_the_bytes_of_each_tier_are_shown_once_they_are_known() -> None:
+    seen = running()
+    assert "Stored:" not in text(view_of_snapshot(seen))
+    stored = StoredCheckpoints(TierContents(1_200_000_000, 2), TierContents(512, 1), copies=2)
+    told = text(view_of_snapshot(replace(seen, status=replace(seen.status, checkpoints=stored))))
+    assert "memory 1.20 GB in 2 checkpoints, 2 copies of the newest; persistent tier 512 bytes in 1 checkpoint" in told
 
 
 def test_what_could_not_be_read_is_named() -> None:

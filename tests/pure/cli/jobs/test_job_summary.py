@@ -9,7 +9,7 @@ import pytest
 
 from support.builders import BEGAN, running
 from support.stored import stored_document, written
-from surefoot_operator.api.status import Interval, JobStatus
+from surefoot_operator.api.status import Interval, JobStatus, StoredCheckpoints, TierContents
 from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
 from surefoot_operator.cli.jobs.job_summary import exposed, progressed, saved, summary, summary_table
 from surefoot_operator.cli.jobs.list_jobs import job_lines
@@ -56,6 +56,17 @@ def test_what_is_at_risk_counts_the_steps_since_the_status_was_written() -> None
     assert [pace(seen, at + late).exposed_steps for late in (-1, 0, 3, 8, 600)] == [2, 2, 8, 18, 18]
     held = replace(seen, phase="Suspended")
     assert pace(held, at + 3).exposed_steps == 2
+
+
+def test_wide_rows_have_the_bytes_of_each_tier() -> None:
+    seen = running()
+    stored = StoredCheckpoints(TierContents(2_500_000_000, 2), TierContents(512, 1))
+    found = summary(stored_job(written(replace(seen.status, checkpoints=stored), seen)), BEGAN + 100)
+    table = summary_table([found], wide=True, everywhere=False)
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["IN-MEMORY"], row["PERSISTENT"]) == ("2.50 GB", "512 bytes")
+    unknown = summary(stored_job(written(seen.status, seen)), BEGAN + 100)
+    assert summary_table([unknown], wide=True, everywhere=False).rows[0].count("-") >= 2
 
 
 def test_a_job_that_is_over_risks_nothing() -> None:
