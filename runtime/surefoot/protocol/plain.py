@@ -26,7 +26,7 @@ def plain(text: str) -> str:
 
 def is_plain_json(text: str) -> bool:
     """Returns whether this JSON needs no escaping; quick, false in doubt."""
-    if "\\u" in text or "\\b" in text or "\\f" in text:
+    if "\\u" in text or "\\b" in text or "\\f" in text or "\\r" in text:
         return False
     return "\x7f" not in text if text.isascii() else _UNSEEN.search(text) is None
 

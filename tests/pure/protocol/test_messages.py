@@ -30,6 +30,13 @@ def test_every_message_comes_back_as_it_was_sent_but_for_what_a_terminal_obeys(m
     assert read == written_out(json.loads(encode(message)))
 
 
+@pytest.mark.parametrize("control", [chr(c) for c in (*range(0x20), 0x7F) if chr(c) not in "\t\n"])
+def test_each_control_character_of_a_text_is_written_out(control: str) -> None:
+    notice = decode(encode(messages.Notice("", f"a{control}b")))
+    assert isinstance(notice, messages.Notice)
+    assert notice.text == f"a\\x{ord(control):02x}b"
+
+
 def written_out(value: object) -> object:
     if isinstance(value, str):
         return plain(value)
