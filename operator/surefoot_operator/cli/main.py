@@ -84,7 +84,7 @@ def _commands() -> dict[str, tuple[ModuleType, str]]:
         "logs": (job_logs, "show a job's logs by rank and attempt, the blamed rank first"),
         "suspend": (suspend_job, "save a job, stop it and give its workers back"),
         "resume": (suspend_job, "let a suspended job go on"),
-        "rollback": (rollback_job, "print the job that goes on from an earlier step of another"),
+        "rollback": (rollback_job, "go back to an earlier step, within the job or as a new one"),
         "local": (run_local, "run a TrainingJob on this machine, each node a group of processes"),
         "validate": (validate, "check a TrainingJob without running it"),
         "convert": (convert, "make a TrainingJob of another system's job: PyTorchJob, TrainJob, JobSet, torchrun …"),

@@ -23,6 +23,10 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
 
+class NoCluster(UsageError):
+    """No cluster is configured, or not readably."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterChoice:
     """Which cluster and namespace a command was given."""
@@ -59,7 +63,7 @@ async def opened(choice: ClusterChoice) -> AsyncIterator[OpenCluster]:
     """Connects for the length of a command.
 
     Raises:
-        UsageError: No cluster is configured.
+        NoCluster: None is configured.
     """
     with needing("surefoot", "cli"):
         from kubernetes.aio.client import ApiClient
@@ -104,11 +108,8 @@ async def _configured(choice: ClusterChoice) -> tuple[Any, str]:
     return configuration, str((chosen.get("context") or {}).get("namespace") or "")
 
 
-def _not_configured(where: str, why: str) -> UsageError:
-    return UsageError(
-        f"no cluster is configured by {where}: {why}; give --kubeconfig or --context,"
-        " or --run-folder DIR for a run of surefoot local"
-    )
+def _not_configured(where: str, why: str) -> NoCluster:
+    return NoCluster(f"no cluster is configured by {where}: {why}; give --kubeconfig or --context")
 
 
 def _namespace_of_the_pod() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from surefoot_operator.cli.cli_errors import UsageError
-from surefoot_operator.cli.cluster.cluster_access import OpenCluster, add_cluster, cluster_choice, opened
+from surefoot_operator.cli.cluster.cluster_access import NoCluster, OpenCluster, add_cluster, cluster_choice, opened
 from surefoot_operator.cli.cluster.cluster_reads import read_view
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.run_folder_reads import read_run
@@ -48,10 +48,19 @@ def check_named(given: argparse.Namespace) -> None:
 
 
 def on_cluster(given: argparse.Namespace, ask: Callable[[OpenCluster], Awaitable[T]]) -> T:
-    """Runs one conversation with the chosen cluster."""
+    """Runs one conversation with the chosen cluster.
+
+    Raises:
+        UsageError: None is configured; it names the other way that the command has.
+    """
 
     async def asked() -> T:
         async with opened(cluster_choice(given)) as cluster:
             return await ask(cluster)
 
-    return asyncio.run(asked())
+    try:
+        return asyncio.run(asked())
+    except NoCluster as error:
+        if not hasattr(given, "run_folder"):
+            raise
+        raise UsageError(f"{error}, or --run-folder DIR for a run of surefoot local") from error

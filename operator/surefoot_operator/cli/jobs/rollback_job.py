@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    if given.to is None and given.keep_data:
+        raise UsageError("--keep-data goes with --to: a new job trains on the same batches again in any case")
+    if given.to is not None and given.name is not None:
+        raise UsageError("--name goes with --step: --to goes back within the job and makes none")
     if given.to is not None:
         if given.run_folder is not None:
             raise UsageError(

@@ -1,0 +1,46 @@
+"""Without a cluster each command says what is lacking, and names only options that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surefoot_operator.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [
+        (["list"], True),
+        (["list", "--all-namespaces"], True),
+        (["top"], True),
+        (["describe", "gpt"], True),
+        (["explain", "gpt"], True),
+        (["rollback", "gpt", "--step", "5"], True),
+        (["suspend", "gpt"], False),
+        (["resume", "gpt"], False),
+    ],
+    ids=str,
+)
+def test_what_is_advised_is_an_option_of_that_command(
+    command: list[str], folder: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "no cluster is configured" in said
+    assert ("--run-folder" in said) == folder
+
+
+@pytest.mark.parametrize("other", [["--step", "5", "--keep-data"], ["--to", "5", "--name", "new"]], ids=str)
+def test_an_option_of_the_other_way_back_is_refused(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollback", "gpt", *other]) == 2
+    assert "no cluster" not in (said := capsys.readouterr().err)
+    assert other[2] in said
