@@ -91,7 +91,7 @@ def safety(whole: dashboard.Dashboard) -> None:
     whole.with_panel(
         lines(
             "Saves that failed",
-            "Rank saves that a tier did not take, by reason. `fenced` is what an old world tries after its end.",
+            "Rank saves that a tier did not take, by reason; fenced: what an old world tries after its end.",
             "none",
             query(
                 f"sum by (tier, reason) (increase(surefoot_checkpoint_failures_total{{{JOB}}}[$__rate_interval]))",

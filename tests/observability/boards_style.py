@@ -16,7 +16,7 @@ STYLE = Markup(
 body{margin:0;background:var(--ground);color:var(--ink);font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif}
 main{max-width:1280px;margin:0 auto;padding:16px}
 .notice{background:var(--notice);border-radius:6px;padding:10px 14px;margin:0 0 14px}
-h1{font-size:22px;margin:0 0 4px}h2{grid-column:1/-1;font-size:16px;margin:14px 0 0}h3{font-size:14px;margin:0;font-weight:600}
+h1{font-size:22px;margin:0 0 4px}.grid+h1{margin-top:32px}h2{grid-column:1/-1;font-size:16px;margin:14px 0 0}h3{font-size:14px;margin:0;font-weight:600}
 .grid{display:grid;grid-template-columns:repeat(24,minmax(0,1fr));gap:8px}
 .panel{background:var(--card);border:1px solid var(--rule);border-radius:4px;padding:8px 10px;min-width:0}
 .about{color:var(--soft);font-size:12px;margin:0 0 4px;min-height:35px}

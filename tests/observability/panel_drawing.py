@@ -15,6 +15,8 @@ Points = tuple[tuple[float, float], ...]
 
 COLORS = 10
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 52.0, 10.0, 8.0, 20.0, 180.0
+_ASKED_APART_SECONDS = 1.0
+"""Expressions of one panel are asked one after the other, while the run goes on."""
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _DECIMAL = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 
@@ -244,8 +246,13 @@ def _top(panel: Panel) -> float:
 
 
 def _key(panel: Panel) -> Markup:
+    newest = max((line.points[-1][0] for line in panel.lines if line.points), default=0.0)
+
     def last(line: Line) -> str:
-        return shown(line.points[-1][1], panel.unit) if line.points else "no value"
+        if not line.points:
+            return "no value"
+        over = newest - line.points[-1][0] > _ASKED_APART_SECONDS
+        return "ended" if over else shown(line.points[-1][1], panel.unit)
 
     return element(
         "ul",

@@ -103,6 +103,13 @@ def test_a_legend_is_filled_with_labels() -> None:
     assert legend("{{job}} {{tier}}", {"job": "a", "tier": "memory"}) == "a memory"
 
 
+def test_a_series_that_has_ended_shows_no_value_of_now() -> None:
+    on, over = Line("Running", ((10.0, 0.0), (11.0, 1.0), (12.0, 1.0))), Line("Pending", ((10.0, 1.0), (10.5, 1.0)))
+    panel = Panel("timeseries", "Jobs by phase", "about", "none", 8, (on, over))
+    page = boards_page(Boards(9.0, 12.0, (Board("Title", "about", (panel,), ()),)))
+    assert re.findall(r"</i>(\w+) <b>(.*?)</b>", page) == [("Running", "1"), ("Pending", "ended")]
+
+
 def test_the_page_says_that_it_is_not_grafana_and_breaks_lines_where_samples_are_missing() -> None:
     gap = Line("<b>", ((10.0, 1.0), (11.0, 2.0), (15.0, 3.0)))
     lines = Panel("timeseries", "Lines", "about", "none", 8, (gap,))
