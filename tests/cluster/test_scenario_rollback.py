@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.mark.long
 def test_upgraded_and_rolled_back_a_chart_disturbs_no_training(stage: Stage) -> None:
     """An upgrade alone is shorter, and `make test` has it."""
-    job = stage.training("kept", ELASTIC)
+    job = stage.training("kept", ELASTIC, pace=0.3)  # it is to outlast both releases on a busy machine too
     struck, before, wanted = strike(job), stage.installed.rounds(), str(time.time_ns())
     mark = {"podAnnotations": {ROUND: wanted}}
     stage.installed.up({"operator": mark, "memoryTier": mark})

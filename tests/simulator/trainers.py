@@ -188,7 +188,8 @@ class Trainer:
         numerics = self.simulation.oracle.numerics
         self.sick = numerics.is_sick(parent)
         if parent is not None:
-            self.odd = self.simulation.odd_saved[RankSave(parent.epoch, parent.step, self._restored_rank(parent))]
+            of_rank = RankSave(parent.epoch, parent.step, self._restored_rank(parent))
+            self.odd = OddSteps.of_saved(self.simulation.odd_saved[of_rank])
         self.ahead = numerics.place_behind(parent) - step + self.assign.skip_steps
         self.restored = True
         self.agent.tell_trainer(on.TrainerRestored(self.assign.epoch, self.local, source, self.engine.now, self.odd))
@@ -253,7 +254,7 @@ class Trainer:
         content = content_of(self.state, self.assign.world, self.rank)
         staged = self.agent.stage(self, save, content)
         if staged:
-            self.simulation.odd_saved[save] = self.odd
+            self.simulation.odd_saved[save] = self.odd.saved
             self.simulation.oracle.numerics.saved(save, self.odd.kind if self.odd.last == step else "")
             self.simulation.oracle.saved(save, self.agent.incarnation, content, self.state)
             self.level = max(0, self.level - 1)

@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from simulator import faults
 from simulator.agents import Agent
@@ -24,7 +25,6 @@ from simulator.spare_watch import SpareWatch
 from simulator.tiers import Holder, Persistent
 from simulator.trainers import Gathering, Trainer
 from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
-from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
@@ -115,7 +115,7 @@ class Simulation:
         self._number = 0
         self._gatherings: dict[tuple[int, str], Gathering] = {}
         self.operators: list[Operator] = []
-        self.odd_saved: dict[RankSave, OddSteps] = {}
+        self.odd_saved: dict[RankSave, Mapping[str, Any]] = {}
         """What each save says of the odd steps before it."""
         self.cleaned = False
         self.operator_version = self.pod_version = self.settings.version

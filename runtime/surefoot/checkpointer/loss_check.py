@@ -67,7 +67,10 @@ class LossCheck:
         return {name: list(recent.values) for name, recent in self._recent.items() if recent.values}
 
     def restored(self, program: Program) -> None:
-        """Goes on judging by the steps before those of this process, and telling which of them were odd."""
+        """Takes up what the restored checkpoint says of earlier steps.
+
+        Without it a restart would make odd ones sound: nobody else remembers them.
+        """
         for name in self._recent:
             self._recent[name] = RecentValues(tuple(float(value) for value in program.recent.get(name) or ()))
         self.odd = OddSteps.of_saved(program.odd)

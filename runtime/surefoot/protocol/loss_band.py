@@ -75,13 +75,16 @@ class OddSteps:
 
     @classmethod
     def of_saved(cls, values: Mapping[str, Any]) -> OddSteps:
-        """Reads what a checkpoint says of the steps before it; one of an older version says nothing."""
+        """Reads what a checkpoint says of steps before it.
+
+        One of an older version says nothing.
+        """
         found = {name: values[name] for name in ("last", "since", "kind", "text") if name in values}
         return cls(**found)
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The same as plain values of a checkpoint; none where no step was odd."""
+        """The same as plain values; none if no step was odd."""
         return asdict(self) if self.last else {}
 
     @property

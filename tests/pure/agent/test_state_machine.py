@@ -15,6 +15,7 @@ from surefoot.agent.state import Departure
 from surefoot.agent.state_machine import AgentState, transition
 from surefoot.ipc.trainer_messages import HoldAt
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.messages import (
     Exited,
     Finished,
@@ -207,6 +208,12 @@ def test_restoring_is_done_when_every_rank_is() -> None:
     assert two.restored_from == "mixed"
     none, _ = live(on.TrainerRestored(1, 0, "none", 0.0), on.TrainerRestored(1, 1, "none", 0.0), life=running())
     assert (none.restored, none.restored_from) == (True, None)
+
+
+def test_odd_steps_before_the_parent_are_told_before_there_is_one_of_its_own() -> None:
+    odd = OddSteps(4, 3, "not-finite", "the loss of step 4 is nan")
+    life, _ = live(on.TrainerRestored(1, 1, "memory", 0.0, odd), life=running())
+    assert (life.progress.step, life.progress.odd_step, life.progress.odd_since) == (0, 4, 3)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_reported_with_its_rank() -> None:

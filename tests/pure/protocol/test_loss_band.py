@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.protocol.loss_band import FEWEST_STEPS, WINDOW_STEPS, RecentValues, spike_text
+from surefoot.protocol.loss_band import FEWEST_STEPS, WINDOW_STEPS, OddSteps, RecentValues, spike_text
 
 
 def after(values: list[float]) -> RecentValues:
@@ -71,3 +71,11 @@ def test_whatever_is_told_the_window_is_bounded_and_finite(values: list[float]) 
     assert all(map(math.isfinite, recent.values))
     limit = recent.limit()
     assert limit is None or not math.isnan(limit)
+
+
+def test_what_a_checkpoint_says_of_odd_steps_is_taken_up_again() -> None:
+    odd = OddSteps().followed_by(8, "spike", "far").followed_by(9, "not-finite", "nan").followed_by(10, "", "")
+    assert OddSteps.of_saved(odd.saved) == odd
+    assert (odd.last, odd.since, odd.kind) == (9, 8, "not-finite")
+    assert OddSteps().saved == {}
+    assert OddSteps.of_saved({}) == OddSteps(), "one of an older version says nothing"

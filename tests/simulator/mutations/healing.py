@@ -6,13 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.mutations.mutation import ROUGH, Mutation, constant
+from surefoot.protocol.loss_band import OddSteps
 from surefoot.protocol.retention import SoundSteps
 from surefoot_operator.policy import check, plan
+from surefoot_operator.policy.failure import holder_liveness
+from surefoot_operator.policy.failure.holder_liveness import silent_holders
 from surefoot_operator.policy.maintenance import good_checkpoint
 from surefoot_operator.policy.world import claim, restore_point
 
 HEALED = replace(ROUGH, steps=50, faults=6, fault_span_seconds=10.0, good_after=3,
                  kinds=("data is no number", "model becomes no number", "losses leap", "trainer dies"))  # fmt: skip
+
+FORGETFUL = replace(HEALED, interval=2, kinds=("losses leap", "losses leap", "trainer dies", "operator dies"))
+LOSING = replace(
+    HEALED, interval=4, replicas=1, faults=8, kinds=("data is no number", "holder restarts", "model becomes no number")
+)
+RETURNING = replace(HEALED, nodes=4, workers=4, interval=4, faults=10, fault_span_seconds=14.0,
+                    kinds=("model becomes no number", "line breaks for long", "operator loses a holder for long", "node dies",
+                           "holder restarts"))  # fmt: skip
 
 _gone_back = claim.gone_back
 
@@ -33,5 +44,10 @@ HEALING = (
     Mutation("a checkpoint is good at once", patches=((SoundSteps, "prove", _so_far),), settings=HEALED),
     Mutation("good checkpoints go like others", patches=((good_checkpoint, "spared", constant(frozenset())),), settings=HEALED),
     Mutation("loaders do not hear what to leave out", patches=((claim, "gone_back", _told_nobody),), settings=HEALED),
+    Mutation("a restart forgets which steps were odd", patches=((OddSteps, "of_saved", constant(OddSteps())),), settings=FORGETFUL),
+    Mutation("what a rollback goes back to is lost, and nothing else is tried", patches=((restore_point, "further_on", constant(None)),),
+             settings=LOSING),
+    Mutation("who was given up is never waited for again", patches=((restore_point, "may_return", silent_holders),
+             (holder_liveness, "may_return", silent_holders)), settings=RETURNING),
     Mutation("a loss that is no number is looked at by nobody", patches=((plan, "heal", constant(None)),), settings=HEALED),
 )  # fmt: skip

@@ -58,7 +58,7 @@ class NothingToTakeUp:
 
 @dataclass(frozen=True, slots=True)
 class FurtherOn:
-    """What a rollback goes back to is lost; the nearest checkpoint behind it is left."""
+    """Moves a rollback on, as what it goes back to is lost."""
 
     to_step: int
     reason: str

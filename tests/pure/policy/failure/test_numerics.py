@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.builders import running, with_session
+from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.facts import gather
@@ -35,6 +36,18 @@ def test_one_rank_without_a_number_is_enough_while_it_lasts() -> None:
     assert found.reason == "step 42 is odd (worker 1, since step 41)"
     over = odd(watched(), 1, 41, last=41, kind="not-finite")
     assert unsound_loss(gather(over)) is None, "the step behind it was well: the program had left that one out"
+
+
+@pytest.mark.parametrize(("last", "found"), [(40, True), (39, False), (0, False)])
+def test_before_its_first_step_an_epoch_is_as_odd_as_what_it_restored(last: int, found: bool) -> None:
+    seen = watched()
+    world = seen.status.world
+    assert world is not None
+    seen = replace(seen, status=replace(seen.status, world=replace(world, parent=Checkpoint(1, 40))))
+    for one in seen.sessions:
+        seen = with_session(seen, one.index, step=0)
+    restored = odd(seen, 1, last, last=last, kind="not-finite")
+    assert (unsound_loss(gather(restored)) is not None) == found
 
 
 @pytest.mark.parametrize(

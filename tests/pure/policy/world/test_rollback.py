@@ -200,3 +200,52 @@ def test_upkeep_remembers_the_good_one_and_keeps_it() -> None:
     kept = maintain(seen)
     assert kept.status.last_good == GOOD, "12 steps behind step 30 were well, and two behind step 40"
     assert not [a for a in kept.actions if "drop" in str(a)]
+
+
+def left(seen: Observed, suspect: bool) -> Observed:
+    """Of all checkpoints the newest alone can be read."""
+    entries = tuple(replace(manifest(1, 40, r, 3), suspect=suspect) for r in range(3))
+    return replace(seen, holders=tuple(replace(h, entries=entries) for h in seen.holders))
+
+
+def test_where_what_it_goes_back_to_is_lost_the_nearest_behind_it_is_taken() -> None:
+    lost = left(claimed(broken(watched())), suspect=False)
+    made = plan(lost)
+    check(made, lost)
+    assert made.status.world == lost.status.world, "durable before anything is done about it"
+    assert made.status.rollback is not None
+    assert (made.status.rollback.to_step, made.status.rollback.proven) == (40, False)
+    assert [e.message for e in made.events if e.reason == "RolledBack"] == [
+        "no checkpoint up to step 30 is left: going back to step 40, which is not known to be good"
+    ]
+    after = decided(replace(lost, status=made.status))
+    assert after.world is not None
+    assert (after.world.state, after.world.parent) == ("Committed", NEWER)
+    assert after.last_good == GOOD, "nothing newer is proven"
+    assert [(one.epoch, one.steps) for one in after.skipped] == [(2, 2)]
+
+
+def test_what_is_as_odd_as_what_it_leaves_is_not_taken() -> None:
+    lost = left(claimed(broken(watched())), suspect=True)
+    made = plan(lost)
+    check(made, lost)
+    assert made.status.world == lost.status.world
+    assert "every copy of every checkpoint up to step 30, to which a rollback goes back, is lost" in made.reason
+
+
+def test_what_an_epoch_restored_is_left_before_it_ends_with_it() -> None:
+    """A failure at the last steps, which were no numbers: what was restored is finished, and makes no step of its own."""
+    seen = back(watched())
+    world = seen.status.world
+    assert world is not None
+    parent = Checkpoint(1, 40)
+    ended = replace(seen, status=replace(seen.status, world=replace(world, parent=parent), rollback=None))
+    ended = trained(ended, 0)
+    for one in ended.sessions:
+        told = {"odd_step": 40, "odd_since": 38, "odd_kind": "not-finite", "odd_text": "the loss of step 40 is nan"}
+        ended = with_session(ended, one.index, **told)
+        ended = with_session(ended, one.index, finished=0, finished_steps=40)
+    status = decided(ended)
+    assert status.phase != "Complete"
+    assert status.rollback is not None
+    assert (status.rollback.to_step, status.rollback.reached_step) == (30, 40)

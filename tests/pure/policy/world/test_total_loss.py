@@ -12,7 +12,7 @@ from surefoot.protocol.lineage import LineageEntry
 from surefoot_operator.api.spec import CheckpointPolicy, MemoryTierSpec, PersistentTierSpec
 from surefoot_operator.api.status import Condition, JobStatus, World
 from surefoot_operator.observed import Observed, PersistentSeen
-from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, Plan, SealHolder
+from surefoot_operator.policy.actions import CleanMemory, ListPersistentTier, LookAround, Plan, SealHolder
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.plan import plan
 from surefoot_operator.policy.world.total_loss import LATE_UPLOAD_SECONDS
@@ -176,3 +176,21 @@ def test_a_job_that_is_suspended_while_it_waits_gives_its_workers_back() -> None
     made = decided(seen)
     assert condition(made) is not None
     assert [a for a in made.actions if type(a).__name__ in ("DeleteWorker", "RetireWorkers")]
+
+
+def test_a_holder_that_was_given_up_for_newer_steps_is_waited_for_once_the_others_are_lost() -> None:
+    """It was given up as nothing but newer steps were missing; by now what it has may be the last copy."""
+    seen = lost("Fail", ago=1.0)
+    rest = tuple(e for e in seen.status.named_holders if e.holder.node != "n0")
+    gone = next(e.holder.instance for e in seen.status.named_holders if e.holder.node == "n0")
+    seen = replace(seen, status=replace(seen.status, named_holders=rest, given_up=(gone,)))
+    silent = tuple(
+        replace(h, state="Silent", since_seconds=NOW - 50, read_epoch=None) if h.endpoint.holder.node == "n0" else h
+        for h in seen.holders
+    )
+    waiting = decided(replace(seen, holders=silent))
+    assert waiting.status.phase != "Failed"
+    assert "n0" in waiting.reason
+    assert any(isinstance(a, LookAround) for a in waiting.actions)
+    known_gone = tuple(h for h in silent if h.endpoint.holder.node != "n0")
+    assert decided(replace(seen, holders=known_gone)).status.phase == "Failed"
