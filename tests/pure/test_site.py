@@ -32,6 +32,13 @@ def test_every_document_is_in_the_navigation_once(site: ModuleType) -> None:
     assert sorted(named) == sorted(there)
 
 
+def test_nothing_of_the_hook_is_published() -> None:
+    configuration = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    excluded = re.search(r"^exclude_docs: \|\n((?:  .+\n)+)", configuration, re.MULTILINE)
+    assert excluded is not None
+    assert excluded[1].split() == ["/site.py", "__pycache__/"]  # its bytecode was a page of the site
+
+
 def test_links_lead_to_files_and_anchors_that_are_there(site: ModuleType) -> None:
     broken = []
     for page in [*site.PAGES, *(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))]:
