@@ -119,21 +119,22 @@ def description_lines(found: JobDescription, wide: bool = False) -> list[str]:
 
 def _head(found: JobDescription) -> list[str]:
     one, pace = found.summary, found.summary.pace
-    rate = UNKNOWN if pace.steps_per_second is None else f"{pace.steps_per_second:.3g} steps/s"
+    rate = "" if pace.steps_per_second is None else f", {pace.steps_per_second:.3g} steps/s"
     left = "" if pace.left_seconds is None else f", about {age(pace.left_seconds)} left"
     world = UNKNOWN
     if one.world_ranks is not None:
         world = f"epoch {one.epoch}, {one.world_ranks} ranks, began at step {number(found.began_step)}: {found.world_reason}"
+    newest = "none yet" if pace.checkpoint_step is None else f"step {saved(pace)}"
     kept = "" if found.persistent_step is None else f"; persistent tier: {found.persistent_step}"
     kept += "" if found.good_step is None else f"; proven good: {found.good_step}"
     rows = (
         ("Job", f"{one.namespace}/{one.name}   uid {found.uid or UNKNOWN}   age {age(one.age_seconds)}"),
         ("State", f"{one.state}   workers {one.ready or UNKNOWN}   restarts {number(one.restarts)}"),
         ("Message", one.message or UNKNOWN),
-        ("Step", f"{progressed(pace)}, {rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
+        ("Step", f"{progressed(pace)}{rate}{left}{'' if found.loss is None else f', loss {found.loss:.4g}'}"),
         *([] if found.data is None else [("Data", _data(found.data))]),
         ("World", world),
-        ("Checkpoint", f"step {saved(pace)}{kept}"),
+        ("Checkpoint", f"{newest}{kept}"),
         *((("Stored", stored),) if (stored := stored_words(found.checkpoints)) else ()),
         ("At risk", _at_risk(found)),
         ("Time", _time(found)),

@@ -52,6 +52,14 @@ def test_a_running_job_is_described_in_the_order_people_ask() -> None:
     assert "Could not be read" not in told
 
 
+def test_what_is_not_known_yet_leaves_no_dash_in_a_sentence() -> None:
+    seen = running()
+    young = replace(seen.status, step=0, progress_seconds=None, last_complete=None)
+    told = text(view_of_snapshot(replace(seen, status=young)))
+    assert "Step:        0\n" in told
+    assert "Checkpoint:  none yet\n" in told
+
+
 def test_what_the_loader_told_of_the_data_is_shown() -> None:
     seen = running()
     read = replace(seen, status=replace(seen.status, data=DataRead(1.25, 48.0), loss=2.34567))
