@@ -214,7 +214,9 @@ def run_job(request: LocalRequest, root: Path, faults: tuple[Fault, ...]) -> con
         with _deaf():
             machine.close()
     progress.look()  # what was written since the last tick
-    return conclusion.EndedRun(job, progress, tuple(supervisor.struck), tuple(supervisor.unstruck()), interrupted)
+    return conclusion.EndedRun(
+        job, progress, tuple(supervisor.faults.struck), tuple(supervisor.faults.unstruck()), interrupted
+    )
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from pathlib import Path
 from surefoot_operator.api.spec import TrainingJob
 from surefoot_operator.cli.cli_errors import RunError
 from surefoot_operator.cli.local.checkpoint_size import checkpoint_bytes
-from surefoot_operator.cli.local.faults import Fault, due
+from surefoot_operator.cli.local.fault_injection import FaultInjector
+from surefoot_operator.cli.local.faults import Fault
 from surefoot_operator.cli.local.run_progress import Happened, RunProgress
-from surefoot_operator.cli.local.run_report import Struck
 from surefoot_operator.fabric.processes.holder_process import free_port
 from surefoot_operator.fabric.processes.machine import Machine
 from surefoot_operator.fabric.processes.node import last_words
@@ -84,14 +84,6 @@ class OperatorRestarts:
         return self.count > OPERATOR_RESTARTS
 
 
-@dataclass(slots=True)
-class _Return:
-    """Something that was struck and comes back."""
-
-    fault: Fault
-    at: float
-
-
 class Supervisor:
     """Runs one job to its end and injects its faults.
 
@@ -105,16 +97,13 @@ class Supervisor:
         show: Callable[[Scene], None],
         tell: Callable[[str, bool], None],
     ) -> None:
-        self.struck: list[Struck] = []
         self._scene = scene
         self._machine = scene.machine
         self._progress = scene.progress
-        self._faults = faults
         self._show = show
         self._tell = tell
-        self._returns: list[_Return] = []
         self._port = free_port()
-        self._operator_away = False
+        self.faults = FaultInjector(faults, scene.machine, tell, self._port)
         self._operator_restarts = OperatorRestarts()
         self._measure_at = self._room_at = 0.0
         self._full = False
@@ -134,23 +123,14 @@ class Supervisor:
             self._tick()
         self._let_leave()
 
-    def unstruck(self) -> list[Fault]:
-        """Faults whose step the job never finished."""
-        left = list(self._faults)
-        for struck in self.struck:
-            left.remove(struck.fault)
-        return left
-
-    # ---- the loop -------------------------------------------------------------------------------------------------
-
     def _tick(self) -> None:
         time.sleep(TICK_SECONDS)
         self._check_folder()
         self._machine.poll()
         for event in self._progress.look():
             self._tell(_sentence(event), event.warning)
-        self._strike_what_is_due()
-        self._return_what_is_due()
+        self.faults.strike_what_is_due(self._progress.finished_step)
+        self.faults.return_what_is_due()
         self._check_operator()
         self._check_nodes()
         self._check_room()
@@ -239,7 +219,7 @@ class Supervisor:
 
     def _check_operator(self) -> None:
         code = self._machine.operator_exit_code()
-        if code is None or self._operator_away:
+        if code is None or self.faults.operator_away:
             return
         log = self._machine.folder.logs / "operator.log"
         self._operator_restarts = self._operator_restarts.ended(self._progress.finished_step)
@@ -255,72 +235,8 @@ class Supervisor:
         for name, code in self._machine.unexpected_ends().items():
             log = self._machine.folder.logs / f"{name}.log"
             self._tell(f"{name} ended unasked with code {code}: {last_words(log)} (log: {log})", True)
-        if not self._returns and not self._machine.has_nodes():
+        if not self.faults.returning and not self._machine.has_nodes():
             raise RunError("no node is left and none returns: nothing can train; the lines above say how each ended")
-
-    # ---- faults ---------------------------------------------------------------------------------------------------
-
-    def _strike_what_is_due(self) -> None:
-        step = self._progress.finished_step
-        for fault in due(self._faults, [s.fault for s in self.struck], step):
-            if any(r.fault.strikes == fault.strikes for r in self._returns):
-                continue  # its node is away because of another fault: it strikes when that one has returned
-            at = time.time()
-            if not self._strike(fault):
-                continue  # nothing of that kind runs there at this moment (it is being replaced): at the next tick
-            self.struck.append(Struck(fault, at, step))
-            self._tell(f"fault: {fault}", True)
-            if fault.seconds is not None:
-                self._returns.append(_Return(fault, time.monotonic() + fault.seconds))
-
-    def _strike(self, fault: Fault) -> bool:
-        machine, node = self._machine, fault.node or ""
-        match fault.kind:
-            case "node":
-                if machine.node_record(node) is None:
-                    return False
-                machine.kill_node(node)
-            case "freeze":
-                if machine.node_record(node) is None:
-                    return False
-                machine.freeze_node(node)
-            case "drain":
-                if machine.node_record(node) is None:
-                    return False
-                machine.drain_node(node)
-            case "trainer":
-                return machine.kill_trainer(node)
-            case "agent":
-                return machine.kill_agent(node)
-            case "memory":
-                return machine.kill_holder(node)
-            case "nan":
-                return machine.spoil_model(node)
-            case "coordinator":
-                self._operator_away = True
-                machine.kill_operator()
-        return True
-
-    def _return_what_is_due(self) -> None:
-        now = time.monotonic()
-        for back in [r for r in self._returns if now >= r.at]:
-            self._returns.remove(back)
-            node = back.fault.node or ""
-            match back.fault.kind:
-                case "node":
-                    self._machine.start_node(node)
-                case "freeze":
-                    self._machine.thaw_node(node)
-                case "drain":
-                    self._machine.uncordon_node(node)
-                case "memory":
-                    self._machine.return_holder(node)
-                case _:
-                    self._machine.start_operator(self._port)
-                    self._operator_away = False
-            verb = {"freeze": "thaws", "drain": "takes workers again"}.get(back.fault.kind, "returns")
-            what = f"the memory of {node}" if back.fault.kind == "memory" else node or "the coordinator"
-            self._tell(f"{what} {verb}", False)
 
 
 def _sentence(event: Happened) -> str:
