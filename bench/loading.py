@@ -1,8 +1,11 @@
 """What our loaders cost beside torch's own DataLoader: the same samples, collation and number of worker processes.
 
-`python -m bench.loading [--samples 40000] [--rounds 9] [--out FILE]`. Each round reads so many samples once with each
-loader, one behind the other, the first one in turn; rates are of wall time, and beside them is CPU time of the process and
-its workers. Median, least and most of the rounds; the ratio is that of each pair, so what else the machine does falls on both.
+`python -m bench.loading [--samples 40000] [--rounds 9] [--out FILE]`. Map-style loaders stand open side by side and take
+turns of 50 batches, 20 a round (`bench.loading_turns`); a ratio is that of neighbouring turns, torch's over ours.
+`ratio`, of wall time, decides on a quiet machine. On a busy one `undisturbed_cpu_ratio` does: of the CPU time of each one's
+lower decile of turns. `torch again`, a second DataLoader, says what a ratio is worth there. `begin` is from a loader's
+making to its first batch and its workers' end. Of lines each round reads as many once with each loader, one behind the
+other, the first one in turn. CPU time is of the process and its workers.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import surefoot
+from bench.loading_turns import Reader, alternated, summed_up
 from surefoot.data.sources import TextLines
 
 BATCH = 64
@@ -30,6 +34,11 @@ LINE = "a line of text that is about as long as lines of text are, number {}\n"
 FILES = 8
 LINES = 8
 """A line costs a tenth of a tensor, and beginning to read as much: so many times as many are there, and are read."""
+
+TURN = 50
+"""Batches: some ten times as many as are loaded ahead, in tens of milliseconds."""
+
+TURNS_A_ROUND = 20
 
 IN_TURN = "torch, lines in turn"
 """The peer of `default lanes`, which read as many places."""
@@ -84,16 +93,22 @@ def _part(path: Path, number: int, parts: int) -> Iterator[str]:
 
 
 def tensors(samples: int, workers: int) -> dict[str, Batches]:
-    """A map-style dataset of small tensors, shuffled."""
+    """A map-style dataset of small tensors, shuffled, pass after pass."""
     data: Dataset[Any] = TensorDataset(torch.randn(samples, 32), torch.arange(samples))
+
+    def passes() -> Iterator[Any]:
+        loader = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+        while True:
+            yield from loader
 
     def elastic_sampler() -> Any:
         return surefoot.ElasticSampler(samples, BATCH, rank=0, world=1)
 
     return {
-        "torch": lambda: DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers),
+        "torch": passes,
         "surefoot": lambda: surefoot.ElasticLoader(data, BATCH, workers=workers, rank=0, world=1),
         "sampler": lambda: DataLoader(data, batch_sampler=elastic_sampler(), num_workers=workers),
+        "torch again": passes,
     }
 
 
@@ -129,7 +144,20 @@ def timed(make: Batches, batches: int) -> tuple[float, float]:
     return took, spent() - cpu
 
 
-def measured(kinds: dict[str, Batches], batches: int, rounds: int) -> dict[str, Any]:
+def in_turns(kinds: dict[str, Batches], rounds: int) -> dict[str, Any]:
+    """Figures of kinds that stand open side by side, and of their beginnings."""
+    readers = {name: Reader.begun(make) for name, make in kinds.items()}
+    alternated(readers, TURN, TURNS_A_ROUND)  # warms up
+    found = summed_up(alternated(readers, TURN, rounds * TURNS_A_ROUND), "torch", TURN * BATCH)
+    readers.clear()
+    for name, make in kinds.items():
+        pairs = [timed(make, 1) for _ in range(rounds)]
+        found[name]["begin_seconds"] = spread([wall for wall, _ in pairs])
+        found[name]["begin_cpu_seconds"] = spread([cpu for _, cpu in pairs])
+    return found
+
+
+def in_rounds(kinds: dict[str, Batches], batches: int, rounds: int) -> dict[str, Any]:
     """Of each kind samples a second and CPU microseconds a sample; of ours the ratio to its peer's in the same round."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for number in range(rounds + 1):
@@ -167,18 +195,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    batches = options.samples // BATCH
+    batches = LINES * options.samples // BATCH
     found: dict[str, Any] = {"samples": options.samples, "rounds": options.rounds, "load": [os.getloadavg()[0]]}
     with tempfile.TemporaryDirectory() as folder:
         for workers in (0, 2):
-            for name, kinds in (
-                ("tensors", tensors(options.samples, workers)),
-                ("lines", lines(options.samples, workers, Path(folder))),
-            ):
-                times = LINES if name == "lines" else 1  # torch's shuffled loader ends with its epoch
-                found[f"{name}, {workers} workers"] = one = measured(kinds, times * batches, options.rounds)
-                for kind, figures in one.items():
-                    print(f"{name}, {workers} workers, {kind}: {json.dumps(figures)}", flush=True)
+            found[f"tensors, {workers} workers"] = in_turns(tensors(options.samples, workers), options.rounds)
+            texts = lines(options.samples, workers, Path(folder))
+            found[f"lines, {workers} workers"] = in_rounds(texts, batches, options.rounds)
+            for name in (f"tensors, {workers} workers", f"lines, {workers} workers"):
+                for kind, figures in found[name].items():
+                    print(f"{name}, {kind}: {json.dumps(figures)}", flush=True)
     found["load"].append(os.getloadavg()[0])
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,7 @@ class BatchSequence:
         return Share(
             start=epoch.start + begin + first,
             stop=epoch.start + begin + last,
-            positions=tuple(range(epoch.start + mine.start, epoch.start + mine.stop)),
+            positions=range(epoch.start + mine.start, epoch.start + mine.stop),
             indexes=tuple(epoch.samples[mine.start : mine.stop]),
             weight=(last - first) * self.world / (end - begin),
         )

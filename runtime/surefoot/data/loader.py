@@ -6,6 +6,7 @@ Its state is one position, the same on every rank, so that it may be restored at
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ class ElasticLoader:
             if batch_sampler is not None
             else ElasticSampler(dataset, global_batch or 0, **how)
         )
-        self._samples = _Samples(dataset, transform, seed)
+        self._samples = dataset if transform is None else _Transformed(dataset, transform, seed)
         self._collate = collate
         self._options: dict[str, Any] = {
             "num_workers": workers,
@@ -233,9 +234,11 @@ class ElasticLoader:
         self.sampler.load_state_dict(state)
 
     def _loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
-        collate = self._collate or default_collate_function()
+        collate, samples = self._collate or default_collate_function(), self._samples
+        several = getattr(samples, "__getitems__", None)
         for part in self.sampler.shares(begin):
-            yield part, collate(self._samples.__getitems__(list(zip(part.indexes, part.positions, strict=True))))
+            keys = _keys(samples, part)
+            yield part, collate([samples[key] for key in keys] if several is None else several(keys))
 
     def _loaded_ahead(self, begin: int) -> Iterator[tuple[Share, Any]]:
         if self._ahead is None:
@@ -244,24 +247,30 @@ class ElasticLoader:
 
 
 class _ReadAhead:
-    """Torch's DataLoader over the sampler's shares: one for all iterators, so that its workers may outlive one."""
+    """Torch's DataLoader over the sampler's shares: one for all iterators, so that its workers may outlive one.
+
+    Its workers are asked for what torch would ask them for, sample numbers of the data set itself, and answer with data
+    alone. Which share each answer is was kept when it was asked for: a share drawn again for each answer, behind those
+    that were drawn ahead, had the order computed twice.
+    """
 
     def __init__(
         self,
         sampler: ElasticSampler | BatchSequence,
-        samples: _Samples,
+        samples: Any,
         collate: Callable[[list[Any]], Any] | None,
         options: Mapping[str, Any],
     ) -> None:
         import torch
         from torch.utils.data import DataLoader
 
-        self._sampler, self._begin = sampler, 0
+        self._sampler, self._samples, self._begin = sampler, samples, 0
+        self._asked = deque[Share]()
         # else its workers' seed is drawn from the global generator, once more in each life of a program
         self._generator = torch.Generator()
         self._loader: DataLoader[Any] = DataLoader(
-            samples,  # type: ignore[arg-type]  # map-style by protocol: __len__ and __getitem__ are all it calls
-            batch_sampler=_Keys(self),  # its elements are keys of _Samples, not plain indexes
+            samples,
+            batch_sampler=_Keys(self),
             collate_fn=collate or default_collate_function(),
             generator=self._generator,
             **options,
@@ -269,15 +278,18 @@ class _ReadAhead:
 
     def loaded(self, begin: int) -> Iterator[tuple[Share, Any]]:
         """The batches from position `begin` on. What an older iterator had fetched ahead is let go of."""
-        self._begin = begin
+        self._begin, self._asked = begin, deque()
         self._generator.manual_seed(sample_seed(self._sampler.seed, begin))
-        for data, part in zip(self._loader, self._sampler.shares(begin), strict=False):
-            yield part, data
+        asked = self._asked
+        for data in self._loader:  # in the order in which they were asked for
+            yield asked.popleft(), data
 
-    def keys(self) -> Iterator[list[tuple[int, int]]]:
-        """Of each batch: what _Samples is asked for."""
+    def keys(self) -> Iterator[Any]:
+        """Of each batch: what the data set is asked for."""
+        asked = self._asked
         for part in self._sampler.shares(self._begin):
-            yield list(zip(part.indexes, part.positions, strict=True))
+            asked.append(part)
+            yield _keys(self._samples, part)
 
 
 class _Keys:
@@ -286,7 +298,7 @@ class _Keys:
     def __init__(self, ahead: _ReadAhead) -> None:
         self._ahead = ahead
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[Any]:
         return self._ahead.keys()
 
 
@@ -315,29 +327,31 @@ def check_dataset(dataset: Any) -> None:
         )
 
 
-class _Samples:
-    """The dataset behind keys (index, position), with the transform applied; picklable if its parts are."""
+class _Transformed:
+    """The dataset behind a share's first position and sample numbers, transformed; picklable if its parts are."""
 
-    def __init__(self, dataset: Any, transform: Callable[[Any, torch.Generator], Any] | None, seed: int) -> None:
+    def __init__(self, dataset: Any, transform: Callable[[Any, torch.Generator], Any], seed: int) -> None:
         self._dataset, self._transform, self._seed = dataset, transform, seed
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.__getitems__([key])[0]
+    def __getitem__(self, index: int) -> Any:
+        raise TypeError("a sample is transformed by its position: __getitems__ is told it")
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+    def __getitems__(self, keys: tuple[int, list[int]]) -> list[Any]:
         """A batch at once, as torch's fetcher asks for it; of a data set that can give one, as Hugging Face's, likewise."""
-        several = getattr(self._dataset, "__getitems__", None)
-        dataset = self._dataset
-        samples: list[Any] = (
-            [dataset[index] for index, _ in keys] if several is None else several([index for index, _ in keys])
-        )
-        transform, seed = self._transform, self._seed
-        if transform is None:
-            return samples
-        return [transform(one, sample_generator(seed, key[1])) for one, key in zip(samples, keys, strict=True)]
+        first, indexes = keys
+        dataset, transform, seed = self._dataset, self._transform, self._seed
+        several = getattr(dataset, "__getitems__", None)
+        samples = [dataset[index] for index in indexes] if several is None else several(indexes)
+        return [transform(one, sample_generator(seed, position)) for position, one in enumerate(samples, first)]
+
+
+def _keys(samples: Any, part: Share) -> Any:
+    """What a data set is asked for, as torch's fetcher does: sample numbers, and of a transformed one where they are."""
+    indexes = list(part.indexes)
+    return (part.positions.start, indexes) if isinstance(samples, _Transformed) else indexes
 
 
 def default_collate_function() -> Callable[[list[Any]], Any]:

@@ -29,7 +29,7 @@ class Share:
 
     start: int
     stop: int
-    positions: tuple[int, ...]
+    positions: range
     indexes: tuple[int, ...]
     weight: float
 
@@ -84,7 +84,7 @@ class ElasticSampler:
                 f"by_epoch with a global batch of {global_batch} and {self.size} samples: an epoch has no whole batch;"
                 " give a smaller one, or leave by_epoch out: then batches go on from pass to pass"
             )
-        self._chunk = 0, list[int]()
+        self._chunk = 0, tuple[int, ...]()
         """First position, and the samples from there on: positions are asked for in their order."""
         self._loaded_position = 0
         self._consumption = Consumption(batches_per_step)
@@ -148,7 +148,7 @@ class ElasticSampler:
         return Share(
             start=position + start,
             stop=position + stop,
-            positions=tuple(positions),
+            positions=positions,
             indexes=self._samples(positions),
             weight=(stop - start) * self.world / self.global_batch,
         )
@@ -273,6 +273,6 @@ class ElasticSampler:
             # a share of each of the next steps lies in it, and what is between belongs to other ranks
             first = positions.start
             ahead = min(_CHUNK, self.size, 4 * len(samples))  # grown: whoever asks once does not pay for thousands
-            samples = samples_at(self.seed, self.size, first, max(len(positions), ahead))
+            samples = tuple(samples_at(self.seed, self.size, first, max(len(positions), ahead)))
             self._chunk = first, samples
-        return tuple(samples[positions.start - first : positions.stop - first])
+        return samples[positions.start - first : positions.stop - first]

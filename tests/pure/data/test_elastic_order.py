@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice, pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import get_worker_info
 
 from surefoot.data import ElasticLoader, ElasticSampler, sample_at, sample_generator, sample_seed, share
 from surefoot.data.order import samples_at
@@ -141,6 +143,34 @@ def test_a_data_set_that_gives_several_samples_at_once_is_asked_for_a_batch() ->
     (batch,) = islice(ElasticLoader(rows, 4, rank=1, world=2, collate=list, transform=lambda row, _: row + 1), 1)
     assert rows.asked == [list(batch.indexes)]
     assert batch.data == [10 * index + 1 for index in batch.indexes]
+
+
+def kind_of_dataset(_: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    print(type(info.dataset).__name__, file=sys.stderr, flush=True)
+
+
+def test_worker_init_fn_finds_the_data_set_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    loader = ElasticLoader(Rows(), 4, rank=0, world=1, workers=1, worker_init_fn=kind_of_dataset, collate=list)
+    (batch,) = islice(loader, 1)
+    assert batch.data == [10 * index for index in batch.indexes]
+    assert capfd.readouterr().err == "Rows\n"
+
+
+def test_reading_ahead_draws_each_position_of_the_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def counted(seed: int, size: int, first: int, count: int) -> list[int]:
+        drawn.extend(range(first, first + count))
+        return samples_at(seed, size, first, count)
+
+    monkeypatch.setattr("surefoot.data.sampler.samples_at", counted)
+    loader = ElasticLoader(range(40_000), 64, rank=0, world=1, workers=2)
+    plain = ElasticLoader(range(40_000), 64, rank=0, world=1)
+    found = [batch.indexes for batch in islice(loader, 200)]
+    assert len(set(drawn)) == len(drawn)
+    assert found == [batch.indexes for batch in islice(plain, 200)]
 
 
 def test_generators_of_two_positions_differ_and_of_one_agree() -> None:
