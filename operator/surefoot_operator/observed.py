@@ -118,13 +118,14 @@ class ExitSeen:
 
 @dataclass(frozen=True, slots=True)
 class StandingSeen:
-    """One agent's word that nothing moves in its ranks.
+    """One agent's word where its ranks are without a step.
 
-    True as long as their step is still `step`.
+    True as long as their step is still `step`. Where something `moves` in them, a hang is not proven by it.
     """
 
     step: int
     places: tuple[RankPlace, ...]
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class Agent:
             case on.StartTrainers(assign, store):
                 self._start(assign, store)
             case on.TakeStacks(epoch):
-                self.engine.after(rng.uniform(0.01, 1.5), self.process, self.tell, on.StacksTaken(epoch, "in a test"))
+                self.engine.after(rng.uniform(0.01, 1.5), self.process, self._look, epoch)
             case on.KillTrainers():
                 if self.simulation.rules.reap:
                     for trainer in self.trainers:
@@ -202,6 +202,10 @@ class Agent:
                 self.simulation.fabric.left(self, code)
             case _:
                 pass
+
+    def _look(self, epoch: int) -> None:
+        look = self.simulation.hang_watch.look(self, epoch)
+        self.tell(on.StacksTaken(epoch, "in a test", look))
 
     def _start(self, assign: said.Assign, store: str) -> None:
         self.simulation.oracle.starting(self, assign)

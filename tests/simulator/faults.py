@@ -133,7 +133,7 @@ def _hang_trainer(simulation: Simulation, duration: float) -> None:
     if trainers:
         victim = simulation.engine.rng.choice(trainers)
         simulation.engine.say("FAULT {} hangs", victim.process.name)
-        simulation.hangs.add(id(victim))
+        simulation.hang_watch.hang(victim)
 
 
 def _freeze_trainer(simulation: Simulation, duration: float) -> None:

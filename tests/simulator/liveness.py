@@ -91,6 +91,7 @@ class Liveness:
             or simulation.store.away
             or simulation.plan_seconds > 0.1
             or (tier is not None and tier.failing())
+            or simulation.hang_watch.stand()
         ):
             return False
         settings = simulation.settings

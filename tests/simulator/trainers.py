@@ -91,6 +91,8 @@ class Trainer:
         self.asked = agent.life.level
         """The operator's level, as of when this rank was told."""
         self.restored, self.done = False, False
+        self.arrived = 0
+        """The newest step whose collective it waits in, or has left."""
         self.sick = False
         """Whether its model is no number."""
         self.ahead = 0
@@ -209,8 +211,9 @@ class Trainer:
         self.engine.after(seconds, self.process, self._arrive, self.step + 1)
 
     def _arrive(self, step: int) -> None:
-        if self.simulation.hung(self):
+        if self.simulation.hang_watch.is_hung(self):
             return
+        self.arrived = step
         self.gathering.arrive(self, step)
 
     def finish(self, step: int) -> None:

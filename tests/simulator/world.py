@@ -16,6 +16,7 @@ from simulator import faults
 from simulator.agents import Agent
 from simulator.engine import Engine, Network, Process
 from simulator.fabric import Fabric
+from simulator.hang_watch import HangWatch
 from simulator.operators import Operator
 from simulator.oracle import Oracle, Violation
 from simulator.rules import ALL, Rules
@@ -84,6 +85,7 @@ class Store:
         self.simulation.oracle.written(old, new)
         self.simulation.spare_watch.written(old.world, new.world)
         self.simulation.sick_watch.written(new)
+        self.simulation.hang_watch.written(old, new)
         if old.world != new.world and new.world is not None:
             world = new.world
             self.simulation.engine.say(
@@ -108,6 +110,7 @@ class Simulation:
         self.oracle = Oracle(self)
         self.spare_watch = SpareWatch(self)
         self.sick_watch = SickWatch(self)
+        self.hang_watch = HangWatch(self)
         self.holders: dict[HolderId, Holder] = {}
         self.persistent: Persistent | None = None
         if self.settings.persistent_interval is not None:
@@ -120,7 +123,6 @@ class Simulation:
         self.cleaned = False
         self.operator_version = self.pod_version = self.settings.version
         """Of the next operator and of the next pod."""
-        self.hangs: set[int] = set()
         self.suspended_until = -1.0
         self.faults_until = 0.0
         self.struck: Counter[str] = Counter()
@@ -178,10 +180,6 @@ class Simulation:
     def ranks_of(self, epoch: int) -> list[Trainer]:
         """Whoever began to train in that epoch."""
         return [t for (known, _), g in self._gatherings.items() if known == epoch for t in g.ranks.values()]
-
-    def hung(self, trainer: Trainer) -> bool:
-        """A fault made this rank stop for good without dying."""
-        return id(trainer) in self.hangs
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -253,6 +251,8 @@ class Outcome:
     """How often each kind struck."""
     lossless: Mapping[str, int] = field(default_factory=dict)
     """How often a change of the world that nothing but announcements led to was judged, by what was announced to whom."""
+    hangs: Mapping[str, int] = field(default_factory=dict)
+    """How often a hang was found with one rank that hung, and whether that one was named."""
     spares_taken: int = 0
     """Commits by which a spare got a rank."""
     trace: tuple[str, ...] = ()
@@ -280,5 +280,5 @@ def simulate(
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
-        simulation.spare_watch.taken, tuple(engine.lines),
+        dict(simulation.hang_watch.found), simulation.spare_watch.taken, tuple(engine.lines),
     )  # fmt: skip

@@ -289,7 +289,7 @@ def _standing(session: Session, message: StuckRanks) -> Session:
     session = _in_epoch(session, message.epoch)
     if message.epoch != session.seen.epoch:
         return session
-    told = StandingSeen(message.step, message.places) if message.places else None
+    told = StandingSeen(message.step, message.places, message.moves) if message.places else None
     return replace(session, seen=replace(session.seen, standing=told))
 
 

@@ -29,11 +29,12 @@ def look_if_due(state: AgentState, standing_seconds: float) -> Step:
 
 
 def looked(state: AgentState, look: Look | None) -> Step:
-    """Says that all local ranks stand still, or takes it back."""
+    """Says where all local ranks are and whether they stand still, or takes it back."""
     before, state = state.look, replace(state, look=look)
-    if look is None or before is None or state.paused or not stands_still(before, look):
+    if look is None or state.paused:
         return _taken_back(state)
-    fact = StuckRanks(state.started, state.step, look.places)
+    stands = before is not None and stands_still(before, look)
+    fact = StuckRanks(state.started, state.step, look.places, moves=not stands)
     if fact in state.facts:
         return state, ()
     return replace(state, facts=(*_without(state), fact)), (on.Send(fact),)

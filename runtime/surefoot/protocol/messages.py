@@ -193,9 +193,10 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class StuckRanks:
-    """Every local rank stands still; without `places`, no more.
+    """Where every local rank is without a step; without `places`, no more.
 
-    Stack and I/O were the same in two looks.
+    Stack and I/O were the same in two looks, unless something `moves`, as far as is known: that is no proof of a hang, and says who
+    is elsewhere.
     """
 
     SINCE: ClassVar[int] = 3
@@ -203,6 +204,7 @@ class StuckRanks:
     step: int
     """Last step that every local rank had finished."""
     places: tuple[RankPlace, ...] = ()
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from surefoot.protocol.messages import Exited, StuckRanks
 from surefoot.protocol.rank_places import RankPlace
 
 PLACES = (RankPlace((0,), "a", "in all_reduce", waiting=True), RankPlace((1,), "b", "in load", waiting=False))
+FIRST = StuckRanks(1, 12, PLACES, moves=True)
+"""What the first look is told as: nobody knows yet whether anything moves."""
 ELSEWHERE = (RankPlace((0, 1), "c", "in forward", waiting=False),)
 
 
@@ -45,7 +47,7 @@ def told(life: AgentState) -> list[object]:
 
 def test_two_looks_that_are_alike_are_told() -> None:
     life, said = seen(stepping(), look(160.0), look(220.0), look(280.0))
-    assert said == [StuckRanks(1, 12, PLACES)], "once"
+    assert said == [FIRST, StuckRanks(1, 12, PLACES)], "once"
     _, again = live(on.Welcomed(), life=life)
     assert StuckRanks(1, 12, PLACES) in sent(again), "whoever answers next is told too"
 
@@ -55,13 +57,21 @@ def test_two_looks_that_are_alike_are_told() -> None:
     [look(220.0, ELSEWHERE), look(220.0, io=2 << 20), look(220.0, cpu=30.0), None],
     ids=["another stack", "reading", "somebody computes", "no stack"],
 )
-def test_what_moves_is_not_told(second: Look | None) -> None:
-    assert seen(stepping(), look(160.0), second)[1] == []
+def test_what_moves_is_told_as_no_proof(second: Look | None) -> None:
+    said = seen(stepping(), look(160.0), second)[1]
+    after = StuckRanks(1, 12) if second is None else StuckRanks(1, 12, second.places, moves=True)
+    assert said == ([FIRST] if after == FIRST else [FIRST, after])
 
 
-def test_what_moves_again_is_taken_back() -> None:
+def test_what_moves_again_proves_nothing_any_more() -> None:
     life, said = seen(stepping(), look(160.0), look(220.0), look(280.0, io=5 << 20))
-    assert said == [StuckRanks(1, 12, PLACES), StuckRanks(1, 12)]
+    assert said == [FIRST, StuckRanks(1, 12, PLACES), FIRST]
+    assert told(life) == [FIRST]
+
+
+def test_what_cannot_be_seen_any_more_is_taken_back() -> None:
+    life, said = seen(stepping(), look(160.0), look(220.0), None)
+    assert said == [FIRST, StuckRanks(1, 12, PLACES), StuckRanks(1, 12)]
     assert not told(life)
 
 
@@ -87,7 +97,7 @@ def test_of_few_steps_nothing_is_learned_and_the_look_is_at_half_of_the_ceiling(
 
 def test_an_agent_ends_nobody_for_it() -> None:
     life, said = seen(stepping(), *(look(100.0 + 60.0 * number) for number in range(1, 9)))
-    assert [type(message) for message in said] == [StuckRanks]
+    assert [type(message) for message in said] == [StuckRanks, StuckRanks]
     assert life.alive
     assert not life.killing
 

@@ -62,7 +62,8 @@ def _proven(facts: Facts, last_seconds: float) -> Loss | Recheck | None:
     epoch, running = facts.world.epoch, _running(facts)
     incident = facts.status.incidents[-1] if facts.status.incidents else None
     again = incident is not None and incident.kind == "hang" and step_of(facts, epoch) <= incident.last_step + 1
-    if again or _stuck(facts) is None or any(s.progress.paused for s in running):
+    told = _without_step(facts)
+    if again or told is None or any(one.moves for one in told) or any(s.progress.paused for s in running):
         return None
     ceiling = facts.spec.health_policy.step_timeout_seconds
     usual = [seconds for s in running for seconds in s.timings.steps]
@@ -114,7 +115,7 @@ def _hang(facts: Facts, at_seconds: float, evidence: str | None = None) -> Loss:
 
 def _elsewhere(facts: Facts) -> tuple[int, Member, str] | None:
     """The one rank whose stack differs from all others'."""
-    told = _stuck(facts)
+    told = _without_step(facts)
     found = None if told is None else odd_rank(place for one in told for place in one.places)
     if found is None:
         return None
@@ -122,8 +123,8 @@ def _elsewhere(facts: Facts) -> tuple[int, Member, str] | None:
     return rank, facts.world.members[rank // facts.spec.nproc_per_node], place
 
 
-def _stuck(facts: Facts) -> tuple[StandingSeen, ...] | None:
-    """Where all ranks stand still at their present step; None while any agent has not said so, or is not heard."""
+def _without_step(facts: Facts) -> tuple[StandingSeen, ...] | None:
+    """Where all ranks are without a step since the present one; None while any agent has not said so, or is not heard."""
     told = tuple(
         s.standing
         for s in _running(facts)

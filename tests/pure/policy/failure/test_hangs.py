@@ -102,6 +102,12 @@ def test_the_odd_one_is_named_at_the_ceiling_too() -> None:
     assert blamed(decided(seen)) == (1, "n1", 1)
 
 
+def test_the_odd_one_that_computes_for_ever_is_named_at_the_ceiling_and_not_before() -> None:
+    loops = StandingSeen(42, PLACES[1:2], moves=True)
+    assert plan(with_session(proven(), 1, standing=loops)).status.incidents == ()
+    assert blamed(decided(with_session(proven(seconds=601.0), 1, standing=loops))) == (1, "n1", 1)
+
+
 def test_who_stood_elsewhere_at_an_earlier_step_is_not_named_by_it() -> None:
     incident = decided(with_session(proven(seconds=601.0), 1, standing=StandingSeen(41, PLACES[1:2])))
     assert (incident.kind, *blamed(incident)) == ("hang", None, None, None)
