@@ -275,6 +275,11 @@ RUNS ?= 20
 chaos: $(VENV)/.ready ## RUNS=20 SEED=1: real trainings under random kills and stops, held against an undisturbed one (build/chaos.json)
 	PYTHONPATH=tests $(BIN)/python -m chaos --runs $(RUNS) $(if $(SEED),--seed $(SEED))
 
+FAULTS ?= 1000
+.PHONY: judgement
+judgement: $(VENV)/.ready ## FAULTS=1000 hangs, sick nodes and what looks like them: who is named for it (build/judgement.json)
+	PYTHONPATH=tests $(BIN)/python -m simulator.judgement --faults $(FAULTS)
+
 .PHONY: explore
 explore: $(VENV)/.ready ## every schedule of small scopes, to the end
 	PYTHONPATH=tests $(BIN)/python -m simulator --exhaustive

@@ -30,6 +30,13 @@ class SickWatch:
         self._simulation = simulation
         self.sick: set[str] = set()
         self.left: set[str] = set()
+        self.heard: set[str] = set()
+        """Sick ones with an agent on them to say so, which did not end with them."""
+
+    def judged(self) -> dict[str, int]:
+        """How many sick nodes with an agent on them were left, and how many were not."""
+        left = self.heard & self.left
+        return {"sick node, left": len(left), "sick node, kept": len(self.heard - left)}
 
     def written(self, new: JobStatus) -> None:
         """A status is stored."""
@@ -52,6 +59,8 @@ def _sicken(simulation: Simulation, duration: float) -> None:
     node = some_node(simulation)
     if node is not None and _LOST not in node.findings and not simulation.sick_watch.sick:
         simulation.sick_watch.sick.add(node.name)
+        if any(pod.agent is not None and pod.agent.process.running for pod in node.pods):
+            simulation.sick_watch.heard.add(node.name)
         _find(simulation, node, _LOST)
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from simulator import announced, damage, rollout, sickness
+from simulator import announced, damage, judgement, rollout, sickness
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
@@ -202,3 +202,14 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         moved += any("leaves node" in line and "GpuLost" in line for line in outcome.trace)
     assert moved >= 2
+
+
+def test_the_rank_that_hangs_is_named_and_no_other() -> None:
+    """A few jobs of `make judgement`, which counts a thousand faults."""
+    named = Counter[str]()
+    for seed in range(0, 24, 2):
+        outcome = judgement.run(seed)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        named.update(outcome.named)
+    assert sum(count for what, count in named.items() if what.endswith(", named")) >= 6
+    assert judgement.share_named(named) >= 0.95

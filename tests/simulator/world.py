@@ -251,8 +251,8 @@ class Outcome:
     """How often each kind struck."""
     lossless: Mapping[str, int] = field(default_factory=dict)
     """How often a change of the world that nothing but announcements led to was judged, by what was announced to whom."""
-    hangs: Mapping[str, int] = field(default_factory=dict)
-    """How often a hang was found with one rank that hung, and whether that one was named."""
+    named: Mapping[str, int] = field(default_factory=dict)
+    """What became of hangs and sick nodes: whether who was at fault was named."""
     spares_taken: int = 0
     """Commits by which a spare got a rank."""
     trace: tuple[str, ...] = ()
@@ -280,5 +280,5 @@ def simulate(
     return Outcome(
         seed, violation, simulation.store.status.phase, engine.events, oracle.commits, oracle.drops, oracle.deletes,
         engine.now, oracle.most_kept, check, dict(simulation.struck), dict(oracle.lossless.judged),
-        dict(simulation.hang_watch.found), simulation.spare_watch.taken, tuple(engine.lines),
+        {**simulation.hang_watch.found, **simulation.sick_watch.judged()}, simulation.spare_watch.taken, tuple(engine.lines),
     )  # fmt: skip
