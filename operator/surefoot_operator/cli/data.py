@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     said = "read some shards, and say at which world sizes all can be read"
     check = actions.add_parser("check", help=said, description=said)
-    check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder of MDS, a URL, or a pattern of them")
+    check.add_argument("paths", nargs="+", metavar="PATH", help="a file, a folder, a URL, or a pattern of them")
     kinds = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
     check.add_argument("--kind", choices=kinds, help="what they are; by default their ending says it")
     check.add_argument("--global-batch", default="8", metavar="N", help="samples a step (default 8)")

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torch.utils.data import Sampler
+
 from surefoot.data.consumption import Consumption
 from surefoot.data.order import samples_at, share
 from surefoot.data.process_place import checked_place
@@ -34,7 +36,7 @@ class Share:
     weight: float
 
 
-class ElasticSampler:
+class ElasticSampler(Sampler[list[int]]):
     """`ElasticSampler` serves batches of sample indexes in the elastic order.
 
     As batch sampler of your own DataLoader: `DataLoader(dataset, batch_sampler=sampler, num_workers=4)`. Given to

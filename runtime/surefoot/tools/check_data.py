@@ -6,6 +6,7 @@ Started by `surefoot data check`. Prints sentences; ends with 0 where the source
 from __future__ import annotations
 
 import argparse
+import glob
 import sys
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,20 +21,50 @@ from surefoot.data.sources import (
     TextLines,
     TokenFile,
 )
+from surefoot.data.sources.files import names_of
 from surefoot.data.stream import ElasticStream
 from surefoot.errors import ConfigurationError, SurefootError
 
 KINDS = ("text", "jsonl", "parquet", "tar", "tokens", "megatron", "mds")
-_BY_ENDING = {".jsonl": "jsonl", ".parquet": "parquet", ".tar": "tar", ".bin": "tokens", "": "mds"}
+_BY_ENDING = {".jsonl": "jsonl", ".parquet": "parquet", ".tar": "tar", ".bin": "tokens"}
 _SHARDS_READ = 3
 
 
-def kind_of(path: str) -> str:
+def kind_of(paths: list[str]) -> tuple[str, list[str]]:
     """Guesses the source's kind by the first path's ending.
 
-    A folder is taken for MDS, an unknown ending for text.
+    Of a folder by what is in it; an unknown ending is taken for text.
+
+    Returns:
+        the kind, and the paths as its source takes them.
+
+    Raises:
+        ConfigurationError: a folder has files of several kinds, or none that is known.
     """
-    return _BY_ENDING.get(PurePosixPath(path.rstrip("/")).suffix, "text")
+    if PurePosixPath(paths[0].rstrip("/")).suffix:
+        return _BY_ENDING.get(PurePosixPath(paths[0]).suffix, "text"), paths
+    found = [_inside(folder.rstrip("/")) for folder in paths]
+    kinds = {kind for kind, _ in found}
+    if len(kinds) > 1:
+        raise ConfigurationError(f"{' and '.join(paths)} are {' and '.join(sorted(kinds))}: check them one by one")
+    return found[0][0], [path for _, path in found]
+
+
+def _inside(folder: str) -> tuple[str, str]:
+    """Kind and path of what is in a folder: MDS by its index, else the one kind of ending that is known."""
+    names = names_of(f"{glob.escape(folder)}/*")
+    if not names or f"{folder}/index.json" in names:
+        return "mds", folder  # an empty one, or one that is not there: the error names the index that lacks
+    endings = {PurePosixPath(name).suffix for name in names}
+    if {".bin", ".idx"} <= endings:
+        return "megatron", f"{folder}/*.bin"
+    known = sorted(endings & (_BY_ENDING.keys() | {".txt"}))
+    if len(known) != 1:
+        raise ConfigurationError(
+            f"{folder} has files of {'the kinds ' + ' '.join(known) if known else 'no known kind'}: name those to be read"
+            f" by a pattern, as '{folder}/*{known[0] if known else '.txt'}', with --kind where their ending does not say it"
+        )
+    return _BY_ENDING.get(known[0], "text"), f"{folder}/*{known[0]}"
 
 
 def source_of(kind: str, paths: list[str], length: int, dtype: str) -> DataSource:
@@ -90,9 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="uint16")
     parser.add_argument("--all", action="store_true")
     given = parser.parse_args(arguments)
-    kind = given.kind or kind_of(given.paths[0])
     try:
-        source = source_of(kind, given.paths, given.length, given.dtype)
+        kind, paths = (given.kind, given.paths) if given.kind else kind_of(given.paths)
+        source = source_of(kind, paths, given.length, given.dtype)
         shards = source.shards()
         known = [shard.samples for shard in shards if shard.samples is not None]
         told = f"{sum(known)} samples" if len(known) == len(shards) else "lengths known when they are read"

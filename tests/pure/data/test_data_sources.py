@@ -22,6 +22,7 @@ from surefoot.data.sources import (
     JsonLines,
     MegatronDocuments,
     MosaicShards,
+    ParquetRows,
     TarSamples,
     TextLines,
     TokenFile,
@@ -157,6 +158,32 @@ def test_what_cannot_be_opened_anywhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.tar").write_bytes(b"\x1f\x8b" + bytes(2000))
     with pytest.raises(DataError, match="cannot be read as a tar"):
         TarSamples(tmp_path / "c.tar")
+
+
+def test_a_file_whose_content_is_broken_is_named(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    (tmp_path / "none.parquet").write_bytes(bytes(500))
+    with pytest.raises(DataError, match=r"none\.parquet cannot be read as Parquet"):
+        ParquetRows(tmp_path / "none.parquet")
+    pq.write_table(pyarrow.table({"text": [f"row {number}" for number in range(100)]}), tmp_path / "cut.parquet")
+    body = bytearray((tmp_path / "cut.parquet").read_bytes())
+    body[30:400] = bytes(370)
+    (tmp_path / "cut.parquet").write_bytes(bytes(body))
+    with pytest.raises(DataError, match=r"cut\.parquet cannot be read as Parquet"):
+        list(ParquetRows(tmp_path / "cut.parquet").open(0, 0))
+    for index in ("{", "{}", "[]"):
+        (tmp_path / "index.json").write_text(index)
+        with pytest.raises(DataError, match=r"index\.json is no index of MDS"):
+            MosaicShards(tmp_path)
+
+
+def test_a_folder_is_refused_with_a_pattern_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    for path in (tmp_path, f"{tmp_path.parent}/{tmp_path.name[:-1]}?"):
+        with pytest.raises(ConfigurationError, match="is a folder: give a pattern"):
+            TextLines(path)
 
 
 def test_hugging_face_streams_are_taken_whole_and_unshuffled() -> None:

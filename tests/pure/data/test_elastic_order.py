@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import get_worker_info
+from torch.utils.data import Sampler, get_worker_info
 
 from surefoot.data import ElasticLoader, ElasticSampler, sample_at, sample_generator, sample_seed, share
 from surefoot.data.order import samples_at
@@ -189,6 +189,10 @@ def test_a_state_of_another_order_is_refused_by_name(name: str, loader: ElasticL
 def test_a_dataset_without_length_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="map-style"):
         ElasticLoader(iter([1, 2]), 2)
+
+
+def test_an_elastic_sampler_is_a_sampler_of_torch() -> None:
+    assert isinstance(ElasticSampler(10, 2, rank=0, world=1), Sampler)
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:

@@ -57,18 +57,26 @@ def find_files(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     Sorted by name within each pattern.
 
     Raises:
-        ConfigurationError: a pattern matches nothing.
+        ConfigurationError: a pattern matches nothing, or a folder is among them.
         DataError: a file is not there, or its store does not answer.
     """
     wanted = [given] if isinstance(given, str | os.PathLike) else list(given)
     found: list[FileAt] = []
     for one in wanted:
         url = os.fspath(one)
-        names = sorted(_named(url)) if has_magic(url) else [url]
+        names = sorted(names_of(url)) if has_magic(url) else [url]
         if not names:
             raise ConfigurationError(f"{url} names no file")
+        for name in names:
+            _refuse_folder(name)
         found += [measured(name) for name in names]
     return found
+
+
+def _refuse_folder(url: str) -> None:
+    path = _local(url)
+    if path is not None and os.path.isdir(path):
+        raise ConfigurationError(f"{url} is a folder: give a pattern of the files in it, as {url.rstrip('/')}/*.jsonl")
 
 
 def measured(url: str) -> FileAt:
@@ -195,7 +203,12 @@ def _local(url: str) -> str | None:
     return None if _scheme(url) else url
 
 
-def _named(pattern: str) -> list[str]:
+def names_of(pattern: str) -> list[str]:
+    """Returns paths or URLs that match.
+
+    Raises:
+        DataError: the store does not answer, or cannot list.
+    """
     if (path := _local(pattern)) is not None:
         return glob(path, recursive=True)
     if _scheme(pattern) == "s3":

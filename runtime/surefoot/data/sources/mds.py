@@ -37,7 +37,7 @@ class MosaicShards:
 
     Raises:
         ConfigurationError: a shard or column of a kind that is not read.
-        DataError: a file is missing, or its size is not the index's.
+        DataError: a file is missing, or its size is not the index's, or that is no index.
     """
 
     def __init__(self, folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -45,7 +45,7 @@ class MosaicShards:
         self._places: list[tuple[FileAt, dict[str, Any]]] = []
         for folder in (os.fspath(one).rstrip("/") for one in wanted):
             index = measured(f"{folder}/index.json")
-            for about in json.loads(read_range(index, 0, index.size))["shards"]:
+            for about in _told(index):
                 if about.get("format") != "mds" or about.get("compression"):
                     kind = about.get("compression") or about.get("format")
                     raise ConfigurationError(
@@ -72,6 +72,17 @@ class MosaicShards:
         for number in range(start, samples):
             body = read_range(file, int(bounds[number]), int(bounds[number + 1]))
             yield _decoded(body, about["column_names"], about["column_sizes"], decoders)
+
+
+def _told(index: FileAt) -> list[dict[str, Any]]:
+    """Returns what the index tells of each shard."""
+    try:
+        found: list[dict[str, Any]] = json.loads(read_range(index, 0, index.size))["shards"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{index.url} is no index of MDS ({type(error).__name__}: {error}): bring the writer's own back"
+        ) from error
+    return found
 
 
 def _decoded(body: bytes, names: list[str], sizes: list[int | None], decoders: list[Callable[[bytes], Any]]) -> Any:

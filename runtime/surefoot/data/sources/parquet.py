@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from surefoot.data.source import DataShard
+from surefoot.data.source import DataError, DataShard
 from surefoot.data.sources.files import FileAt, find_files, opened
 from surefoot.errors import ConfigurationError
 
@@ -23,7 +24,7 @@ class ParquetRows:
 
     Raises:
         ConfigurationError: pyarrow is missing, a pattern matches no file, or a file lacks a column.
-        DataError: a file cannot be read.
+        DataError: a file cannot be read, or is no whole Parquet.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class ParquetRows:
 
     def open(self, shard: int, start: int) -> Iterator[Any]:
         file, group, _ = self._places[shard]
-        table = _parquet(file).read_row_group(group, columns=self._columns)
+        with _telling(file):
+            table = _parquet(file).read_row_group(group, columns=self._columns)
         for batch in table.slice(start).to_batches(max_chunksize=256):
             rows = batch.to_pylist()
             yield from rows if self._column is None else (row[self._column] for row in rows)
@@ -59,4 +61,18 @@ def _parquet(file: FileAt) -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError("ParquetRows needs pyarrow: pip install pyarrow") from error
-    return pyarrow.parquet.ParquetFile(opened(file))
+    with _telling(file):
+        return pyarrow.parquet.ParquetFile(opened(file))
+
+
+@contextmanager
+def _telling(file: FileAt) -> Iterator[None]:
+    """Names the file in what pyarrow says of its content."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file.url} cannot be read as Parquet ({error}): bring a whole file back, or begin another job without it"
+        ) from error
