@@ -15,6 +15,10 @@ _ORDER = (
     "the order follows from seed=. For a part of the samples, or some of them more often, give it"
     " torch.utils.data.Subset(dataset, indexes), with indexes drawn once by a seed of your own, alike on all ranks"
 )
+_OWN_LOADER = (
+    "it is not passed on. Of a data set with samples by number, torch's DataLoader takes it, with"
+    " batch_sampler=surefoot.ElasticSampler(dataset, global_batch, batches_per_step=1)"
+)
 _INSTEAD = {
     "batch_size": "give global_batch=, the samples a step on all ranks together",
     "num_workers": "give workers=",
@@ -24,6 +28,7 @@ _INSTEAD = {
     "sampler": _ORDER,
     "batch_sampler": "give ElasticLoader the data set and batch_sampler=. For batches of like length, or of so many"
     " tokens, give ElasticStream(Items(dataset), max_tokens=, window=)",
+    **dict.fromkeys(("timeout", "multiprocessing_context", "pin_memory_device", "in_order"), _OWN_LOADER),
     "generator": "give seed=, and transform=, which is called with each sample's own generator",
 }
 

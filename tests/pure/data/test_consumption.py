@@ -229,6 +229,16 @@ def test_options_of_torchs_loader_that_decide_the_order_are_refused_with_what_to
         ElasticLoader(range(8), 4, batches=given)
 
 
+@pytest.mark.parametrize("option", ["timeout", "multiprocessing_context", "pin_memory_device", "in_order"])
+def test_options_of_torchs_workers_that_are_not_passed_on_say_which_loader_takes_them(option: str) -> None:
+    for build in (
+        lambda: ElasticLoader(range(8), 4, **{option: 1}),
+        lambda: ElasticStream(Items(range(8)), 4, **{option: 1}),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"no {option}=: it is not passed on.*ElasticSampler"):
+            build()
+
+
 def test_the_indexes_of_a_sampler_are_taken_as_a_subset() -> None:
     indexes = list(torch.utils.data.WeightedRandomSampler([1.0, 3.0, 1.0, 0.0], 12))
     loader = ElasticLoader(torch.utils.data.Subset(range(4), indexes), 4, rank=0, world=1, by_epoch=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,20 @@ def test_hugging_face_streams_are_taken_whole_and_unshuffled() -> None:
         HuggingFaceStream(split_dataset_by_node(rows, 0, 2))
     with pytest.raises(ConfigurationError, match="no streaming data set"):
         HuggingFaceStream([1, 2])
+
+
+def test_what_an_mds_shard_has_that_cannot_be_decoded_is_a_bad_sample(tmp_path: Path) -> None:
+    shutil.copytree(MOSAIC, tmp_path / "mds")
+    first = Path(MosaicShards(tmp_path / "mds").shards()[0].name)
+    body = bytearray(first.read_bytes())
+    samples = int(np.frombuffer(body[:4], np.uint32)[0])
+    body[8:12] = np.uint32(0).tobytes()  # where the second sample begins and the first ends
+    first.write_bytes(bytes(body))
+    found = list(MosaicShards(tmp_path / "mds").open(0, 0))
+    assert [isinstance(sample, BadSample) for sample in found] == [True, True] + [False] * (samples - 2)
+    stream = ElasticStream(MosaicShards(tmp_path / "mds"), 2, rank=0, world=1, lanes=2, collate=list)
+    with pytest.raises(DataError, match=rf"sample 0 of .*{first.name} is bad"):
+        list(islice(stream, 50))
 
 
 def test_mosaic_columns_are_what_was_written() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.data.source import DataError, DataShard
+from surefoot.data.source import BadSample, DataError, DataShard
 from surefoot.data.sources.files import FileAt, check, measured, read_range
 from surefoot.errors import ConfigurationError
 
@@ -30,7 +30,8 @@ class MosaicShards:
     """`MosaicShards` reads MDS folders; a sample is a dict of columns.
 
     Images come as the bytes they were stored as. Compressed shards and pickled columns are refused: unpack the first,
-    write the second anew. A compressed shard cannot be opened in its middle, and a pickle may run any code.
+    write the second anew. A compressed shard cannot be opened in its middle, and a pickle may run any code. What cannot
+    be decoded is a bad sample.
 
     Args:
         folders: paths or URLs of folders with an `index.json`.
@@ -71,7 +72,11 @@ class MosaicShards:
         decoders = [_decoder(encoding, file.url) for encoding in about["column_encodings"]]
         for number in range(start, samples):
             body = read_range(file, int(bounds[number]), int(bounds[number + 1]))
-            yield _decoded(body, about["column_names"], about["column_sizes"], decoders)
+            try:
+                sample = _decoded(body, about["column_names"], about["column_sizes"], decoders)
+            except (ValueError, IndexError) as error:
+                sample = BadSample(error)
+            yield sample
 
 
 def _told(index: FileAt) -> list[dict[str, Any]]:
