@@ -21,7 +21,7 @@ from surefoot_operator.api.status import (
 )
 from surefoot_operator.cli.cli_errors import EXIT_OK
 from surefoot_operator.cli.jobs.job_source import add_job, view_of
-from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, progressed, saved, summary
+from surefoot_operator.cli.jobs.job_summary import JobSummary, exposed, lasting, progressed, saved, summary
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.jobs.structured_output import add_output, emit
 from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, indented, number, text_lines
@@ -62,7 +62,7 @@ class JobDescription:
     """As the loader told; None: it tells nothing."""
     loss: float | None
     checkpoints: StoredCheckpoints
-    """What each tier has, with its bytes."""
+    """What each tier has, with its bytes; of a job that is over, what stays."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def described(view: JobView) -> JobDescription:
         goodput=goodput(seconds),
         data=None if status is None else status.data,
         loss=None if status is None else status.loss,
-        checkpoints=StoredCheckpoints() if status is None else status.checkpoints,
+        checkpoints=StoredCheckpoints() if status is None else lasting(status),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.protocol.plain import amount
+from surefoot_operator.api.status import JobStatus, StoredCheckpoints
 from surefoot_operator.cli.jobs.job_pace import Pace, pace_of
 from surefoot_operator.cli.jobs.stored_job import StoredJob
 from surefoot_operator.cli.jobs.text_table import UNKNOWN, TextTable, age, number
@@ -37,7 +38,7 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
     """Summarises a job; what cannot be read is its message."""
     status = stored.status
     world = status.world if status is not None else None
-    memory, persistent = (None, None) if status is None else (status.checkpoints.memory, status.checkpoints.persistent)
+    there = StoredCheckpoints() if status is None else lasting(status)
     began = stored.created_seconds or (status.start_seconds if status is not None else None)
     return JobSummary(
         namespace=stored.namespace,
@@ -50,9 +51,15 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
         restarts=stored.restarts,
         age_seconds=None if began is None else max(0.0, now - began),
         message="; ".join(stored.problems) or _message(stored),
-        memory_bytes=None if memory is None else memory.bytes,
-        persistent_bytes=None if persistent is None else persistent.bytes,
+        memory_bytes=None if there.memory is None else there.memory.bytes,
+        persistent_bytes=None if there.persistent is None else there.persistent.bytes,
     )
+
+
+def lasting(status: JobStatus) -> StoredCheckpoints:
+    """What each tier has, without the memory of a job that is over: that is given back within minutes."""
+    over = status.phase in ("Complete", "Failed")
+    return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
 
 
 def _message(stored: StoredJob) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from surefoot.protocol.lineage import Lineage, first_step
 from surefoot_operator.api.status import Incident, SkippedData
 from surefoot_operator.cli.jobs.describe_job import stored_words, worker_state
+from surefoot_operator.cli.jobs.job_summary import lasting
 from surefoot_operator.cli.jobs.job_view import JobView
 from surefoot_operator.cli.local import ledger, run_report
 from surefoot_operator.cli.local.ledger import LedgerLine
@@ -84,7 +85,7 @@ def facts_of_view(view: JobView, source: str, until_seconds: float | None = None
         incidents=incidents_of(status.incidents, ()),
         newest_checkpoint="" if status.last_complete is None else str(status.last_complete),
         persistent_step=None if status.floor is None else status.floor.step,
-        stored=stored_words(status.checkpoints),
+        stored=stored_words(lasting(status)),
         memory_interval=status.memory_interval,
         persistent_interval=status.persistent_interval,
         data=status.data,

@@ -75,6 +75,10 @@ def test_the_bytes_of_each_tier_are_shown_once_they_are_known() -> None:
     stored = StoredCheckpoints(TierContents(1_200_000_000, 2), TierContents(512, 1), copies=2)
     told = text(view_of_snapshot(replace(seen, status=replace(seen.status, checkpoints=stored))))
     assert "memory 1.20 GB in 2 checkpoints, 2 copies of the newest; persistent tier 512 bytes in 1 checkpoint" in told
+    over = replace(seen.status, checkpoints=stored, phase="Complete")  # memory is given back
+    assert "Stored:      persistent tier 512 bytes in 1 checkpoint\n" in text(
+        view_of_snapshot(replace(seen, status=over))
+    )
 
 
 def test_what_could_not_be_read_is_named() -> None:

@@ -65,6 +65,8 @@ def test_wide_rows_have_the_bytes_of_each_tier() -> None:
     table = summary_table([found], wide=True, everywhere=False)
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["IN-MEMORY"], row["PERSISTENT"]) == ("2.50 GB", "512 bytes")
+    over = summary(stored_job(written(replace(seen.status, checkpoints=stored, phase="Complete"), seen)), BEGAN + 100)
+    assert (over.memory_bytes, over.persistent_bytes) == (None, 512)
     unknown = summary(stored_job(written(seen.status, seen)), BEGAN + 100)
     assert summary_table([unknown], wide=True, everywhere=False).rows[0].count("-") >= 2
 
