@@ -38,15 +38,22 @@ def with_contents(seen: Observed, status: JobStatus) -> JobStatus:
 
 
 def _persistent(seen: Observed, status: JobStatus, reading: TierReading) -> TierContents | None:
-    """As it was listed; an upload that is newer than the listing as memory has it."""
+    """As it was listed, else as it was told and what was uploaded since: a listing comes once a minute at most."""
     known, listing, floor = status.checkpoints.persistent, seen.persistent, status.floor
-    listed = listing.entries if status.world is not None and listing.read_epoch == status.world.epoch else None
-    if listed is None and known is not None:
-        return known  # the listing that a new epoch begins with is on its way
-    uploaded: list[RankManifest] = []
-    if floor is not None and all(m.save.checkpoint != floor for m in listed or ()):
-        uploaded = [copies[0] for copies in reading.manifests().get(floor, {}).values()]
-    return _counted((*(listed or ()), *uploaded)) if listed is not None or uploaded else None
+    current = status.world is not None and listing.read_epoch == status.world.epoch
+    listed = listing.entries if current else None
+    if listed is not None and (floor is None or any(m.save.checkpoint == floor for m in listed)):
+        return _counted(listed)
+    if known is None and listed is not None:
+        known = _counted(listed)
+    if floor is None or floor == seen.status.floor:
+        return known
+    uploaded = _counted(copies[0] for copies in reading.manifests().get(floor, {}).values())
+    return uploaded if known is None else _sum(known, uploaded)
+
+
+def _sum(one: TierContents, other: TierContents) -> TierContents:
+    return TierContents(one.bytes + other.bytes, one.checkpoints + other.checkpoints)
 
 
 def _counted(saves: Iterable[RankManifest]) -> TierContents:

@@ -40,10 +40,20 @@ def test_the_persistent_tier_is_counted_as_it_was_listed() -> None:
     entries = tuple(manifest(1, step, rank, 3) for step in (20, 40) for rank in range(3))
     listed = replace(running(), persistent=PersistentSeen(1, entries, 0.0))
     assert told(listed).persistent == TierContents(6 * ONE_SAVE, 2)
-    # one that was uploaded since the listing is counted as memory has it
-    assert told(
-        replace(listed, persistent=PersistentSeen(1, entries[:3], 0.0)), floor=Checkpoint(1, 40)
-    ).persistent == (TierContents(6 * ONE_SAVE, 2))
+
+
+def test_each_upload_is_added_until_a_listing_has_it() -> None:
+    entries = tuple(manifest(1, 20, rank, 3) for rank in range(3))
+    seen = replace(running(), persistent=PersistentSeen(1, entries, 0.0))
+    first = with_contents(seen, replace(seen.status, floor=Checkpoint(1, 30)))
+    assert first.checkpoints.persistent == TierContents(6 * ONE_SAVE, 2)
+    second = with_contents(replace(seen, status=first), replace(first, floor=Checkpoint(1, 40)))
+    assert second.checkpoints.persistent == TierContents(9 * ONE_SAVE, 3)
+    later = with_contents(replace(seen, status=second), replace(second, step=50))
+    assert later.checkpoints.persistent == second.checkpoints.persistent
+    every = tuple(manifest(1, step, rank, 3) for step in (30, 40) for rank in range(3))  # 20 was dropped
+    listed = replace(seen, status=later, persistent=PersistentSeen(1, every, 60.0))
+    assert with_contents(listed, replace(later, step=51)).checkpoints.persistent == TierContents(6 * ONE_SAVE, 2)
 
 
 def test_a_first_upload_is_counted_before_any_listing() -> None:
@@ -54,7 +64,8 @@ def test_a_listing_of_an_older_epoch_is_not_cut_to_what_memory_has() -> None:
     known = TierContents(9 * ONE_SAVE, 3)
     seen = running()
     seen = replace(seen, status=replace(seen.status, checkpoints=StoredCheckpoints(persistent=known)))
-    assert told(seen, floor=Checkpoint(1, 40)).persistent == known
+    seen = replace(seen, status=replace(seen.status, floor=Checkpoint(1, 40)))
+    assert told(seen).persistent == known
 
 
 def test_what_nobody_read_is_told_as_it_was_known() -> None:
