@@ -130,7 +130,10 @@ def _look(given: argparse.Namespace, tier: PersistentTierSpec, uid: str) -> int:
     if not found["checkpoints"]:
         step = "" if given.step is None else f" of step {given.step}"
         say(f"job {uid} has no checkpoint{step} in {tier.uri}")
-    bad = any(entry["damaged"] for entry in found["checkpoints"]) or (verify and found.get("unreadable_manifests"))
+    bad = any(entry["damaged"] for entry in found["checkpoints"])
+    if verify:  # what was not found, or lacks a rank, was not verified
+        whole = any(entry["state"] == "verified" for entry in found["checkpoints"])
+        bad = bad or not whole or bool(found.get("unreadable_manifests"))
     return EXIT_FAILED if bad else EXIT_OK
 
 
