@@ -104,7 +104,7 @@ class Turn:
 
     def _opened(self) -> Checkpointer:
         made = Checkpointer(model=self.model, optimizer=self.optimizer)
-        made._schedule = self._asked
+        made._saves.schedule = self._asked
         return made
 
 

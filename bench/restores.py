@@ -83,7 +83,7 @@ class Restores:
     def _opened(self) -> Checkpointer:
         made = Checkpointer(model=self.program.model, optimizer=self.program.optimizer)
         asked: Any = Asked()
-        made._schedule = asked
+        made._saves.schedule = asked
         return made
 
     def _digests(self) -> list[str]:

@@ -123,7 +123,7 @@ class Turn:
 
     def _opened(self) -> Checkpointer:
         made = Checkpointer(model=self.program.model, optimizer=self.program.optimizer)
-        made._schedule = self._asked
+        made._saves.schedule = self._asked
         return made
 
     def _warm_copy(self) -> float:

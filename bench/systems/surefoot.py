@@ -69,7 +69,7 @@ class Surefoot(System):
 
     def _opened(self) -> Checkpointer:
         made = Checkpointer(model=self.program.model, optimizer=self.program.optimizer)
-        made._schedule = self._asked
+        made._saves.schedule = self._asked
         return made
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -15,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from surefoot import metrics
 from surefoot.checkpointer import forks, refusals, restoring
 from surefoot.checkpointer.backends import LibraryOptions, connect_backend
 from surefoot.checkpointer.exits import call_at_exit
@@ -28,19 +25,14 @@ from surefoot.checkpointer.saving import Saver
 from surefoot.checkpointer.skipped_batches import skip_batches
 from surefoot.checkpointer.standing import RankStanding
 from surefoot.checkpointer.state_guard import StateGuard
+from surefoot.checkpointer.step_reports import StepReports
+from surefoot.checkpointer.step_saves import StepSaves
 from surefoot.errors import ConfigurationError
 from surefoot.ipc.backend import SaveBackend
-from surefoot.ipc.trainer_messages import Stepped
 from surefoot.protocol.identities import Checkpoint
-from surefoot.protocol.progress import Progress
-from surefoot.protocol.settled import Settled
-from surefoot.schedule import OwnLevel, Schedule
 from surefoot.state import Fit, Program
 
 _log = logging.getLogger(__name__)
-
-HOLD_SLOT_SECONDS = 30.0
-"""How long a save that must happen (a held step, `save_now`, the last one) waits for a slot to become free."""
 
 CLOSE_SECONDS = 120.0
 """How long `close` waits for what is staged to reach its tiers."""
@@ -99,17 +91,14 @@ class Checkpointer:
         self._link = self._connected.link
         about = self._link.attached
         self._program = Program(named, (about.rank, about.world), tuple(local), seed, replicas, tuple(anew))
-        self._schedule = Schedule(about.interval_steps, about.persistent_interval_steps)
-        self._level = OwnLevel()
         self._saver = Saver(self._program, self._link, about.rank)
         self._hooks = [o.register_step_pre_hook(lambda *_: self._before_change()) for o in self._program.optimizers]
         self._share = (share_reads if isinstance(share_reads, ShareReads) else ShareReads()) if share_reads else None
         self._guard = StateGuard(named)
         self._step = 0
-        self._since = time.perf_counter()
-        self._saved_before = False
-        self._stall: float | None = None
         self._losses = LossCheck(self._link)
+        self._saves = StepSaves(self._saver, self._link, self._guard)
+        self._reports = StepReports(self._saver, self._link, self._guard, self._losses)
         self._named = named
         self._stepped = False
         self._restored = False
@@ -146,7 +135,7 @@ class Checkpointer:
         if self._step > 0:
             self._saver.prepare_first()
         self._guard.restored(self._step)
-        self._since = time.perf_counter()
+        self._reports.begin()
         return self._step
 
     def step(self, loss: torch.Tensor | float | None = None, gradient_norm: torch.Tensor | float | None = None) -> int:
@@ -168,7 +157,7 @@ class Checkpointer:
             refusals.refuse_unrestored(self._link.attached.parent)
         self._step += 1
         self._guard.step_ends()
-        stall = self._stall_of_last_save()
+        stall = self._saves.stall_of_last_save()
         if not self._stepped:
             self._stepped = True
             self._program.prove()
@@ -177,12 +166,12 @@ class Checkpointer:
         self._losses.check(self._step, told, plain_number(gradient_norm), self._program)
         held = self._link.held_at(self._step)
         skipped = False
-        level = max(self._level.level, self._link.level())
+        level = self._saves.level
         if held:
-            self._save_for_certain()
-        elif self._schedule.due(self._step, level):
-            skipped = self._save_if_free(level)
-        self._report(told, stall, skipped, level)
+            self._saves.save_for_certain(self._step)
+        elif self._saves.schedule.due(self._step, level):
+            skipped = self._saves.save_if_free(self._step, level)
+        self._reports.report(self._step, told, stall, skipped, level)
         if held:
             self._link.wait_while_held(self._step)
         return self._step
@@ -214,7 +203,7 @@ class Checkpointer:
         self._refuse_in_child("pause")
         with announced(self._link, what, at_most_seconds) as spent:
             yield
-        self._since += spent.seconds  # it is no part of the step that follows
+        self._reports.leave_out(spent.seconds)
 
     def save_now(self) -> bool:
         """Saves the last step on this rank, whether due or not.
@@ -225,7 +214,7 @@ class Checkpointer:
             False if it failed, or came too late: what is no longer the state of that step is not saved.
         """
         self._refuse_in_child("save_now")
-        return self._may_save() and self._save_for_certain()
+        return self._saves.may_save(self._step) and self._saves.save_for_certain(self._step)
 
     def settle(self) -> None:
         """Waits until the tensors of the last save may be changed.
@@ -248,7 +237,7 @@ class Checkpointer:
     @property
     def standing(self) -> RankStanding:
         """Where this rank is, without asking anybody."""
-        return RankStanding.of(self._link.attached, self._step, self._saver.staged_step, self._stall)
+        return RankStanding.of(self._link.attached, self._step, self._saver.staged_step, self._saves.stall_seconds)
 
     def load_weights(
         self,
@@ -286,8 +275,8 @@ class Checkpointer:
         self._saver.wait()
         parent = self._link.attached.parent
         missing = self._saver.staged_step != self._step and self._step != (parent.step if parent else 0)
-        if save and missing and self._may_save():
-            self._save_for_certain()
+        if save and missing and self._saves.may_save(self._step):
+            self._saves.save_for_certain(self._step)
         self._end(flush_seconds=CLOSE_SECONDS)
 
     def __enter__(self) -> Checkpointer:
@@ -319,59 +308,6 @@ class Checkpointer:
             return
         self._guard.optimizer_begins()
         self._saver.join()
-
-    def _may_save(self) -> bool:
-        """Returns whether the state is still that of the last finished step; logs if it is not."""
-        since = self._guard.changed_by()
-        if since is None and self._saver.dropped_step == self._step:
-            since = "its tensors have changed"
-        if since is None:
-            return True
-        text = f"step {self._step} is not saved: {since} since step() was called; save or close right behind step()"
-        _log.warning("%s", text)
-        self._link.say("SaveSkipped", text)
-        return False
-
-    def _stall_of_last_save(self) -> float | None:
-        """Takes the stall of the last save: inside the call, and before the optimizer step that followed."""
-        stall, self._saver.stall_seconds = self._saver.stall_seconds, 0.0
-        saved, self._saved_before = self._saved_before, False
-        if not saved:
-            return None
-        metrics.stall_seconds.observe(stall)
-        self._stall = stall
-        return stall
-
-    def _save_if_free(self, level: int) -> bool:
-        result = self._saver.save(self._step, wait_seconds=0.0)
-        self._level = self._level.skipped(level) if result == "skipped" else self._level.staged()
-        self._saved_before = True
-        return result == "skipped"
-
-    def _save_for_certain(self) -> bool:
-        result = self._saver.save(self._step, wait_seconds=HOLD_SLOT_SECONDS)
-        self._saver.wait()
-        self._saved_before = True
-        if result == "skipped":
-            self._link.say("SaveSkipped", f"step {self._step} had to be saved, and no slot was free: it is not")
-        return self._saver.staged_step == self._step
-
-    def _report(self, loss: float | None, stall: float | None, skipped: bool, level: int) -> None:
-        now = time.perf_counter()
-        progress = Progress(
-            step=self._step,
-            loss=loss,
-            step_seconds=now - self._since,
-            level=level,
-            stall_seconds=stall,
-            settled=Settled(self._saver.settled(self._step)),
-            loss_is_finite=None if loss is None else math.isfinite(loss),
-            passes=self._guard.passes(now),
-            step_samples=self._guard.step_samples,
-            **self._losses.odd.told,
-        )
-        self._link.stepped(Stepped(progress, self._guard.consumed, skipped, self._guard.step_span))
-        self._since = now
 
     def _end(self, flush_seconds: float) -> None:
         if self._disowned:

@@ -57,7 +57,7 @@ def summary(stored: StoredJob, now: float) -> JobSummary:
 
 
 def lasting(status: JobStatus) -> StoredCheckpoints:
-    """What each tier has, without the memory of a job that is over: that is given back within minutes."""
+    """What each tier keeps: nothing in memory once a job is over."""
     over = status.phase in ("Complete", "Failed")
     return StoredCheckpoints(persistent=status.checkpoints.persistent) if over else status.checkpoints
 
