@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,11 @@ from surefoot.checkpointer.foreign_loaders import PrefetchCheck
 Samples = tuple[tuple[int, int], ...]
 """Positions [start, stop) of the global order, one pair for each batch."""
 
+PASSES_SHARE = 0.01
+"""Of the time, at most, that reckoning passes over the data takes: a stream of many lanes takes a while."""
+
 PASSES_SECONDS = 1.0
-"""So often passes over the data are reckoned: a stream of many lanes takes a while."""
+"""So old the passes told may be, whatever they cost."""
 
 
 class StateGuard:
@@ -66,11 +70,13 @@ class StateGuard:
     def passes(self, now: float) -> float | None:
         """Passes over the data of the source furthest behind; None: unknown.
 
-        Reckoned again every `PASSES_SECONDS`.
+        Reckoned again as soon as that is little of the time since; older ones would stand beside a step that is not
+        theirs.
         """
         told = getattr(self._loaders.get("loader"), "passes", None)
         if callable(told) and now >= self._reckon_at:
-            self._passes, self._reckon_at = min(told(), default=None), now + PASSES_SECONDS
+            self._passes = min(told(), default=None)
+            self._reckon_at = now + min(PASSES_SECONDS, (time.perf_counter() - now) / PASSES_SHARE)
         return self._passes
 
     def optimizer_begins(self) -> None:
