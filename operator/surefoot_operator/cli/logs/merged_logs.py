@@ -73,7 +73,9 @@ def blamed_incident(incidents: Sequence[Incident]) -> Incident | None:
 
 def in_order(parts: Iterable[LogPart], blamed: Incident | None) -> list[LogPart]:
     """Puts the blamed part first, then ranks, then agents."""
-    marked = [_marked(part, blamed) for part in parts]
+    parts = list(parts)
+    attempts = frozenset[int]() if blamed is None else _attempts(parts, blamed)
+    marked = [_marked(part, blamed, attempts) for part in parts]
     return sorted(
         marked,
         key=lambda part: (
@@ -87,9 +89,18 @@ def in_order(parts: Iterable[LogPart], blamed: Incident | None) -> list[LogPart]
     )
 
 
-def _marked(part: LogPart, blamed: Incident | None) -> LogPart:
+def _attempts(parts: Sequence[LogPart], blamed: Incident) -> frozenset[int]:
+    """Attempts of the blamed worker whose agent began the epoch that failed; none where no line is left to tell."""
+    began = f"epoch {blamed.epoch}: starting "
+    agents = (part for part in parts if part.worker == blamed.worker and part.rank is None)
+    return frozenset(part.attempt for part in agents if any(began in line.text for line in part.lines))
+
+
+def _marked(part: LogPart, blamed: Incident | None, attempts: frozenset[int]) -> LogPart:
     if blamed is None or part.worker != blamed.worker or part.rank != blamed.rank:
         return part
+    if attempts and part.attempt not in attempts:
+        return part  # it came after the failure, or ended before
     if part.epoch is not None and part.epoch != blamed.epoch:
         return part
     return LogPart(part.worker, part.attempt, part.rank, part.lines, part.epoch, blamed.reason)

@@ -62,6 +62,15 @@ def test_a_lost_worker_has_its_agent_blamed() -> None:
     assert (found[0].rank, found[0].worker, bool(found[0].blamed)) == (None, 1, True)
 
 
+def test_the_replacement_of_a_lost_worker_is_not_blamed() -> None:
+    began = "worker 1 INFO epoch %d: starting 1 of 3 ranks on this worker"
+    lost, later = part(None, 1, 1, None, began % 2), part(None, 1, 2, None, "epoch 2 is restored", began % 3)
+    ranks = part(1, 1, 1, None, "x"), part(1, 1, 2, None, "x")
+    assert [one.attempt for one in in_order([later, lost], failed(None, 1)) if one.blamed] == [1]
+    assert [one.attempt for one in in_order([later, lost, *ranks], failed(1, 1)) if one.blamed] == [1]
+    assert len([one for one in in_order([part(None, 1, 1), part(None, 1, 2)], failed(None, 1)) if one.blamed]) == 2
+
+
 def test_each_part_has_its_heading_and_its_newest_lines() -> None:
     found = in_order([part(1, 1, 2, None, "a", "b", "c"), part(0, 0, 1, None, "d")], failed(1, 1))
     assert part_lines(found, 2) == [
