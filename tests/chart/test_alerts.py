@@ -187,9 +187,12 @@ def _raised(alert: str, labels: str) -> str:
 
 def test_every_alert_says_what_why_and_where_to_read_on() -> None:
     sections = {_anchor(line.lstrip("# ")) for line in RUNBOOK.read_text().splitlines() if line.startswith("#")}
+    board = json.loads((FILES / "dashboards" / "surefoot-checkpoints.json").read_text())
+    shown = {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
     for name, rule in rules().items():
         assert rule["labels"]["severity"] in ("warning", "critical"), name
-        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, name
+        assert set(rule["annotations"]) == {"summary", "description", "panel", "runbook"}, name
+        assert rule["annotations"]["panel"] in shown, name
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
         assert name.lower() in sections, f"docs/operations.md has no section {name}"
 

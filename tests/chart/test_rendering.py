@@ -186,9 +186,21 @@ def test_alerts_link_to_their_sections_where_the_page_is_known() -> None:
     assert linked == alerts
 
 
-def test_an_address_that_is_no_url_is_refused() -> None:
-    with pytest.raises(helm.HelmRefused, match="runbookUrl"):
-        helm.objects({"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": "docs/operations.md"}}})
+def test_alerts_link_to_their_panels_where_grafana_is_known() -> None:
+    values = {"metrics": {"prometheusRule": {"enabled": True, "grafanaUrl": "https://grafana.example"}}}
+    board = json.loads((helm.CHART / "files" / "dashboards" / "surefoot-checkpoints.json").read_text())
+    ids = {panel["title"]: panel["id"] for panel in board["panels"]}
+    found = helm.one(helm.objects(values), "PrometheusRule", "surefoot")["spec"]
+    for rule in (rule for group in found["groups"] for rule in group["rules"]):
+        said = rule["annotations"]
+        assert said["panel_url"] == f"https://grafana.example/d/{board['uid']}?viewPanel={ids[said['panel']]}"
+        assert "runbook_url" not in said
+
+
+@pytest.mark.parametrize("name", ["runbookUrl", "grafanaUrl"])
+def test_an_address_that_is_no_url_is_refused(name: str) -> None:
+    with pytest.raises(helm.HelmRefused, match=name):
+        helm.objects({"metrics": {"prometheusRule": {"enabled": True, name: "docs/operations.md"}}})
 
 
 def test_kubernetes_own_roles_get_what_people_do_to_jobs_and_nothing_else() -> None:
