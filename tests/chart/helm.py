@@ -34,10 +34,10 @@ class HelmRefused(Exception):
     """helm ended with an error; its text."""
 
 
-def helm(*arguments: str, given: str | None = None) -> str:
+def helm(*arguments: str, given: str | None = None, seconds: float = CALL_SECONDS) -> str:
     """Its output. Raises HelmRefused."""
     done = subprocess.run(
-        [str(program()), *arguments], input=given, capture_output=True, text=True, timeout=CALL_SECONDS, check=False
+        [str(program()), *arguments], input=given, capture_output=True, text=True, timeout=seconds, check=False
     )
     if done.returncode != 0:
         raise HelmRefused((done.stderr or done.stdout).strip())

@@ -34,6 +34,8 @@ def loaded(engine: Engine) -> None:
     version = helm.objects()[0]["metadata"]["labels"]["app.kubernetes.io/version"]
     for image in (f"surefoot/operator:{version}", stand_ins.redis(docker, print)):
         loading.load(docker, image, engine.facts().node_names)
+    for node in engine.facts().node_names:
+        loading.forget_pulls(docker, node)
 
 
 @pytest.fixture(scope="module")

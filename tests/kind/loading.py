@@ -18,6 +18,7 @@ from kind import sharing
 from kind.sharing import Disk
 
 IMPORT = ("images", "import", "--digests", "-")
+PULLED = "/var/lib/kubelet/image_manager/pulled"
 CHUNK_BYTES = 1 << 20
 END_SECONDS = 900.0
 
@@ -38,6 +39,13 @@ def load(docker: Docker, image: str, nodes: Sequence[str]) -> None:
             sharing.share(docker, shared, source, target)
         else:
             _import(docker, image, node)
+
+
+def forget_pulls(docker: Docker, node: str) -> None:
+    """A run before may have pulled the same image with a secret: kubelet then gives it to nobody without that secret."""
+    if docker.tried("exec", node, "find", PULLED, "-type", "f").stdout.strip():
+        docker.run("exec", node, "find", PULLED, "-type", "f", "-delete")
+        docker.run("exec", node, "systemctl", "restart", "kubelet")
 
 
 def _import(docker: Docker, image: str, node: str) -> None:

@@ -49,7 +49,8 @@ class Release:
         return self.helm("test", helm.RELEASE, "--timeout", f"{SECONDS:.0f}s")
 
     def helm(self, *arguments: str) -> str:
-        return helm.helm(*arguments, "--kubeconfig", str(self.facts.kubeconfig), "--namespace", NAMESPACE)
+        where = ("--kubeconfig", str(self.facts.kubeconfig), "--namespace", NAMESPACE)
+        return helm.helm(*arguments, *where, seconds=SECONDS + 60)  # helm's own limit is told with what is not ready
 
     def kubectl(self, *arguments: str, given: str | None = None) -> str:
         """Its output; what it refuses is an assertion with its words."""
