@@ -29,7 +29,7 @@ def look_if_due(state: AgentState, standing_seconds: float) -> Step:
 
 
 def looked(state: AgentState, look: Look | None) -> Step:
-    """Says where all local ranks are and whether they stand still, or takes it back."""
+    """Says where all local ranks are, or takes it back."""
     before, state = state.look, replace(state, look=look)
     if look is None or state.paused:
         return _taken_back(state)
