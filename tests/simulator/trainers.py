@@ -286,8 +286,11 @@ class Trainer:
             return False
         if self._settings.unwilling and self.engine.rng.random() < self._settings.unwilling:
             return False
+        held = self.step == self.hold  # by an operator that is past: whoever waits for another step does not wait here
         self.hold = step
         self.simulation.oracle.eyes.accepts(self, step)
+        if held:
+            self._next()
         return True
 
     def told(self, hold: HoldAt) -> None:

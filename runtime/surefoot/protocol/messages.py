@@ -195,8 +195,7 @@ class Sighting:
 class StuckRanks:
     """Where every local rank is without a step; without `places`, no more.
 
-    Stack and I/O were the same in two looks, unless something `moves`, as far as is known: that is no proof of a hang, and says who
-    is elsewhere.
+    Stack and I/O were the same in two looks, unless something `moves`, or may: no proof of a hang, and yet who is elsewhere.
     """
 
     SINCE: ClassVar[int] = 3

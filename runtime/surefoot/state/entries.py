@@ -7,6 +7,7 @@ several of one name. Made by `places`; used by the parts of a program's state, a
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -131,6 +132,11 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     """Without importing distributed tensors into a program that has none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
+    """Lists what building entries again depends on."""
+    return [(e.name, e.dtype, e.place.shape) for e in entries]
 
 
 def is_flat_parameter(tensor: torch.Tensor) -> bool:

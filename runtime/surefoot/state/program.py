@@ -15,7 +15,7 @@ import torch
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
 from surefoot.protocol.ties import OWN
 from surefoot.state import rng
-from surefoot.state.entries import Entry, Saved, dtype_named, local_name
+from surefoot.state.entries import Entry, Saved, dtype_named, local_name, outlines
 from surefoot.state.fitting import Fit
 from surefoot.state.modules import ModulePart, OptimizerParameter
 from surefoot.state.object_parts import ObjectPart
@@ -126,7 +126,7 @@ class Program:
             raise StateNotRestorable(str(error)) from error
         known = self._proved
         if known is None or len(found) != len(known) or not all(map(is_, found, known)):
-            if known is None or _outlines(found) != _outlines(known):
+            if known is None or outlines(found) != outlines(known):
                 self._prove(found)
             self._proved = found
         return found
@@ -154,8 +154,7 @@ class Program:
             "seed": self._seed,
             "parts": parts,
             "tied": self._tied(),
-            **({"recent": dict(self.recent)} if self.recent else {}),
-            **({"odd": dict(self.odd)} if self.odd else {}),
+            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.odd)) if told},
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 
@@ -395,8 +394,3 @@ class Program:
 
 
 _ABSENT = object()
-
-
-def _outlines(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
-    """What building them again depends on."""
-    return [(e.name, e.dtype, e.place.shape) for e in entries]
