@@ -136,6 +136,26 @@ def test_who_may_edit_suspends_and_resumes_and_no_step_is_lost(
     stage.check(job, Row("suspended and resumed by command", steps_lost=0, worlds=[struck.world, job.world]))
 
 
+def test_who_may_edit_goes_back_within_the_job_and_makes_the_same_steps_again(
+    stage: Stage, owner: Person, job: Job, tmp_path: Path
+) -> None:
+    editor = person_with(stage.installed.api, owner.kubeconfig, tmp_path, owner.namespace, "edit")
+    job.wait("a checkpoint is in the persistent tier", lambda: job.status.floor is not None)
+    floor, struck = job.status.floor, strike(job)
+    assert floor is not None
+    told = editor.gets("rollback", job.asked.name, "--to", str(floor.step), "--keep-data")
+    assert f"go back to step {floor.step}" in told
+    row = struck.wait().row("rolled back by command, the same data again")
+    assert (row.kind, row.worlds[:2]) == ("numerics", [3, 3])
+    entry = next(entry for entry in job.lineage() if entry.epoch > struck.epoch)
+    assert entry.parent == floor
+    assert "RolledBack" in owner.gets("timeline", job.asked.name)
+    stage.check(job, row)
+    beyond = editor.types("rollback", job.asked.name, "--to", str(ELASTIC.steps))
+    assert beyond.code == 2
+    assert "is not allowed" in beyond.err
+
+
 @pytest.mark.long
 def test_followed_suspended_rolled_back_and_followed_to_its_end(
     stage: Stage, owner: Person, monkeypatch: pytest.MonkeyPatch

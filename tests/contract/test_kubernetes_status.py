@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 
 from support.servers.job_server import JobServer, fabric_of
 from surefoot.protocol.identities import Checkpoint
+from surefoot_operator.api.spec import ACCEPT_LOSS, ROLLBACK
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.errors import FabricError, WorldMoved
 
@@ -72,3 +74,22 @@ async def test_a_status_of_before_there_were_serials_is_taken_up() -> None:
     seen = (await fabric.observe()).status
     await fabric.patch_status(replace(seen, step=7), seen)
     assert server.calls == ["patch"]
+
+
+@pytest.mark.parametrize("is_valid", [True, False], ids=["a spec that can be read", "one that cannot"])
+async def test_what_a_person_asks_beside_the_spec_is_seen_at_once(is_valid: bool) -> None:
+    """An annotation makes no new generation, and counts although the spec was spoiled meanwhile."""
+    server = JobServer()
+    fabric = fabric_of(server)
+    before = (await fabric.observe()).job
+    assert (before.rollback, before.accepted_loss) == ("", "")
+    changed = copy.deepcopy(server.stored)
+    changed["metadata"] |= {"resourceVersion": "1000", "annotations": {ROLLBACK: "3/40", ACCEPT_LOSS: "3"}}
+    if not is_valid:
+        changed["metadata"]["generation"] = 2
+        changed["spec"] = {**changed["spec"], "replicas": 0}
+    fabric._cache.jobs.learn(changed)
+    seen = await fabric.observe()
+    assert (seen.job.rollback, seen.job.accepted_loss) == ("3/40", "3")
+    assert seen.job.spec == before.spec
+    assert bool(seen.refusal) != is_valid

@@ -95,7 +95,7 @@ class NumericsWatch:
         """Whether the rollback that is under way leaves it behind for good: nobody is to restore it."""
         back = self._oracle.simulation.store.status.rollback
         under_way = back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
-        return under_way and checkpoint in self._suspect
+        return under_way and (checkpoint in self._suspect or self.is_sick(checkpoint))
 
     def goes_back(self, new: JobStatus) -> int | None:
         """Up to which step the epoch that is being committed may restore; None: any."""

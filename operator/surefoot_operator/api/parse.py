@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.content import check_content
@@ -65,17 +66,30 @@ def parse_job(document: Mapping[str, Any], uid: str | None = None) -> TrainingJo
             raise SpecError(name, body.get(name), f"{wanted} is allowed")
     metadata = _metadata(body.get("metadata"))
     name = _named(metadata.get("name"), "name", _NAME, _NAMES)
-    return TrainingJob(
+    made = TrainingJob(
         name=name,
         namespace=_named(metadata.get("namespace", "default"), "namespace", _NAMESPACE, _NAMESPACES),
         uid=uid or _named(metadata.get("uid", name), "uid", _UID, _UIDS),
         generation=int(number(metadata.get("generation", 1), "metadata.generation", Limit(), whole=True)),
         spec=parse_spec(body.get("spec")),
+    )
+    return with_metadata(made, metadata)
+
+
+def with_metadata(job: TrainingJob, metadata: Mapping[str, Any]) -> TrainingJob:
+    """Takes what is asked beside the spec.
+
+    It changes without a new generation, and counts although a newer spec cannot be read.
+    """
+    annotations = metadata.get("annotations") or {}
+    found = replace(
+        job,
         deleted=metadata.get("deletionTimestamp") is not None,
         held=FINALIZER in (metadata.get("finalizers") or ()),
-        accepted_loss=str((metadata.get("annotations") or {}).get(ACCEPT_LOSS) or ""),
-        rollback=str((metadata.get("annotations") or {}).get(ROLLBACK) or ""),
+        accepted_loss=str(annotations.get(ACCEPT_LOSS) or ""),
+        rollback=str(annotations.get(ROLLBACK) or ""),
     )
+    return job if found == job else found  # what is kept beside a job is kept while it is the same
 
 
 def _metadata(body: object) -> dict[str, Any]:

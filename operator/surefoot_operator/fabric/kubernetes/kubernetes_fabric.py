@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot_operator.api.known_node_words import KNOWN_SIGNALS
-from surefoot_operator.api.parse import parse_job
+from surefoot_operator.api.parse import parse_job, with_metadata
 from surefoot_operator.api.spec import FINALIZER, TrainingJob
 from surefoot_operator.api.status import JobStatus, stamp
 from surefoot_operator.api.status_json import status_from_json
@@ -201,19 +201,18 @@ class KubernetesFabric:
     def _job(self, stored: Object) -> tuple[TrainingJob, str]:
         """The newest spec that could be read, and why a newer one cannot."""
         metadata, good = stored["metadata"], self._good
-        generation, deleted = metadata.get("generation", 1), metadata.get("deletionTimestamp") is not None
-        held = FINALIZER in (metadata.get("finalizers") or ())
-        if good is not None and (good.generation, good.deleted, good.held) == (generation, deleted, held):
-            return good, ""
+        if good is not None and good.generation == metadata.get("generation", 1):
+            self._good = with_metadata(good, metadata)
+            return self._good, ""
         try:
             self._good = parse_job(stored)
             return self._good, ""
         except SpecError as error:
             refusal = f"the job's spec is invalid: {error}"
             if good is None:
-                leaving = deleted and held
-                raise JobRefused(refusal, generation, self._status(stored), leaving) from error
-            return replace(good, deleted=deleted, held=held), refusal
+                leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
+                raise JobRefused(refusal, metadata.get("generation", 1), self._status(stored), leaving) from error
+            return with_metadata(good, metadata), refusal
 
     def _status(self, stored: Object) -> JobStatus:
         try:
@@ -285,5 +284,6 @@ class KubernetesFabric:
 
 
 def _asked(job: Object) -> tuple[Any, ...]:
+    """All of a job that people and others change; annotations make no new generation."""
     metadata = job["metadata"]
-    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("finalizers")
+    return tuple(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "finalizers", "annotations"))

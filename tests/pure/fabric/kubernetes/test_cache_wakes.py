@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.fabric.kubernetes import cache as caching
 from surefoot_operator.fabric.kubernetes import labels
 from surefoot_operator.fabric.kubernetes.api import Api
@@ -95,6 +96,19 @@ def test_a_pod_and_a_job_wake_their_own_reconciler_alone() -> None:
     cluster.cache.jobs._event(
         "ADDED", {"metadata": {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3"}}
     )
+    assert cluster.woken() == [3]
+
+
+def test_what_a_person_asks_beside_the_spec_wakes_as_well() -> None:
+    """An annotation makes no new generation."""
+    cluster = Cluster()
+    metadata = {"name": "job-3", "namespace": "d", "uid": "uid-3", "resourceVersion": "3", "generation": 1}
+    cluster.cache.jobs._event("ADDED", {"metadata": metadata})
+    cluster.woken()
+    cluster.cache.jobs._event("MODIFIED", {"metadata": {**metadata, "resourceVersion": "4"}, "status": {"step": 1}})
+    assert cluster.woken() == []
+    asked = {**metadata, "resourceVersion": "5", "annotations": {ROLLBACK: "1/30"}}
+    cluster.cache.jobs._event("MODIFIED", {"metadata": asked})
     assert cluster.woken() == [3]
 
 

@@ -225,6 +225,21 @@ def test_where_what_it_goes_back_to_is_lost_the_nearest_behind_it_is_taken() -> 
     assert [(one.epoch, one.steps) for one in after.skipped] == [(2, 2)]
 
 
+def test_what_led_to_odd_steps_again_is_not_tried_again() -> None:
+    lost = left(claimed(broken(watched())), suspect=False)
+    first = replace(lost, status=decided(lost))
+    restored = replace(first, status=decided(first))
+    assert restored.status.world is not None
+    assert restored.status.world.parent == NEWER
+    again = left(claimed(broken(trained(restored, 41), since=41)), suspect=False)
+    assert again.status.rollback is not None
+    assert (again.status.rollback.row, again.status.rollback.spoiled_step) == (2, 40)
+    made = plan(again)
+    check(made, again)
+    assert made.status.world == again.status.world
+    assert "what may be left behind it leads to odd losses again" in made.reason
+
+
 def test_what_is_as_odd_as_what_it_leaves_is_not_taken() -> None:
     lost = left(claimed(broken(watched())), suspect=True)
     made = plan(lost)
