@@ -92,10 +92,12 @@ class NumericsWatch:
             self._oracle.fail(f"epoch {back.epoch} is rolled back ({back.reason}), and no step of it was odd")
 
     def is_left_behind(self, checkpoint: Checkpoint) -> bool:
-        """Whether the rollback that is under way leaves it behind for good: nobody is to restore it."""
+        """Whether nobody is to restore it: a spoiled model, or what the rollback that is under way leaves for good."""
+        if self.is_sick(checkpoint):
+            return True
         back = self._oracle.simulation.store.status.rollback
         under_way = back is not None and back.epoch == self._oracle.base and checkpoint.step > back.to_step
-        return under_way and (checkpoint in self._suspect or self.is_sick(checkpoint))
+        return under_way and checkpoint in self._suspect
 
     def goes_back(self, new: JobStatus) -> int | None:
         """Up to which step the epoch that is being committed may restore; None: any."""

@@ -1,7 +1,6 @@
 """One operator instance: the real policy, sessions, orders and desired messages, with I/O that takes time, fails and can be cut.
 
-It observes, plans, writes status by compare-and-swap, then acts: a crash or a freeze can fall between any two actions.
-"""
+It observes, plans, writes status by compare-and-swap, then acts: a crash can fall between any two actions."""
 
 from __future__ import annotations
 
@@ -40,6 +39,7 @@ class Operator:
         self.connections: list[Connection] = []
         self.watches: dict[HolderId, Watch] = {}
         self.pinned: Checkpoint | None = None
+        self.going: dict[Checkpoint, float] = {}
         self._ruled: tuple[JobStatus, tuple[HolderEndpoint, ...], desired_messages.DesiredState] | None = None
         self._status: JobStatus = simulation.store.status
         self._planned = False
@@ -206,7 +206,7 @@ class Operator:
         status, errands, wakes = plan.status, (), [plan.wake_after_seconds]
         if status.world == observed.status.world:
             kept = self.simulation.upkeep(self, replace(observed, status=status))
-            status, errands, self.pinned = kept.status, kept.actions, kept.pinned
+            status, errands, self.pinned, self.going = kept.status, kept.actions, kept.pinned, kept.going
             wakes.append(kept.wake_after_seconds)
         self._wake_at = self.now + min((w for w in wakes if w is not None), default=30.0)
         if self.engine.tracing and (status != observed.status or plan.actions or errands):

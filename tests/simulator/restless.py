@@ -11,15 +11,16 @@ from simulator.world import Decisions
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.api.status import Interval
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.maintenance.drops_under_way import Going
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 
 CHANGE_SECONDS = 0.7
 LEVELS = (0, 2, 1, 3, 0, 1)
 
 
-def restless(seen: Observed, pinned: Checkpoint | None) -> Maintenance:
+def restless(seen: Observed, pinned: Checkpoint | None, going: Going) -> Maintenance:
     """Another level for both tiers every `CHANGE_SECONDS`."""
-    kept = maintain(seen, pinned)
+    kept = maintain(seen, pinned, going)
     world = kept.status.world
     if world is None or world.state != "Committed" or not world.members:
         return kept

@@ -21,8 +21,8 @@ class Watermarks:
         """A leader takes `water` for the newest Full checkpoint: of the holders it may count, are there enough copies?"""
         oracle = self._oracle
         world = observed.status.world
-        if water is None or world is None:
-            return
+        if water is None or world is None or world.epoch < oracle.base:
+            return  # what a leader that is past believes leads to nothing: its drops are refused
         if any(c.step >= water.step and oracle.on_path(c, oracle.base) for c in oracle.certified):
             return  # older news: copies of it may have gone rightly
         fit = [h for h in observed.holders if h.state == "Ready" and h.read_epoch == world.epoch]

@@ -30,6 +30,7 @@ from surefoot.protocol.messages import Assign
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Plan
+from surefoot_operator.policy.maintenance.drops_under_way import Going
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
 
@@ -39,7 +40,7 @@ class Decisions:
     """The project's decisions, or broken ones."""
 
     plan: Callable[[Observed], Plan] = plan
-    maintain: Callable[[Observed, Checkpoint | None], Maintenance] = maintain
+    maintain: Callable[[Observed, Checkpoint | None, Going], Maintenance] = maintain
 
 
 REAL = Decisions()
@@ -191,7 +192,7 @@ class Simulation:
         return made
 
     def upkeep(self, by: Operator, observed: Observed) -> Maintenance:
-        kept = self.decisions.maintain(observed, by.pinned)
+        kept = self.decisions.maintain(observed, by.pinned, by.going)
         self.oracle.eyes.judged(by, kept)
         self.oracle.watermarks.certify(observed, kept.watermark)
         self.oracle.eyes.keeping(observed, kept)

@@ -178,8 +178,6 @@ class Rollback:
     """What the next epoch restored; None: step 0, or not decided yet."""
     skipped_steps: int = 0
     """Steps behind it whose batches are left out, in every epoch that restores it."""
-    spoiled_step: int = 0
-    """What the rollback before restored although nothing had proven it, and what turned odd again; 0: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from surefoot_operator.policy.actions import Event, SetFinalizer
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.lifecycle.idle import is_idle
 from surefoot_operator.policy.lifecycle.invalid_spec import accepted, refused
+from surefoot_operator.policy.maintenance.drops_under_way import Going
 from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.maintenance.rollout import JobSafety, refused_safety, safety
 from surefoot_operator.policy.plan import plan
@@ -66,6 +67,7 @@ class Reconciler:
         self._round_log = RoundLog()
         self._desired: DesiredState | None = None
         self._pinned: Checkpoint | None = None
+        self._going: Going = {}
         self._marked: tuple[int, Checkpoint] | None = None
         self._watermark: Checkpoint | None = None
         self._written = self._swept = float("-inf")
@@ -164,7 +166,7 @@ class Reconciler:
         decided = plan(seen)
         check(decided, seen)
         moved = decided.status.world != seen.status.world
-        kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned)
+        kept = None if moved else maintain(replace(seen, status=decided.status), self._pinned, self._going)
         status = decided.status if kept is None else kept.status
         events = (*decided.events, *(kept.events if kept is not None else ()))
         # Write the status before anything is applied: the new world is the fence. Agents learn of it only once stored.
@@ -243,7 +245,7 @@ class Reconciler:
 
     def _maintain(self, kept: Maintenance, seen: Observed) -> None:
         dependencies, world = self._dependencies, seen.status.world
-        self._pinned, self._watermark = kept.pinned, kept.watermark
+        self._pinned, self._going, self._watermark = kept.pinned, kept.going, kept.watermark
         if world is None or world.state != "Committed":
             return
         carry_out_maintenance(dependencies, kept.actions, seen, self._background)

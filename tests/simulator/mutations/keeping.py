@@ -26,6 +26,7 @@ from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.lifecycle import last_checkpoint
 from surefoot_operator.policy.maintenance import maintain as upkeep
 from surefoot_operator.policy.maintenance import promotion_plan
+from surefoot_operator.policy.maintenance.drops_under_way import Going
 
 _gone, _standing, _copies = retention.gone_checkpoints, upkeep.standing_of, upkeep.copies_of
 _persistent_drops, _upkeep = retention.persistent_drops, upkeep.maintain
@@ -73,14 +74,14 @@ def _newest_seen_stays(complete: Any, seen: Any, standing: retention.Standing, k
     return order[:-1]
 
 
-def _during_a_claim(seen: Observed, pinned: Checkpoint | None) -> upkeep.Maintenance:
+def _during_a_claim(seen: Observed, pinned: Checkpoint | None, going: Going) -> upkeep.Maintenance:
     """House is kept while the next world is being chosen, by the last one's rules."""
     world = seen.status.world
     if world is None or world.state == "Committed" or not seen.status.lineage:
-        return _upkeep(seen, pinned)
+        return _upkeep(seen, pinned, going)
     last = seen.status.lineage[-1]
     before = replace(world, epoch=world.epoch, state="Committed", parent=last.parent)
-    kept = _upkeep(replace(seen, status=replace(seen.status, world=before)), pinned)
+    kept = _upkeep(replace(seen, status=replace(seen.status, world=before)), pinned, going)
     return replace(kept, status=seen.status)
 
 

@@ -8,7 +8,7 @@ that is silent, or not sealed at this epoch, counts as no copy, loses no save an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from surefoot.protocol import retention
@@ -35,6 +35,7 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.indexes import sealed_endpoints, worker_id
 from surefoot_operator.policy.maintenance import good_checkpoint, intervals, memory_budget, promotion_plan
+from surefoot_operator.policy.maintenance.drops_under_way import Going, going_after, staying
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
     reporting_sessions,
@@ -73,6 +74,8 @@ class Maintenance:
     watermark: Checkpoint | None = None
     pinned: Checkpoint | None = None
     """The checkpoint being promoted; to be handed to the next upkeep."""
+    going: Going = field(default_factory=dict)
+    """Checkpoints whose drops are under way; to be handed to the next upkeep."""
     unrecoverable: tuple[Unrecoverable, ...] = ()
     """Checkpoints in memory that can never become complete, and go."""
     settled: tuple[Settled, ...] = ()
@@ -93,29 +96,32 @@ class _Memory:
     complete: list[Checkpoint]
     full: Checkpoint | None
     unrecoverable: tuple[Unrecoverable, ...]
+    staying: list[Checkpoint]
+    """Of `complete`, those that no drop is under way for."""
 
     @property
     def manifests(self) -> tuple[RankManifest, ...]:
         return tuple(chain.from_iterable(self.reading.holders.values()))
 
 
-def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
+def maintain(seen: Observed, pinned: Checkpoint | None = None, going: Going | None = None) -> Maintenance:
     """Plans what to seal, drop, copy, promote and delete now.
 
-    `pinned`: the checkpoint being promoted, as the last round returned it.
+    `pinned`: the checkpoint being promoted, `going`: those being dropped, as the last round returned them.
     """
     facts = gather(seen)
     world = facts.status.world
     over = facts.status.phase in ("Complete", "Failed") or seen.job.deleted
     if world is None or world.state != "Committed" or over:
         return Maintenance((), facts.status, "no maintenance while no world is committed", _named(facts, facts.status))
-    memory = _read(facts)
+    memory = _read(facts, going or {})
     status = intervals.with_intervals(facts, _remembered(facts, memory), memory.replicas)
     promoting = promotion_plan.promote(facts, memory.complete, pinned)
     status = replace(status, floor=promoting.floor, recorded=status.recorded or promoting.floor is not None)
+    drops = _drops(facts, memory, status, promoting.pinned)
     actions: tuple[MaintenanceAction, ...] = (
         *_seals(facts),
-        *_drops(facts, memory, status, promoting.pinned),
+        *drops,
         *_repairs(facts, memory),
         *promoting.actions,
         *promotion_plan.persistent_drops(facts, status.floor, promoting.pinned),
@@ -133,6 +139,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
         copies=_copies(memory),
         watermark=memory.full,
         pinned=promoting.pinned,
+        going=going_after(going or {}, drops, facts.now),
         unrecoverable=memory.unrecoverable,
         settled=tuple(session.progress.settled for session in reporting_sessions(facts)),
         events=(
@@ -145,7 +152,7 @@ def maintain(seen: Observed, pinned: Checkpoint | None = None) -> Maintenance:
     )
 
 
-def _read(facts: Facts) -> _Memory:
+def _read(facts: Facts, going: Going) -> _Memory:
     epoch = facts.world.epoch
     reading = memory_reading(facts, epoch)
     domains = domains_of(facts)
@@ -153,7 +160,8 @@ def _read(facts: Facts) -> _Memory:
     replicas = effective_replicas(facts.spec.checkpoint.memory.replicas, len(live))
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
-    return _Memory(reading, domains, replicas, found, full, unrecoverable_checkpoints(facts, reading, found))
+    hopeless = unrecoverable_checkpoints(facts, reading, found)
+    return _Memory(reading, domains, replicas, found, full, hopeless, staying(found, going, facts.now))
 
 
 def _copies(memory: _Memory) -> int:
@@ -179,7 +187,7 @@ def _remembered(facts: Facts, memory: _Memory) -> JobStatus:
         named_holders=(*kept, *(sealed[holder] for holder in missing)),
         given_up=tuple(instance for instance in status.given_up if instance not in back),
         last_complete=latest,
-        last_good=good_checkpoint.newest_good(facts, memory.complete, memory.manifests),
+        last_good=good_checkpoint.newest_good(facts, memory.staying, memory.manifests),
         recorded=status.recorded or memory.full is not None,
     )
 
@@ -216,13 +224,15 @@ def _seals(facts: Facts) -> tuple[SealHolder, ...]:
 
 
 def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None) -> tuple[DropSaves, ...]:
+    if facts.spec.health_policy.numerics is not None and facts.now < facts.seen.term_seconds + DROP_SECONDS:
+        return ()  # what whoever kept house before sent to be dropped is gone, or void, by then
     if _seals(facts):
         return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)
     standing = replace(
         standing,
         hopeless=frozenset(h.checkpoint for h in memory.unrecoverable),
-        good=good_checkpoint.spared(facts, memory.complete, memory.manifests),
+        good=good_checkpoint.spared(facts, memory.staying, memory.manifests),
     )
     life = min(DROP_SECONDS, facts.spec.checkpoint.holder_return_seconds / 2)
     found = retention.drops_by_holder(memory.reading.holders, standing, facts.spec.checkpoint.memory.keep)

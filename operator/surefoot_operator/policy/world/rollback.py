@@ -64,16 +64,7 @@ def _wanted(facts: Facts, found: UnsoundLoss) -> Rollback:
         reason=found.reason,
         row=before.row + 1 if before is not None and again else 1,
         proven=good is not None,
-        spoiled_step=_spoiled(facts) if again else 0,
     )
-
-
-def _spoiled(facts: Facts) -> int:
-    """The step of a checkpoint that led to odd steps twice, the second time with other data: it has what causes them."""
-    before = facts.status.rollback
-    if before is None or before.parent is None:
-        return 0
-    return before.spoiled_step if before.proven or before.parent != facts.world.parent else before.parent.step
 
 
 def _unproven(facts: Facts, reached_step: int) -> int:

@@ -29,7 +29,7 @@ def further_on(facts: Facts) -> FurtherOn | None:
     """Finds the nearest checkpoint behind what a rollback goes back to.
 
     Called where nothing up to there can be read. One whose own loss was odd is no better than what the rollback leaves; of others the
-    oldest is the likeliest to be good. If it is not, it and what came behind it is not tried again.
+    oldest is the likeliest to be good, and if it is not, its next odd step counts as one more rollback in a row.
     """
     most, epoch = ceiling(facts), facts.running_epoch
     if not most or not epoch:
@@ -37,9 +37,7 @@ def further_on(facts: Facts) -> FurtherOn | None:
     reading = reading_at(facts, facts.world.epoch)
     manifests = chain(chain.from_iterable(reading.holders.values()), reading.persistent or ())
     found = complete(reading, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
-    end = facts.status.rollback.spoiled_step if facts.status.rollback is not None else 0
-    behind = (c.step for c in set(found) - suspects(manifests) if c.step > most and (not end or c.step < end))
-    step = min(behind, default=None)
+    step = min((c.step for c in set(found) - suspects(manifests) if c.step > most), default=None)
     if step is None:
         return None
     return FurtherOn(

@@ -49,7 +49,7 @@ def lost(facts: Facts, left_out: tuple[LeftOut, ...]) -> str:
     if most:
         return (
             f"every copy of every checkpoint up to step {most}, to which a rollback goes back, is lost{_where(facts)};"
-            " what may be left behind it leads to odd losses again"
+            " of what may be left behind it the loss was odd"
         )
     return f"every copy of every checkpoint is lost (the last known was {last}){_where(facts)}"
 

@@ -15,6 +15,7 @@ from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
 from surefoot_operator.observed import Observed
+from surefoot_operator.policy.actions import DropSaves
 from surefoot_operator.policy.check import check
 from surefoot_operator.policy.maintenance.maintain import maintain
 from surefoot_operator.policy.plan import plan
@@ -225,21 +226,6 @@ def test_where_what_it_goes_back_to_is_lost_the_nearest_behind_it_is_taken() -> 
     assert [(one.epoch, one.steps) for one in after.skipped] == [(2, 2)]
 
 
-def test_what_led_to_odd_steps_again_is_not_tried_again() -> None:
-    lost = left(claimed(broken(watched())), suspect=False)
-    first = replace(lost, status=decided(lost))
-    restored = replace(first, status=decided(first))
-    assert restored.status.world is not None
-    assert restored.status.world.parent == NEWER
-    again = left(claimed(broken(trained(restored, 41), since=41)), suspect=False)
-    assert again.status.rollback is not None
-    assert (again.status.rollback.row, again.status.rollback.spoiled_step) == (2, 40)
-    made = plan(again)
-    check(made, again)
-    assert made.status.world == again.status.world
-    assert "what may be left behind it leads to odd losses again" in made.reason
-
-
 def test_what_is_as_odd_as_what_it_leaves_is_not_taken() -> None:
     lost = left(claimed(broken(watched())), suspect=True)
     made = plan(lost)
@@ -264,3 +250,22 @@ def test_what_an_epoch_restored_is_left_before_it_ends_with_it() -> None:
     assert status.phase != "Complete"
     assert status.rollback is not None
     assert (status.rollback.to_step, status.rollback.reached_step) == (30, 40)
+
+
+def test_what_is_being_dropped_becomes_no_good_one() -> None:
+    """An index that was read before the drop still shows it, and an older good one would go for it."""
+    seen = watched(good=None, good_after_steps=12)
+    going = {GOOD: seen.now + 1.0}
+    assert maintain(seen, going=going).status.last_good is None
+    late = replace(seen, now=seen.now + 1.0)
+    assert maintain(late, going=going).status.last_good == GOOD, "the drop is void by then"
+    assert maintain(late, going=going).going == {}
+
+
+def test_a_leader_drops_nothing_while_drops_of_the_one_before_may_be_under_way() -> None:
+    seen = watched()
+    entries = tuple(manifest(1, step, rank, 3) for step in (10, 20, 30, 40) for rank in range(3))
+    seen = replace(seen, holders=tuple(replace(h, entries=entries) for h in seen.holders))
+    assert [a for a in maintain(seen).actions if isinstance(a, DropSaves)]
+    young = replace(seen, term_seconds=seen.now - 1.0)
+    assert not [a for a in maintain(young).actions if isinstance(a, DropSaves)]
