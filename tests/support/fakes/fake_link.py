@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from surefoot.ipc.backend import ReusableSave
 from surefoot.ipc.trainer_messages import Attached, Pausing, Staged, Stepped
 from surefoot.protocol.identities import Checkpoint
+from surefoot.protocol.loss_band import NONE_ODD, OddSteps
 
 
 def attached(interval_steps: int = 2, parent: Checkpoint | None = None) -> Attached:
@@ -80,7 +81,7 @@ class FakeLink:
     def level(self) -> int:
         return self.at_level
 
-    def restored(self, step: int, source: str, size_bytes: int, seconds: float) -> None:
+    def restored(self, step: int, source: str, size_bytes: int, seconds: float, odd: OddSteps = NONE_ODD) -> None:
         self.order.append(f"restored {step}")
 
     def restore_failed(self, checkpoint: Checkpoint, absent: bool, detail: str) -> None:

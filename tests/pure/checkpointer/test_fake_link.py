@@ -1,0 +1,23 @@
+"""The fake of a trainer's backend is held to what backends are: programs that ranks run are checked by their own runs alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from support.fakes.fake_link import FakeLink
+from surefoot.checkpointer.in_process import InProcessBackend
+from surefoot.ipc.agent_backend import AgentBackend
+from surefoot.ipc.backend import SaveBackend
+
+METHODS = sorted(name for name, what in vars(SaveBackend).items() if inspect.isfunction(what) and name[0] != "_")
+
+
+@pytest.mark.parametrize("backend", [FakeLink, InProcessBackend, AgentBackend])
+def test_each_backend_takes_what_the_protocol_gives(backend: type) -> None:
+    assert METHODS
+    for name in METHODS:
+        if hasattr(backend, name):
+            wanted = list(inspect.signature(getattr(SaveBackend, name)).parameters)
+            assert list(inspect.signature(getattr(backend, name)).parameters) == wanted, name
