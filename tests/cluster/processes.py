@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
+from surefoot.linux_process import identity_of
 
 NICENESS = 0
 POLL_SECONDS = 0.05
@@ -29,14 +30,8 @@ class Recorded:
 
 def start_time(pid: int) -> int | None:
     """Ticks from boot to the start of the process; None when it is gone or only waits to be reaped."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    # a zombie with threads is in the midst of its end: a daemon that is started now would find its port taken
-    has_ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
-    return None if has_ended else int(fields[19])
+    found = identity_of(pid)
+    return None if found is None else found.ticks
 
 
 def is_alive(process: Recorded) -> bool:

@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from simulator import announced, damage, judgement, rollout, sickness
+from simulator import announced, damage, judgement, rollout
 from simulator.restless import RESTLESS
 from simulator.settings import Settings
 from simulator.world import simulate
@@ -194,11 +195,7 @@ def test_sick_nodes_are_left_at_saved_steps_and_healthy_ones_are_not(least: int)
     """Hardware, programs' errors and what all nodes find at once: `SickWatch` and `Lossless` judge each."""
     moved = 0
     for seed in range(8):
-        wish = Settings(
-            nodes=4, workers=3, least_workers=least, steps=160, interval=50, faults=3, fault_span_seconds=8.0,
-            kinds=tuple(sickness.KINDS),
-        )  # fmt: skip
-        outcome = simulate(seed, wish, tracing=True)
+        outcome = simulate(seed, replace(judgement.SICK, least_workers=least), tracing=True)
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         moved += any("leaves node" in line and "GpuLost" in line for line in outcome.trace)
     assert moved >= 2

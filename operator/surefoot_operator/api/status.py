@@ -43,6 +43,11 @@ class World:
     reason: str = ""
     changed_seconds: float = 0.0
 
+    @property
+    def begun_step(self) -> int:
+        """The step of its parent; 0: it began at the beginning."""
+        return self.parent.step if self.parent is not None else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:

@@ -194,11 +194,16 @@ def step_of(facts: Facts, epoch: int) -> int:
     return max((s.progress.step for s in in_epoch(facts, epoch)), default=0)
 
 
+def last_step(facts: Facts) -> int:
+    """The last step that the world finished or restored."""
+    return max(step_of(facts, facts.world.epoch), facts.world.begun_step)
+
+
 @derived_once
 def has_stepped(facts: Facts, epoch: int) -> bool:
     """Whether `epoch` made a step after the one it restored."""
-    parent = facts.world.parent.step if facts.world.parent else 0
-    return any(s.step_at_seconds is not None or s.progress.step > parent for s in in_epoch(facts, epoch))
+    begun = facts.world.begun_step
+    return any(s.step_at_seconds is not None or s.progress.step > begun for s in in_epoch(facts, epoch))
 
 
 @derived_once
@@ -208,7 +213,7 @@ def last_step_seconds(facts: Facts, epoch: int) -> float | None:
     A new operator counts from its first report.
     """
     world = facts.status.world
-    parent = world.parent.step if world is not None and world.parent is not None else 0
+    parent = world.begun_step if world is not None else 0
     times = [
         s.step_at_seconds if s.step_at_seconds is not None else s.since_seconds
         for s in in_epoch(facts, epoch)

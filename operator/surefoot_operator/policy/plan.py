@@ -14,7 +14,7 @@ from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import Event, Plan
 from surefoot_operator.policy.claimed_plan import plan_claimed
 from surefoot_operator.policy.decision import NO_WORKERS, PhaseDecision, job_failed, with_workers
-from surefoot_operator.policy.facts import Facts, gather, has_stepped, soonest, step_of
+from surefoot_operator.policy.facts import Facts, gather, has_stepped, last_step, soonest
 from surefoot_operator.policy.failure import incidents, sick_nodes
 from surefoot_operator.policy.failure.detect import detect_losses
 from surefoot_operator.policy.failure.losses import Loss
@@ -145,8 +145,8 @@ def _end(facts: Facts, end: completion.Completion) -> PhaseDecision:
 def _lose(facts: Facts, loss: Loss) -> PhaseDecision:
     """The epoch cannot go on: the next one is claimed, unless a budget says that enough is enough."""
     status = facts.status
-    last_step = _last_step(facts)
-    allowed = allowance(facts, loss, last_step)
+    reached = last_step(facts)
+    allowed = allowance(facts, loss, reached)
     bad = with_bad(status, loss.bad)
     lost = Event(names.TRAINER_FAILED if loss.kind in _OF_TRAINERS else names.WORKER_LOST, loss.reason, True)
     events = (lost, *((Event(names.CHECKPOINT_BAD, loss.reason, True),) if loss.bad is not None else ()))
@@ -160,13 +160,13 @@ def _lose(facts: Facts, loss: Loss) -> PhaseDecision:
         over = job_failed(facts, allowed.refusal)
         limit = Event(names.RESTART_LIMIT, allowed.refusal, True)
         # people look for who ended the job where they look for all others
-        known = replace(over.status, incidents=incidents.ending(facts, loss, last_step))
+        known = replace(over.status, incidents=incidents.ending(facts, loss, reached))
         return replace(over, status=known, events=(*events, limit, *over.events))
     status = replace(
-        recorded(claimed(facts, loss.reason), allowed, last_step),
+        recorded(claimed(facts, loss.reason), allowed, reached),
         bad=bad,
         excluded_nodes=excluded(facts, loss),
-        incidents=incidents.opened(facts, loss, last_step),
+        incidents=incidents.opened(facts, loss, reached),
     )
     return PhaseDecision(loss.reason, status, events=events)
 
@@ -176,13 +176,8 @@ def _change(facts: Facts, reason: str) -> PhaseDecision:
     status = claimed(facts, reason)
     if facts.world.members and not facts.spec.suspend:
         loss = Loss("planned", reason, facts.now)
-        status = replace(status, incidents=incidents.opened(facts, loss, _last_step(facts)))
+        status = replace(status, incidents=incidents.opened(facts, loss, last_step(facts)))
     return PhaseDecision(reason, status)
-
-
-def _last_step(facts: Facts) -> int:
-    parent = facts.world.parent.step if facts.world.parent else 0
-    return max(step_of(facts, facts.world.epoch), parent)
 
 
 def _steady(facts: Facts) -> str:

@@ -58,7 +58,7 @@ class LossCheck:
             self._backend.say("LossNotFinite" if kind == "not-finite" else "LossOutOfBand", said)
         self._last = kind
         self.odd = self.odd.followed_by(step, kind, text)
-        program.suspect, program.recent, program.odd = bool(kind), self.recent, self.odd.saved
+        program.suspect, program.recent, program.odd = bool(kind), self.recent, self.odd
         return kind
 
     @property
@@ -73,7 +73,7 @@ class LossCheck:
         """
         for name in self._recent:
             self._recent[name] = RecentValues(tuple(float(value) for value in program.recent.get(name) or ()))
-        self.odd = OddSteps.of_saved(program.odd)
+        self.odd = program.odd
 
     def _judged(self, step: int, loss: float | None, gradient_norm: float | None) -> tuple[Oddity, str]:
         if loss is not None and not math.isfinite(loss):

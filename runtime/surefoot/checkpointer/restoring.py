@@ -101,10 +101,9 @@ def _restore_from(
             return False
         program.apply(parent.step, shared, own)
         before = shared if own is None else own
-        program.recent, program.odd = before.get("recent") or {}, before.get("odd") or {}
+        program.recent, program.odd = before.get("recent") or {}, OddSteps.of_saved(before.get("odd") or {})
         _say_differences(link, told)
-        odd = OddSteps.of_saved(program.odd)
-        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun, odd)
+        link.restored(parent.step, taken[0], taken[1], time.perf_counter() - begun, program.odd)
         for damage in reader.heal(about.epoch):
             link.say("DamageFound", damage)
     return True

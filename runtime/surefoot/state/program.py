@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from surefoot.errors import ConfigurationError, StateMismatch, StateNotRestorable
+from surefoot.protocol.loss_band import NONE_ODD
 from surefoot.protocol.ties import OWN
 from surefoot.state import rng
 from surefoot.state.entries import Entry, Saved, dtype_named, local_name, outlines
@@ -81,7 +82,7 @@ class Program:
         self.suspect = self._same_world = False
         """Whether the last step's loss was no number, or out of its band: what is saved of it says so."""
         self.recent: Mapping[str, Any] = {}  # losses and gradient norms, by which a restart goes on judging
-        self.odd: Mapping[str, Any] = {}  # the newest odd steps: a restart may come before anybody heard of them
+        self.odd = NONE_ODD  # the newest odd steps: a restart may come before anybody heard of them
         self._restoring: list[tuple[ProgramPart, Any]] = []
         unknown = [name for name in local if name.partition("/")[0] not in objects and "*" not in name]
         unknown = unknown or [name for name in anew if name not in objects]
@@ -154,7 +155,7 @@ class Program:
             "seed": self._seed,
             "parts": parts,
             "tied": self._tied(),
-            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.odd)) if told},
+            **{name: dict(told) for name, told in (("recent", self.recent), ("odd", self.odd.saved)) if told},
         }
         return values_blob({**body, "random": self._random_before[1]} if self._random_before[0] == step - 1 else body)
 

@@ -16,8 +16,10 @@ METHODS = sorted(name for name, what in vars(SaveBackend).items() if inspect.isf
 
 @pytest.mark.parametrize("backend", [FakeLink, InProcessBackend, AgentBackend])
 def test_each_backend_takes_what_the_protocol_gives(backend: type) -> None:
+    missing = [name for name in METHODS if not hasattr(backend, name)]
     assert METHODS
+    assert not missing or backend is FakeLink, "a fake may lack what its programs never call"
     for name in METHODS:
-        if hasattr(backend, name):
+        if name not in missing:
             wanted = list(inspect.signature(getattr(SaveBackend, name)).parameters)
             assert list(inspect.signature(getattr(backend, name)).parameters) == wanted, name

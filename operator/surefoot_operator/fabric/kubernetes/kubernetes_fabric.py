@@ -210,8 +210,8 @@ class KubernetesFabric:
         except SpecError as error:
             refusal = f"the job's spec is invalid: {error}"
             if good is None:
-                leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
-                raise JobRefused(refusal, metadata.get("generation", 1), self._status(stored), leaving) from error
+                generation, status = metadata.get("generation", 1), self._status(stored)
+                raise JobRefused(refusal, generation, status, _is_leaving(metadata)) from error
             return with_metadata(good, metadata), refusal
 
     def _status(self, stored: Object) -> JobStatus:
@@ -223,8 +223,7 @@ class KubernetesFabric:
                 " restore the former status, or create the job anew with checkpoint.restoreFrom"
             )
             metadata = stored["metadata"]
-            leaving = FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
-            raise JobRefused(sentence, metadata.get("generation", 1), None, leaving) from error
+            raise JobRefused(sentence, metadata.get("generation", 1), None, _is_leaving(metadata)) from error
 
     def _workers(self) -> tuple[WorkerSeen, ...]:
         workers = [pod for pod in self._pods() if labels.part_of(pod) != labels.PURGE]
@@ -281,6 +280,11 @@ class KubernetesFabric:
         """Our own status writes are no news."""
         if old is None or new is None or _asked(old) != _asked(new):
             self._changed.set()
+
+
+def _is_leaving(metadata: Object) -> bool:
+    """Whether its deletion waits for this operator."""
+    return FINALIZER in (metadata.get("finalizers") or ()) and "deletionTimestamp" in metadata
 
 
 def _asked(job: Object) -> tuple[Any, ...]:

@@ -49,10 +49,7 @@ def silent_holders(facts: Facts) -> list[HolderEndpoint]:
         holder = facts.holders.get(endpoint.holder)
         if (holder is None or holder.state == "Silent") and endpoint.holder.instance not in facts.status.given_up:
             silent.append(endpoint)
-    if not silent:
-        return []
-    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
-    return [e for e in silent if restarted.get(e.holder.node, e.holder) == e.holder]
+    return _not_restarted(facts, silent)
 
 
 def may_return(facts: Facts) -> list[HolderEndpoint]:
@@ -62,8 +59,22 @@ def may_return(facts: Facts) -> list[HolderEndpoint]:
     """
     given_up = frozenset(facts.status.given_up)
     back = [h.endpoint for h in facts.seen.holders if h.state == "Silent" and h.endpoint.holder.instance in given_up]
-    ready = {h.endpoint.holder.node for h in facts.seen.holders if h.state == "Ready"}
-    return [*silent_holders(facts), *(e for e in back if e.holder.node not in ready)]
+    return [*silent_holders(facts), *_not_restarted(facts, back)]
+
+
+def awaited(facts: Facts, worth_seconds: float) -> list[HolderEndpoint]:
+    """Silent holders that are waited for.
+
+    `worth_seconds`: of what they may have; endless where nothing is left without them.
+    """
+    return may_return(facts) if worth_seconds == math.inf else silent_holders(facts)
+
+
+def _not_restarted(facts: Facts, silent: list[HolderEndpoint]) -> list[HolderEndpoint]:
+    if not silent:
+        return []
+    restarted = {h.endpoint.holder.node: h.endpoint.holder for h in facts.seen.holders if h.state == "Ready"}
+    return [e for e in silent if restarted.get(e.holder.node, e.holder) == e.holder]
 
 
 def living(facts: Facts, endpoint: HolderEndpoint) -> str:
@@ -121,8 +132,7 @@ def looks(facts: Facts, worth_seconds: float) -> tuple[LookAround, ...]:
     for agent in agents:
         first_on.setdefault(agent.node, agent)
     asked: dict[WorkerId, list[HolderEndpoint]] = defaultdict(list)
-    silent = may_return(facts) if worth_seconds == math.inf else silent_holders(facts)
-    for turn, endpoint in enumerate(silent):
+    for turn, endpoint in enumerate(awaited(facts, worth_seconds)):
         sight = _sight(facts, endpoint.holder)
         if sight is not None and facts.now < sight.asked_seconds + LOOK_SECONDS:
             continue

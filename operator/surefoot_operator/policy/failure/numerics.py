@@ -37,7 +37,7 @@ def unsound_loss(facts: Facts) -> UnsoundLoss | None:
         return None
     told = _told(facts)
     # before its first step an epoch is as odd as what it restored: a job that ends there would keep it
-    begun = facts.world.parent.step if facts.world.parent is not None else 0
+    begun = facts.world.begun_step
     odd = [s for s in told if s.progress.odd_step and s.progress.odd_step >= max(s.progress.step, begun)]
     broken = sorted((s for s in odd if s.progress.odd_kind == "not-finite"), key=_first)
     if broken:

@@ -113,9 +113,8 @@ def _matching(rules: tuple[FailureRule, ...], loss: Loss) -> FailureRule | None:
 
 def _progressed(facts: Facts, last_step: int) -> bool:
     """Whether the epoch that ended got beyond its own beginning and beyond every earlier failure."""
-    parent = facts.world.parent.step if facts.world.parent else 0
     reached = max((i.last_step for i in facts.status.incidents), default=0)
-    return last_step > max(reached, facts.status.reached_step, parent)
+    return last_step > max(reached, facts.status.reached_step, facts.world.begun_step)
 
 
 def _used_up(facts: Facts, counted: bool) -> str | None:

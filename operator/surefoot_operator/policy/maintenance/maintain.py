@@ -282,7 +282,7 @@ def _copied(facts: Facts, planned: list[retention.Repair]) -> tuple[CopySave, ..
 def _newer_is_coming(facts: Facts, memory: _Memory, wanted: Checkpoint) -> bool:
     interval = saving_steps(facts)
     step = step_of(facts, facts.world.epoch)
-    safe = max(memory.full.step if memory.full else 0, facts.world.parent.step if facts.world.parent else 0)
+    safe = max(memory.full.step if memory.full else 0, facts.world.begun_step)
     if step - safe > PATIENT_INTERVALS * interval:
         return False
     if any(c.step >= wanted.step for s in facts.sessions.values() for c in s.pending if is_responsive(facts, s)):

@@ -110,8 +110,7 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
     found = complete(reading, facts.status.lineage, world.epoch, bad_of(facts), facts.seen.covers)
     full = newest(c for c in found if copies_of(c, reading, domains) >= replicas)
     safe = newest(c for c in (full, facts.status.floor) if c is not None)
-    begun = world.parent.step if world.parent else 0
-    behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), begun)
+    behind = step_of(facts, world.epoch) - max(_chosen_at(facts), *(c.step for c in found), world.begun_step)
     if _is_late(facts, behind):
         return "False", "Stalled", f"no checkpoint became complete for {STALLED_INTERVALS} intervals"
     if safe is not None:
@@ -123,9 +122,10 @@ def protection(facts: Facts) -> tuple[Truth, str, str]:
 
 def _unread(facts: Facts, world: World) -> tuple[Truth, str, str]:
     """No holder says what it has: as it was, until training has gone so far that a failure would cost more than it may."""
-    begun = world.parent.step if world.parent else 0
     known = facts.status.last_complete
-    behind = step_of(facts, world.epoch) - max(begun, _chosen_at(facts), known.step if known is not None else 0)
+    behind = step_of(facts, world.epoch) - max(
+        world.begun_step, _chosen_at(facts), known.step if known is not None else 0
+    )
     if _is_late(facts, behind) and facts.now > max(facts.seen.term_seconds, world.changed_seconds) + UNREAD_SECONDS:
         return (
             "False",

@@ -19,6 +19,7 @@ from surefoot_operator.policy.availability import departure_reason, vacate_reaso
 from surefoot_operator.policy.facts import (
     Facts,
     has_stepped,
+    last_step,
     last_step_seconds,
     member_sessions,
     seconds_per_step,
@@ -172,8 +173,7 @@ def _propose(facts: Facts, hold: HoldSeen | None, wanted: DesiredChange) -> Chan
         )
     epoch = facts.world.epoch
     ahead = _ahead(facts)
-    begun = facts.world.parent.step if facts.world.parent is not None else 0
-    at, named = max(begun, step_of(facts, epoch)), hold.step if hold is not None else 0
+    at, named = last_step(facts), hold.step if hold is not None else 0
     # each halt has a step of its own, so that no answer to an older one is taken for it; where nobody has moved
     # since, one further is enough: a halt that runs ahead of a world that stands lies hundreds of steps away
     step = max(at, named) + ahead if standing is None else max(at + ahead, named + 1)

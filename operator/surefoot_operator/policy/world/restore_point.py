@@ -27,9 +27,9 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.failure.holder_liveness import (
     UNSEEN_SECONDS,
     answers_awaited,
+    awaited,
     living,
     looks,
-    may_return,
     most_unseen,
     silent_holders,
 )
@@ -215,7 +215,7 @@ def _silence(facts: Facts, patience: float, worth: float) -> Waiting | None:
         return None
     began, blind = _began(facts), set(most_unseen(facts))
     until, alive = dict[HolderId, float](), dict[HolderId, str]()
-    for endpoint in may_return(facts) if worth == math.inf else silent_holders(facts):
+    for endpoint in awaited(facts, worth):
         holder, known = endpoint.holder, facts.holders.get(endpoint.holder)
         start = max(began, known.since_seconds) if known is not None else began
         why = living(facts, endpoint)

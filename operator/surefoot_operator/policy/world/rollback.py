@@ -20,7 +20,7 @@ from surefoot_operator.api.spec import ROLLBACK
 from surefoot_operator.api.status import Rollback
 from surefoot_operator.policy.actions import Event
 from surefoot_operator.policy.decision import PhaseDecision, job_failed
-from surefoot_operator.policy.facts import Facts, bad_of, memory_reading, saving_steps, step_of
+from surefoot_operator.policy.facts import Facts, bad_of, last_step, memory_reading, saving_steps, step_of
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.losses import Loss
 from surefoot_operator.policy.failure.numerics import UnsoundLoss, unsound_loss
@@ -53,8 +53,7 @@ def heal(facts: Facts) -> PhaseDecision | None:
 def _wanted(facts: Facts, found: UnsoundLoss) -> Rollback:
     status, good = facts.status, facts.status.last_good
     before = status.rollback
-    begun = facts.world.parent.step if facts.world.parent is not None else 0
-    reached = max(step_of(facts, facts.world.epoch), found.since_step, begun)
+    reached = max(last_step(facts), found.since_step)
     again = before is not None and before.row and (good is None or good.step < before.reached_step)
     return Rollback(
         epoch=facts.world.epoch,
