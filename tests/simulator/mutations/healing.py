@@ -47,7 +47,7 @@ HEALING = (
     Mutation("a restart forgets which steps were odd", patches=((OddSteps, "of_saved", constant(OddSteps())),), settings=FORGETFUL),
     Mutation("what a rollback goes back to is lost, and nothing else is tried", patches=((restore_point, "further_on", constant(None)),),
              settings=LOSING),
-    Mutation("who was given up is never waited for again", patches=((restore_point, "may_return", silent_holders),
-             (holder_liveness, "may_return", silent_holders)), settings=RETURNING),
+    Mutation("who was given up is never waited for again", patches=((holder_liveness, "may_return", silent_holders),),
+             settings=RETURNING),
     Mutation("a loss that is no number is looked at by nobody", patches=((plan, "heal", constant(None)),), settings=HEALED),
 )  # fmt: skip
