@@ -49,6 +49,8 @@ class FabricError(OperatorError):
 
     lasting = False
     """What was asked is never right: asked again unchanged it is refused again."""
+    decided = False
+    """The fabric answered, and will not do what was asked. Else it may have, or may do so late."""
 
 
 class NotLeading(FabricError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from surefoot.protocol.completeness import Covers, LeftOut
@@ -262,12 +262,19 @@ class PersistentSeen:
     """Checkpoints that may be complete for all that could be read: never deleted, never taken for absent."""
     asked_of: frozenset[int] = frozenset()
     """Workers whose agents were asked and have not answered yet."""
+    deleting: frozenset[Checkpoint] = frozenset()
+    """Those whose deletion this leader has asked for and that may still be there; not among `entries`."""
 
     def unreadable_checkpoints(self, negated: bool) -> frozenset[Checkpoint]:
         """Lists checkpoints of which a manifest or layout could not be read."""
         told = {one.checkpoint for one in self.left_out if one.checkpoint is not None}
         told = {c.negated() for c in told} if negated else told
         return frozenset(told | {m.save.checkpoint for m in self.entries or () if m.layout in self.lost_layouts})
+
+    def without(self, going: frozenset[Checkpoint]) -> PersistentSeen:
+        """Takes out what is being deleted, until a listing no longer has it."""
+        entries = None if self.entries is None else tuple(m for m in self.entries if m.save.checkpoint not in going)
+        return replace(self, entries=entries, deleting=self.deleting | going)
 
     @property
     def lost_layouts(self) -> frozenset[str]:
@@ -322,3 +329,5 @@ class Observed:
     """When an agent of this job was last asked to come again; 0: none was in this term."""
     creates: tuple[CreateSeen, ...] = ()
     """Workers that were asked for and are not there: under way, or refused."""
+    deletions: frozenset[str] = frozenset()
+    """Uids of workers whose deletion this leader asked for and knows no end of: it may be carried out at any time."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simulator.fabric import Fabric
 
 REFUSED_SECONDS = 2.0
+NO_ANSWER = "no answer"
 CALL_LIMIT_SECONDS = 1.0
 """After which a call of an operator to a holder counts as failed."""
 
@@ -27,9 +28,14 @@ class Calls:
         self._fabric, self._process, self._poke = fabric, process, poke
         self._creates: dict[tuple[int, int], CreateSeen] = {}
         self._deletes: dict[tuple[str, bool], float] = {}
+        self._undecided: set[str] = set()
+        """Uids of pods whose deletion is under way, or was never answered."""
 
     def seen(self) -> tuple[CreateSeen, ...]:
         return tuple(call for _, call in sorted(self._creates.items()))
+
+    def deletions(self) -> frozenset[str]:
+        return frozenset(self._undecided)
 
     def create(self, order: CreateWorker) -> None:
         """Asks for it, unless that is under way or was refused lately."""
@@ -55,9 +61,13 @@ class Calls:
         if now < self._deletes.get(key, 0.0):
             return
         self._deletes[key] = float("inf")
+        before = order.uid in self._undecided
+        self._undecided.add(order.uid)
 
         def done(refusal: str) -> None:
             self._deletes[key] = self._fabric.engine.now + REFUSED_SECONDS if refusal else 0.0
+            if not refusal or not (before or refusal == NO_ANSWER):
+                self._undecided.discard(order.uid)
             self._poke()
 
         self._fabric.asked(self._process, lambda: self._fabric.delete(order), done)

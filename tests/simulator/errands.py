@@ -190,7 +190,13 @@ class Errands:
             else:
                 self.drop_persistent(request, checkpoints[1:])
 
-        self._agent.network.call(self._agent.process, tier.process, lambda: tier.delete(checkpoints[0]), done, 2.0)
+        def delete() -> None:
+            self._agent.network.call(self._agent.process, tier.process, lambda: tier.delete(checkpoints[0]), done, 2.0)
+
+        if tier.slow_put is None:
+            delete()
+        else:  # a store that takes its time about uploads does about deletions
+            self._agent.engine.after(tier.slow_put(), self._agent.process, delete)
 
 
 def _layouts(tier: Persistent, wanted: tuple[str, ...]) -> list[LeftOut | None]:

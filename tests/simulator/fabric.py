@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from simulator.agents import Agent
+from simulator.calls import NO_ANSWER
 from simulator.engine import Process
 from simulator.tiers import Holder
 from surefoot.agent import events as on
@@ -127,9 +128,9 @@ class Fabric:
                 after(rng.uniform(1.0, 10.0), self.engine.environment, self._late, by, perform, done)
             case "never":
                 after(rng.uniform(0.0, 10.0), self.engine.environment, perform)
-                after(10.0, by, done, "no answer")
+                after(10.0, by, done, NO_ANSWER)
             case "away":
-                after(10.0, by, done, "no answer")
+                after(10.0, by, done, NO_ANSWER)
 
     def _late(self, by: Process, perform: Callable[[], None], done: Callable[[str], None]) -> None:
         perform()

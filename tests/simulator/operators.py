@@ -181,6 +181,7 @@ class Operator:
             sights=order.sights,
             free_nodes=fabric.free_nodes(),
             creates=self._calls.seen(),
+            deletions=self._calls.deletions(),
         )
 
     def _holders(self) -> tuple[HolderSeen, ...]:

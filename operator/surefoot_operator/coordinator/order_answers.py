@@ -56,10 +56,9 @@ def answered(orders: Orders, worker: WorkerId, message: FromAgent, now: float = 
         return replace(orders, sights=holder_sightings.answered(orders.sights, asked, message, now))
     if message.error is not None:
         orders = with_failure(orders, f"{worker} could not {request_words(order.message)}: {message.error}")
-    if isinstance(order.message, DropPersistent) and message.error is None and orders.persistent.entries is not None:
-        gone = set(order.message.checkpoints)
-        entries = tuple(m for m in orders.persistent.entries if m.save.checkpoint not in gone)
-        return replace(orders, persistent=replace(orders.persistent, entries=entries))
+    if isinstance(order.message, DropPersistent) and message.error is None:
+        deleting = orders.persistent.deleting - frozenset(order.message.checkpoints)
+        return replace(orders, persistent=replace(orders.persistent, deleting=deleting))
     return orders
 
 
@@ -93,7 +92,10 @@ def _told(orders: Orders, order: Request, page: Listing) -> Orders:
         orders = with_failure(
             replace(orders, outstanding=rest), f"{order.worker} could not {request_words(order.message)}: {error}"
         )
-        seen = PersistentSeen(asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job)
+        deleting = orders.persistent.deleting if asked.older_job is None else frozenset()
+        seen = PersistentSeen(
+            asked_seconds=order.asked_seconds, error=error, older_job=asked.older_job, deleting=deleting
+        )
         return replace(orders, persistent=seen) if asked.older_job is None else replace(orders, older=seen)
     gathered = gathered.answered(asked.layouts or ())
     wanted = lacking(gathered.whole(), order.known)
@@ -125,7 +127,8 @@ def _listed(orders: Orders, order: Request, gathered: PartialListing) -> Orders:
         orders = with_failure(orders, f"{len(found.left_out) - MOST_TOLD} more records could not be read")
     if older is not None:
         return replace(orders, older=seen, older_layouts=layouts)
-    return replace(orders, persistent=seen, layouts=layouts)
+    still = orders.persistent.deleting & {m.save.checkpoint for m in entries}
+    return replace(orders, persistent=seen.without(still), layouts=layouts)
 
 
 def _same_listing(order: Request, other: Request) -> bool:

@@ -79,7 +79,8 @@ def list_persistent(
     order = Request(worker, message, epoch, now, known=known | kept_layouts.keys())
     orders = replace(orders, next_request=number + 1, outstanding={**kept, number: order})
     asked_of = frozenset(o.worker.index for n, o in same.items() if n in kept) | {worker.index}
-    seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of)
+    deleting = orders.persistent.deleting if older is None else frozenset()
+    seen = PersistentSeen(asked_seconds=now, older_job=older, asked_of=asked_of, deleting=deleting)
     return replace(orders, persistent=seen) if older is None else replace(orders, older=seen)
 
 
@@ -142,12 +143,21 @@ def promote(orders: Orders, shares: Mapping[WorkerId, PromoteSave]) -> Orders:
 def drop_persistent(
     orders: Orders, worker: WorkerId, epoch: int, checkpoints: tuple[Checkpoint, ...], now: float
 ) -> Orders:
-    """Asks one agent to delete; one such request at a time."""
+    """Asks one agent to delete; one such request at a time.
+
+    From now on they count as gone: what is proven, restored or taken for the floor meanwhile would be gone a moment later.
+    """
     if any(isinstance(order.message, DropPersistent) for order in orders.outstanding.values()):
         return orders
     number = orders.next_request
     order = Request(worker, DropPersistent(number, checkpoints), epoch, now)
-    return replace(orders, next_request=number + 1, outstanding={**orders.outstanding, number: order})
+    return replace(
+        orders,
+        next_request=number + 1,
+        outstanding={**orders.outstanding, number: order},
+        persistent=orders.persistent.without(frozenset(checkpoints)),
+        promoted={c: saves for c, saves in orders.promoted.items() if c not in checkpoints},
+    )
 
 
 def retire(orders: Orders, workers: Iterable[WorkerId], message: Retire) -> Orders:

@@ -109,7 +109,18 @@ def announced_departure(facts: Facts, one: Member | WorkerSeen | SessionSeen) ->
 def _departures(facts: Facts) -> Mapping[WorkerId, str]:
     """Announced departures: few have one, and every worker is asked about."""
     told = {worker: "was told to end" for worker, session in facts.sessions.items() if session.leaving}
-    return {**told, **ending_workers(facts.seen.workers)}
+    return {**told, **_asked_to_go(facts), **ending_workers(facts.seen.workers)}
+
+
+def _asked_to_go(facts: Facts) -> Mapping[WorkerId, str]:
+    """Workers whose deletion was asked for without an answer that it was done.
+
+    It may still be carried out: one that a suspended job did not need would else be chosen when the job resumes, and end then.
+    """
+    if not facts.seen.deletions:
+        return {}
+    live = (w for w in facts.seen.workers if w.uid in facts.seen.deletions and w.phase in ("Pending", "Running"))
+    return {worker_id(worker): "was asked to be deleted" for worker in live}
 
 
 def usable(facts: Facts, session: SessionSeen) -> bool:

@@ -42,11 +42,15 @@ class Dependencies:
 
 
 async def observed(
-    dependencies: Dependencies, shown: FabricSeen, term_seconds: float, creates: tuple[CreateSeen, ...] = ()
+    dependencies: Dependencies,
+    shown: FabricSeen,
+    term_seconds: float,
+    creates: tuple[CreateSeen, ...] = (),
+    deletions: frozenset[str] = frozenset(),
 ) -> Observed:
     """Builds the snapshot that the round's plan is made from.
 
-    Everything known now, as one value. `shown` was looked up just before; `creates` are still asked for.
+    Everything known now, as one value. `shown` was looked up just before; `creates` and `deletions` are still asked for.
     """
     orders = dependencies.channel.sessions.orders
     listed = (*(orders.persistent.entries or ()), *(orders.older.entries or ()))
@@ -78,6 +82,7 @@ async def observed(
         refusal=shown.refusal,
         free_nodes=shown.free_nodes,
         creates=creates,
+        deletions=deletions,
     )
 
 

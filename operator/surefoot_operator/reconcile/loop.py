@@ -161,7 +161,8 @@ class Reconciler:
         # Let agents of known workers in, and bring holders and agents up to the stored status: a new leader has to.
         dependencies.channel.know(worker_ids(shown) | self.calls.under_way())
         self._follow(shown, shown.status)
-        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, self.calls.seen()))
+        creates, deletions = self.calls.seen(), self.calls.deletions()
+        seen = self._steady.of(await observed(dependencies, shown, self._term_seconds, creates, deletions))
         # Plan. Maintenance is planned on the new status, and only while the world stays as it is.
         decided = plan(seen)
         check(decided, seen)

@@ -42,6 +42,8 @@ class _PendingCall:
     failures: int = 0
     refusal: str = ""
     lasting: bool = False
+    undecided: bool = False
+    """Some try of it may be carried out late."""
     until_seconds: float = 0.0
 
 
@@ -73,6 +75,14 @@ class WorkerCalls:
             )
             for key, asked in sorted(found, key=lambda one: one[0])
         )
+
+    def deletions(self) -> frozenset[str]:
+        """Returns uids of workers whose deletion may be carried out at any time.
+
+        It is under way, or was never answered. One that the fabric refused is not.
+        """
+        open_calls = ((key, asked) for key, asked in self._asked.items() if asked.task is not None or asked.undecided)
+        return frozenset(key[0] for key, _ in open_calls if not isinstance(key, WorkerId))
 
     def under_way(self) -> frozenset[WorkerId]:
         """Creates whose agent may say hello before the fabric shows its worker."""
@@ -128,6 +138,7 @@ class WorkerCalls:
         known = asked.refusal == str(error)
         asked.failures += 1
         asked.refusal, asked.lasting = str(error), isinstance(error, FabricError) and error.lasting
+        asked.undecided |= not (isinstance(error, FabricError) and error.decided)
         pause = REFUSED.seconds(asked.failures, random.random())
         asked.until_seconds = self._clock() + pause
         if not isinstance(error, FabricError):

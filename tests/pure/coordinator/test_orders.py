@@ -192,7 +192,31 @@ def test_what_was_deleted_leaves_the_listing() -> None:
     number = request_of(sessions)
     assert DropPersistent(number, (Checkpoint(1, 20),)) in words(sessions, B, CLAIMED)
     sessions = heard(sessions, B, PersistentDropped(number), 1004.0)
+    assert sessions.orders.persistent.deleting == frozenset()
     assert sessions.orders.persistent.entries == (manifest(40),)
+
+
+def test_what_is_being_deleted_counts_as_gone_until_a_listing_lacks_it() -> None:
+    """Its agent may be slow, fail half-way or be cut off, and still delete the rest."""
+    sessions = asked(talking(status=CLAIMED))
+    texts = (manifest(20).to_json(), manifest(40).to_json())
+    sessions = heard(sessions, A, Listing(request_of(sessions), texts, {"layout": "{}"}), 1002.0)
+    old = Checkpoint(1, 20)
+    uploaded = {old: frozenset({RankSave(1, 20, 0)}), Checkpoint(1, 40): frozenset({RankSave(1, 40, 0)})}
+    sessions = replace(sessions, orders=replace(sessions.orders, promoted=uploaded))
+    sessions = replace(sessions, orders=order_requests.drop_persistent(sessions.orders, B, 3, (old,), 1003.0))
+    assert sessions.orders.persistent.entries == (manifest(40),)
+    assert sessions.orders.persistent.deleting == {old}
+    assert sessions.orders.promoted.keys() == {Checkpoint(1, 40)}
+    failed = heard(sessions, B, PersistentDropped(request_of(sessions), "store away"), 1004.0)
+    assert failed.orders.persistent.deleting == {old}
+    again = asked(failed)
+    away = heard(again, A, Listing(request_of(again), error="store away"), 1005.0)
+    assert away.orders.persistent.deleting == {old}, "a listing that failed tells nothing"
+    shown = heard(again, A, Listing(request_of(again), texts, {"layout": "{}"}), 1005.0)
+    assert (shown.orders.persistent.entries, shown.orders.persistent.deleting) == ((manifest(40),), {old})
+    gone = heard(again, A, Listing(request_of(again), texts[1:], {"layout": "{}"}), 1005.0)
+    assert (gone.orders.persistent.entries, gone.orders.persistent.deleting) == ((manifest(40),), frozenset())
 
 
 def test_retiring_means_this_attempt_and_not_the_next() -> None:

@@ -104,3 +104,22 @@ def test_survivors_are_sealed_for_and_assigned_while_the_replacement_is_refused(
     read = plan(replace(seen, holders=(holder("n0", 2, *saved), holder("n1", 2, *saved), gone)))
     assert read.status.world is not None
     assert (read.status.world.state, len(read.status.world.members)) == ("Committed", 2)
+
+
+def test_a_worker_that_was_asked_to_be_deleted_gets_no_rank() -> None:
+    """The call was not answered, and may be carried out late: the world would lose it a moment after its commit."""
+    seen = shrunk()
+    full = running()
+    spare = replace(seen, workers=full.workers, sessions=full.sessions)
+    assert not plan(spare).reason.startswith("epoch 1 runs"), "it is warm, and the world grows by it"
+    asked_to_go = replace(spare, deletions=frozenset({full.workers[2].uid}))
+    made = plan(asked_to_go)
+    assert made.status.world == spare.status.world
+    assert [(c.index, c.attempt) for c in made.actions if isinstance(c, CreateWorker)] == [(2, 8)]
+
+
+def test_a_member_that_was_asked_to_be_deleted_is_left_in_order() -> None:
+    full = running()
+    made = plan(replace(full, deletions=frozenset({full.workers[2].uid})))
+    assert "worker 2 was asked to be deleted" in made.reason
+    assert "hold" in made.reason

@@ -12,6 +12,7 @@ import pytest
 from support.builders import running
 from surefoot.protocol.identities import WorkerId
 from surefoot_operator.errors import FabricError
+from surefoot_operator.fabric.kubernetes.api_errors import ApiRefused
 from surefoot_operator.policy.actions import Action, CleanMemory, CreateWorker, DeleteWorker, SetFinalizer
 from surefoot_operator.reconcile import worker_calls
 from surefoot_operator.reconcile.apply_plan import carry_out
@@ -27,6 +28,7 @@ class Recorder:
         self.clock = 1000.0
         self.known: set[WorkerId] = set()
         self.fails: set[str] = set()
+        self.refuses: set[str] = set()
         self.hangs: set[str] = set()
         self.released = asyncio.Event()
         self.calls = WorkerCalls(lambda: self.clock, lambda: None)
@@ -58,6 +60,8 @@ class Recorder:
         if what in self.hangs:
             await self.released.wait()
         self.now -= 1
+        if what in self.refuses:
+            raise ApiRefused(what, 403, "Forbidden", "a webhook says no")
         if what in self.fails:
             raise FabricError(f"{what} was refused: exceeded quota")
         self.said.append(what)
@@ -155,3 +159,15 @@ async def test_what_is_under_way_ends_with_its_owner(recorder: Recorder) -> None
     await recorder.carry_out(CreateWorker(0, 1))
     await recorder.calls.close()
     assert recorder.calls.seen() == ()
+
+
+async def test_a_deletion_counts_until_the_fabric_confirms_it(recorder: Recorder) -> None:
+    """One that was not answered, or not yet, may be carried out all the same; one that was refused is not."""
+    recorder.hangs, recorder.fails, recorder.refuses = {"delete a"}, {"delete b"}, {"delete d"}
+    await recorder.carry_out(*(DeleteWorker(name, f"uid-{name}", False, "") for name in "abcd"))
+    assert recorder.calls.deletions() == {f"uid-{name}" for name in "abcd"}
+    recorder.released.set()
+    await recorder.calls.settled()
+    assert recorder.calls.deletions() == {"uid-b"}
+    recorder.calls.shown(())
+    assert recorder.calls.deletions() == frozenset(), "it is no more"

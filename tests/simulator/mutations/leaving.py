@@ -11,6 +11,7 @@ from simulator.mutations.mutation import ROUGH, Mutation, constant
 from simulator.trainers import Trainer
 from surefoot.agent import events as on
 from surefoot.agent import state_machine as agent_life
+from surefoot_operator.policy import availability
 from surefoot_operator.policy.facts import Facts, has_stepped
 from surefoot_operator.policy.world import planned_change, surviving_copies
 
@@ -20,6 +21,8 @@ ELASTIC = replace(ANNOUNCED, least_workers=2)
 FIXED = replace(ANNOUNCED, least_workers=3)
 RECLAIMED = replace(FIXED, nodes=3, kinds=("node is reclaimed",))
 STARTING = replace(FIXED, nodes=5, faults=12, kinds=("pod is deleted", "pod is preempted"))
+UNANSWERED = replace(FIXED, nodes=3, least_workers=2, workers=2, replicas=2, interval=3, faults=6,
+                     kinds=("job is suspended", "answers about pods are lost", "pod is deleted"))  # fmt: skip
 
 _transition = agent_life.transition
 
@@ -64,5 +67,6 @@ LEAVING = (
              settings=RECLAIMED),
     Mutation("agents do not say that they are leaving", patches=((Agent, "leaving", property(constant(False))),),
              settings=RECLAIMED),
+    Mutation("who was asked to be deleted is chosen", patches=((availability, "_asked_to_go", constant({})),), settings=UNANSWERED),
     Mutation("a halt's step is saved only where it was due", patches=((Trainer, "_stage", _only_when_due),), settings=FIXED),
 )  # fmt: skip

@@ -16,6 +16,7 @@ class ApiRefused(FabricError):
         self.code = code
         self.reason = reason
         self.lasting = code in (400, 422)
+        self.decided = code < 500
 
 
 class ApiSilent(FabricError):

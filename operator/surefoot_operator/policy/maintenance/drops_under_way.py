@@ -1,6 +1,6 @@
-"""Remembers which checkpoints are being dropped.
+"""Remembers which checkpoints are being dropped from memory.
 
-Pure; called by `maintain`. A drop takes its time, and an index that was read before it still shows what it takes: a
+Pure; called by `maintain`. What is being deleted from the persistent tier is out of its listing at once. A drop takes its time, and an index that was read before it still shows what it takes: a
 checkpoint that is on its way out must not become the last good one, for which an older good one goes.
 """
 
@@ -10,6 +10,10 @@ from collections.abc import Iterable
 
 from surefoot.protocol.identities import Checkpoint
 from surefoot_operator.policy.actions import DropSaves
+from surefoot_operator.policy.facts import Facts
+
+DROP_SECONDS = 5.0
+"""A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
 
 Going = dict[Checkpoint, float]
 """Checkpoints that were to be dropped, and until when such a drop may still reach a holder."""
@@ -27,3 +31,11 @@ def going_after(before: Going, drops: Iterable[DropSaves], now_seconds: float) -
 def staying(complete: Iterable[Checkpoint], going: Going, now_seconds: float) -> list[Checkpoint]:
     """Leaves out what may be gone by now."""
     return [one for one in complete if going.get(one, 0.0) <= now_seconds]
+
+
+def may_be_under_way(facts: Facts) -> bool:
+    """Whether drops of the leader before this one may still be carried out.
+
+    Only jobs that go back to good checkpoints wait for them: others need the newest, which no leader drops.
+    """
+    return facts.spec.health_policy.numerics is not None and facts.now < facts.seen.term_seconds + DROP_SECONDS

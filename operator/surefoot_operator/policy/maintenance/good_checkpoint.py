@@ -15,6 +15,7 @@ from surefoot.protocol.retention import last_good, proven, suspects
 from surefoot_operator.api.spec import TrainingJobSpec
 from surefoot_operator.policy.facts import Facts, bad_of
 from surefoot_operator.policy.failure.numerics import sound_steps
+from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 
 MOST_KEPT = 2
 """Checkpoints that are kept beside the newest ones: the last good one, and the next that may come to be."""
@@ -24,14 +25,14 @@ def newest_good(facts: Facts, complete: Sequence[Checkpoint], manifests: Iterabl
     """The newest good checkpoint of both tiers.
 
     Args:
-        complete: Of the present lineage, in memory.
+        complete: Of the present lineage, in memory, without those that are being dropped.
         manifests: Those that were read there.
     """
     sound = sound_steps(facts)
     if sound is None:
         return None
     persistent, epoch = facts.seen.persistent, facts.world.epoch
-    listed = (persistent.entries or ()) if persistent.read_epoch == epoch else ()
+    listed = (persistent.entries or ()) if persistent.read_epoch == epoch and not may_be_under_way(facts) else ()
     kept = complete_persistent(listed, facts.status.lineage, epoch, bad_of(facts), facts.seen.covers)
     suspect = suspects(manifests) | suspects(listed)
     return proven((*complete, *kept), suspect, sound, facts.status.last_good)[0]

@@ -35,16 +35,19 @@ from surefoot_operator.policy.facts import (
 )
 from surefoot_operator.policy.indexes import sealed_endpoints, worker_id
 from surefoot_operator.policy.maintenance import good_checkpoint, intervals, memory_budget, promotion_plan
-from surefoot_operator.policy.maintenance.drops_under_way import Going, going_after, staying
+from surefoot_operator.policy.maintenance.drops_under_way import (
+    DROP_SECONDS,
+    Going,
+    going_after,
+    may_be_under_way,
+    staying,
+)
 from surefoot_operator.policy.maintenance.unrecoverable import (
     Unrecoverable,
     reporting_sessions,
     unrecoverable_checkpoints,
 )
 from surefoot_operator.policy.world import surviving_copies
-
-DROP_SECONDS = 5.0
-"""A drop is void after so long, and sooner where holders are given up sooner: it must not reach one that returns."""
 
 SOON_SECONDS = 5.0
 """A save that is due within so long makes repairing an older one pointless."""
@@ -224,8 +227,8 @@ def _seals(facts: Facts) -> tuple[SealHolder, ...]:
 
 
 def _drops(facts: Facts, memory: _Memory, status: JobStatus, pinned: Checkpoint | None) -> tuple[DropSaves, ...]:
-    if facts.spec.health_policy.numerics is not None and facts.now < facts.seen.term_seconds + DROP_SECONDS:
-        return ()  # what whoever kept house before sent to be dropped is gone, or void, by then
+    if may_be_under_way(facts):
+        return ()
     if _seals(facts):
         return ()  # a holder is just coming: how many copies make a save Full is about to change
     standing = standing_of(facts, memory.full, status.floor, pinned)

@@ -30,6 +30,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.indexes import worker_id
 from surefoot_operator.policy.lifecycle import suspension
 from surefoot_operator.policy.maintenance import good_checkpoint
+from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 from surefoot_operator.policy.world import surviving_copies
 
 LIST_AGAIN_SECONDS = 60.0
@@ -71,6 +72,7 @@ def promote(facts: Facts, in_memory: list[Checkpoint], pinned: Checkpoint | None
         if (c.step % interval_of(facts) == 0 or (over and c == in_memory[-1]))
         and (floor is None or c.step > floor.step)
         and not c.imported
+        and c not in facts.seen.persistent.deleting
     ]
     if not due:
         return Promotion(floor, events=events)
@@ -121,6 +123,8 @@ def persistent_drops(
     due = listing_due(facts)
     if due is not None:
         return (ListPersistentTier(facts.world.epoch, worker.index),) if facts.now >= due else ()
+    if may_be_under_way(facts):
+        return ()
     entries = facts.seen.persistent.entries or ()
     kept = complete_persistent(entries, facts.status.lineage, facts.world.epoch, bad_of(facts), facts.seen.covers)
     standing = retention.Standing(
@@ -134,7 +138,7 @@ def persistent_drops(
         bad=bad_of(facts),
         good=good_checkpoint.spared(facts, kept, entries),
     )
-    there = {m.save.checkpoint for m in entries}
+    there = {m.save.checkpoint for m in entries} | facts.seen.persistent.deleting  # again, until one has answered
     also = _kept_longer(facts, spec, {*kept, floor})
     unjudged = facts.seen.persistent.unjudged
     gone = retention.persistent_drops({*kept, floor} - unjudged, there, standing, spec.keep, also, unjudged)

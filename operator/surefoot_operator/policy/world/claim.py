@@ -28,6 +28,7 @@ from surefoot_operator.policy.facts import (
 from surefoot_operator.policy.failure import incidents
 from surefoot_operator.policy.failure.testimony import arrivals_over, most_have_come
 from surefoot_operator.policy.indexes import worker_id
+from surefoot_operator.policy.maintenance.drops_under_way import may_be_under_way
 from surefoot_operator.policy.spares import newest_attempts, wanted_indexes
 from surefoot_operator.policy.world.restore_choices import Chosen
 from surefoot_operator.policy.world.rollback_record import ceiling, gone_back, still_good
@@ -261,7 +262,8 @@ def _safe(facts: Facts, lineage: Lineage, parent: Checkpoint | None) -> tuple[bo
     live = {domains[holder] for holder in reading.holders}
     replicas = effective(facts.spec.checkpoint.memory.replicas, len(live))
     full = watermark(reading, lineage, epoch, bad, covers, domains, replicas)
-    kept = complete_persistent(reading.persistent or (), lineage, epoch, bad, covers)
+    listed = () if may_be_under_way(facts) else reading.persistent or ()
+    kept = complete_persistent(listed, lineage, epoch, bad, covers)
     old = status.floor
     if old is not None and (old in bad or not on_lineage(lineage, old, epoch)):
         old = None

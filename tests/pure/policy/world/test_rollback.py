@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ import pytest
 from support.builders import manifest, running, session, with_session
 from surefoot.protocol.identities import Checkpoint
 from surefoot.protocol.messages import Assign
-from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy
+from surefoot_operator.api.spec import HealthPolicy, NumericsPolicy, PersistentTierSpec
 from surefoot_operator.api.status import JobStatus
 from surefoot_operator.coordinator import sessions as talk
 from surefoot_operator.coordinator.desired_messages import desired_messages, desired_state
-from surefoot_operator.observed import Observed
-from surefoot_operator.policy.actions import DropSaves
+from surefoot_operator.observed import Observed, PersistentSeen
+from surefoot_operator.policy.actions import DropPersisted, DropSaves, PromoteSaves
 from surefoot_operator.policy.check import check
-from surefoot_operator.policy.maintenance.maintain import maintain
+from surefoot_operator.policy.maintenance.maintain import Maintenance, maintain
 from surefoot_operator.policy.plan import plan
 
 GOOD, NEWER = Checkpoint(1, 30), Checkpoint(1, 40)
@@ -39,6 +40,12 @@ def broken(seen: Observed, since: int | None = None) -> Observed:
             "odd_text": f"the loss of step {step} is nan",
         }
         seen = with_session(seen, one.index, **told)
+    return seen
+
+
+def with_steps(seen: Observed, step: int) -> Observed:
+    for one in seen.sessions:
+        seen = with_session(seen, one.index, step=step)
     return seen
 
 
@@ -260,6 +267,56 @@ def test_what_is_being_dropped_becomes_no_good_one() -> None:
     late = replace(seen, now=seen.now + 1.0)
     assert maintain(late, going=going).status.last_good == GOOD, "the drop is void by then"
     assert maintain(late, going=going).going == {}
+
+
+def listed(seen: Observed, *steps: int) -> Observed:
+    """The persistent tier has these whole, and memory the newest alone."""
+    entries = {step: tuple(manifest(1, step, rank, 3) for rank in range(3)) for step in steps}
+    newest = max(steps)
+    spec = replace(
+        seen.job.spec, checkpoint=replace(seen.job.spec.checkpoint, persistent=PersistentTierSpec("s3://there", keep=1))
+    )
+    return replace(
+        seen,
+        job=replace(seen.job, spec=spec),
+        status=replace(seen.status, floor=Checkpoint(1, newest)),
+        holders=tuple(replace(h, entries=entries[newest]) for h in seen.holders),
+        persistent=PersistentSeen(1, tuple(chain.from_iterable(entries.values())), seen.now - 1),
+    )
+
+
+def deleted(kept: Maintenance) -> set[Checkpoint]:
+    return {c for a in kept.actions if isinstance(a, DropPersisted) for c in a.checkpoints}
+
+
+def test_what_is_being_deleted_from_the_persistent_tier_becomes_no_good_one() -> None:
+    """A listing shows it until its agent answers, whatever later steps prove meanwhile."""
+    seen = listed(watched(good=Checkpoint(1, 10), good_after_steps=12), 10, 20, 30, 40)
+    early = maintain(with_steps(seen, 31))  # of those that may come to be proven the oldest stays
+    assert deleted(early) == {GOOD}
+    late = with_steps(seen, 42)
+    assert maintain(late).status.last_good == GOOD, "nobody has asked for its deletion"
+    late = replace(late, persistent=late.persistent.without(frozenset({GOOD})))
+    kept = maintain(late)
+    assert kept.status.last_good == Checkpoint(1, 20)
+    assert deleted(kept) == {Checkpoint(1, 10), GOOD}, "it is asked for again until it was done"
+
+
+def test_what_is_being_deleted_becomes_no_floor() -> None:
+    """A rollback behind the floor looks for another one, and an upload of the same would meet its deletion."""
+    seen = listed(watched(), 20, 30)
+    seen = replace(seen, status=replace(seen.status, floor=None), persistent=seen.persistent.without(frozenset({GOOD})))
+    kept = maintain(with_steps(seen, 42))
+    assert kept.status.floor == Checkpoint(1, 20)
+    assert not [a for a in kept.actions if isinstance(a, PromoteSaves)], "memory has nothing else to upload"
+
+
+def test_a_leader_believes_no_listing_while_deletions_of_the_one_before_may_be_under_way() -> None:
+    seen = listed(with_steps(watched(good=Checkpoint(1, 10), good_after_steps=12), 42), 10, 20, 30, 40)
+    assert maintain(seen).status.last_good == GOOD
+    young = maintain(replace(seen, term_seconds=seen.now - 1.0))
+    assert young.status.last_good == Checkpoint(1, 10)
+    assert not [a for a in young.actions if isinstance(a, DropPersisted)]
 
 
 def test_a_leader_drops_nothing_while_drops_of_the_one_before_may_be_under_way() -> None:
