@@ -140,7 +140,8 @@ class Network:
         """Since when both hear each other; infinite while they do not."""
         if not (self.reaches(one, other) and self.reaches(other, one)):
             return float("inf")
-        return max(self._healed.get((one, other), 0.0), self._healed.get((other, one), 0.0))
+        ways = ((one, other), (other, one), (machine(one), machine(other)), (machine(other), machine(one)))
+        return max(self._healed.get(way, 0.0) for way in ways)
 
     def cut(self, one: str, other: str, both: bool = True) -> None:
         for way in ((one, other), (other, one))[: 1 + both]:

@@ -14,6 +14,7 @@ from surefoot.protocol.identities import Checkpoint, HolderId, RankSave
 from surefoot_operator.api.status import JobStatus, World
 from surefoot_operator.observed import Observed
 from surefoot_operator.policy.actions import DeleteWorker, DropPersisted, DropSaves, Plan
+from surefoot_operator.policy.maintenance.drops_under_way import DROP_SECONDS
 from surefoot_operator.policy.maintenance.maintain import Maintenance
 
 if TYPE_CHECKING:
@@ -241,11 +242,17 @@ class Eyes:
             if all(self.staged.get(save, before) < before for save in oracle.saves_of(checkpoint)):
                 oracle.fail(f"{parent} was chosen although all ranks had handed over {checkpoint} in time")
 
+    def _drops_since(self) -> float:
+        """When a new leader of a job that goes back to good checkpoints begins to drop others."""
+        waits = self.simulation.job.spec.health_policy.numerics is not None
+        return max(o.sessions.term_seconds for o in self.simulation.operators) + DROP_SECONDS if waits else 0.0
+
     def tiers(self) -> None:
         """Once everything is well: nothing piles up, and what is saved has its copies."""
         oracle, simulation = self.oracle, self.simulation
         engine, settings = simulation.engine, simulation.settings
-        calm = engine.now > simulation.faults_until + CALM_SECONDS and oracle.claimed_at + CALM_SECONDS < engine.now
+        # nothing is dropped before a world is committed, and one that gets no pods waits for long
+        calm = engine.now > max(simulation.faults_until, oracle.committed_at, self._drops_since()) + CALM_SECONDS
         if not calm or any(until > engine.now - CALM_SECONDS for until in oracle.disturbed.values()):
             return
         world = simulation.store.status.world
@@ -260,7 +267,7 @@ class Eyes:
         before = engine.now - LISTED_SECONDS
         manifests = tier.manifests if tier is not None else {}
         listed = {save.checkpoint for save in manifests if self.kept_since.get(save, engine.now) < before}
-        long_ago = max(simulation.faults_until, oracle.claimed_at) < before
+        long_ago = max(simulation.faults_until, oracle.committed_at) < before
         if long_ago and len(listed) > 2 + PILE:
             oracle.fail(f"the persistent tier keeps {len(listed)} old checkpoints though everything is well")
         self._copied(world.epoch)

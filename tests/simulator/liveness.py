@@ -17,7 +17,7 @@ LIVELY_SECONDS = 60.0
 """Longer than a hang's time limit, a holder's return and a worker's start together."""
 
 ASKED_SECONDS = 8.0
-"""Agents that were heard for so long could have been asked what they see, and have answered."""
+"""Agents that were heard for so long, and reached a holder, could have been asked what they see, and have answered."""
 
 RECOVERING_SECONDS = 40.0
 """The same of a claim on machines that are well, which have a complete checkpoint in memory."""
@@ -107,7 +107,7 @@ class Liveness:
 
         def seen(holder: Holder) -> bool:
             there = holder.process.running and holder.provisioned
-            return there and any(network.reaches(node, holder.process.site) for node in heard)
+            return there and any(network.together_since(node, holder.process.site) < asked for node in heard)
 
         for checkpoint in sorted(self._oracle.states, key=lambda c: -c.step):
             saves = self._oracle.saves_of(checkpoint) if self._counts(checkpoint) else []

@@ -61,7 +61,7 @@ class Oracle(Watcher):
         self.once: set[RankSave] = set()  # were committed on some holder, whatever became of them
         self.most_kept = 0
         """Checkpoints that one holder had parts of at once."""
-        self.claimed_at = self.stepped_at = 0.0
+        self.claimed_at = self.committed_at = self.stepped_at = 0.0
         self.eyes = Eyes(self)
         self.liveness = Liveness(self)
         self.lossless = Lossless(self)
@@ -190,6 +190,7 @@ class Oracle(Watcher):
             self.fail(f"epoch {world.epoch} begins at step 0 though something was recorded, and nobody was asked")
         self.parents[world.epoch], self.sizes[world.epoch] = parent, world.size
         self.base = world.epoch
+        self.committed_at = self.simulation.engine.now
         self.commits += 1
 
     def _damaged(self, checkpoint: Checkpoint) -> bool:

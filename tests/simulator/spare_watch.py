@@ -71,6 +71,8 @@ class SpareWatch:
         quiet = fabric.answers == "at once" and not simulation.store.unkind and simulation.operators[-1].process.running
         if moved or simulation.over or simulation.job.spec.suspend or not quiet:
             return
+        if any(rank.done for rank in simulation.ranks_of(epoch)):
+            return  # a world that has finished needs no spare
         wanted = simulation.settings.workers + simulation.settings.spares
         there = {p.index for p in fabric.pods.values() if not p.over}
         if len(there) < wanted:
@@ -90,6 +92,8 @@ def _well(seen: Observed, session: SessionSeen) -> bool:
     node = next((n for n in seen.nodes if n.name == session.node), None)
     if pod is None or pod.phase in ("Succeeded", "Failed") or pod.deleting or pod.disrupted or session.leaving:
         return False
+    if pod.uid in seen.deletions:
+        return False  # whoever was asked to delete it may still do so
     if node is None or not node.ready or node.doubt or node.signal:
         return False
     newest = max((s.attempt for s in seen.sessions if s.index == session.index and s.connected), default=0)
