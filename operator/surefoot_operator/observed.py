@@ -272,7 +272,7 @@ class PersistentSeen:
         return frozenset(told | {m.save.checkpoint for m in self.entries or () if m.layout in self.lost_layouts})
 
     def without(self, going: frozenset[Checkpoint]) -> PersistentSeen:
-        """Takes out what is being deleted, until a listing no longer has it."""
+        """Takes out checkpoints that are being deleted."""
         entries = None if self.entries is None else tuple(m for m in self.entries if m.save.checkpoint not in going)
         return replace(self, entries=entries, deleting=self.deleting | going)
 

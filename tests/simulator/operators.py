@@ -160,8 +160,7 @@ class Operator:
     def observe(self) -> Observed:
         fabric = self.simulation.fabric
         order = self.sessions.orders
-        known = [WorkerId(w.index, w.attempt) for w in fabric.workers()]
-        self.sessions = sessions.forgotten(self.sessions, known)
+        self.sessions = sessions.forgotten(self.sessions, [WorkerId(w.index, w.attempt) for w in fabric.workers()])
         return Observed(
             now=self.now,
             term_seconds=self.sessions.term_seconds,

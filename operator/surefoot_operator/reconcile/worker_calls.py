@@ -77,9 +77,9 @@ class WorkerCalls:
         )
 
     def deletions(self) -> frozenset[str]:
-        """Returns uids of workers whose deletion may be carried out at any time.
+        """Returns uids of workers whose deletion may come any time.
 
-        It is under way, or was never answered. One that the fabric refused is not.
+        It is under way, or was never answered. One that the fabric refused will not.
         """
         open_calls = ((key, asked) for key, asked in self._asked.items() if asked.task is not None or asked.undecided)
         return frozenset(key[0] for key, _ in open_calls if not isinstance(key, WorkerId))

@@ -34,7 +34,7 @@ def staying(complete: Iterable[Checkpoint], going: Going, now_seconds: float) ->
 
 
 def may_be_under_way(facts: Facts) -> bool:
-    """Whether drops of the leader before this one may still be carried out.
+    """Whether a former leader's drops may still be carried out.
 
     Only jobs that go back to good checkpoints wait for them: others need the newest, which no leader drops.
     """
